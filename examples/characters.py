@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from inspect import getdoc, getmembers
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ def texts(module: ModuleType) -> Iterator[str]:
         yield getdoc(thing) or ""
 
 
-def docstrings(length: int = 20, stride: int = 9) -> dict[str, np.ndarray]:
+def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
     """Pieces of docstrings as ASCII; the label is the character that comes next, the group the module.
 
     Args:
@@ -49,7 +50,8 @@ def docstrings(length: int = 20, stride: int = 9) -> dict[str, np.ndarray]:
             pieces.append(list(text[first : first + length]))
             following.append(text[first + length])
             modules.append(module.__name__)
-    return {"x": np.array(pieces), "y": np.array(following), "groups": np.array(modules)}
+    y = np.array(following)  # most codes below the highest are labels
+    return {"x": np.array(pieces), "y": y, "groups": np.array(modules), "n_classes": y.max() + 1}
 
 
 class CharLSTM(nn.Module):

@@ -159,6 +159,7 @@ def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes
         assert "np.unique(y, return_inverse=True)" in str(error.value)
     n = int(y.max()) + 1
     assert own.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
+    assert own.read("mine", {"x": X, "y": y, "n_classes": n})[0].n_classes == n
     assert own.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
 
 

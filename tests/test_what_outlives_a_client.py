@@ -23,7 +23,7 @@ from fedcommons.config.parts import KINDS
 from fedcommons.core import watched
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.written import STEERED
+from fedcommons.core.written import STEERED, WRITTEN
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import schedule_of
 from fedcommons.runs.experiment import run
@@ -196,7 +196,7 @@ PLANTS: dict[str, type[Plain]] = {
     "class state (Shared.rows)": Shared,
     "class state (Default.see)": Default,
     f"global state ({__name__}.SEEN)": Global,
-    "module state (network.last.weight)": Elsewhere,
+    f"delta ({WRITTEN.why})": Elsewhere,
     "module state (network.last.weight), an attribute": OnAWeight,
     "optimizer state (0.weight_decay)": InTheOptimizer,
     "optimizer state (last)": WithAnOptimizer,
@@ -215,7 +215,7 @@ def test_what_a_module_keeps_is_named_and_nothing_is_covered(name: str, digits: 
     ledger = _ledger(federation, PLANTS[name])
     assert name.partition(",")[0] in ledger.uncovered, ledger.uncovered
     assert not ledger.updates.covered
-    why = STEERED.why if PLANTS[name] is InTheOptimizer else OUTLIVED
+    why = {InTheOptimizer: STEERED.why, Elsewhere: WRITTEN.why}.get(PLANTS[name], OUTLIVED)
     assert f"delta ({why})" in ledger.uncovered
     assert ledger.of_all(0, 1e-5) is None
     assert ledger.largest_of_rounds(1e-5) is ledger.of_rounds(0, 1e-5) is None

@@ -18,6 +18,9 @@ from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origi
 from fedcommons.errors import UserError, shown
 from fedcommons.seeds import numpy_generator
 
+UNSTATED: Any = object()
+"""Stands for the number of classes of a data set that states none."""
+
 TEST = 0.2
 """Share of the examples that become the test set if a data set has none."""
 
@@ -64,7 +67,7 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
-    computed = () if n_classes is None or hasattr(returned, "n_classes") else (N_CLASSES,)
+    computed = () if n_classes is None or _stated(returned) is not UNSTATED else (N_CLASSES,)
     if train.x.is_floating_point():
         if mean is not None and std is not None:
             train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
@@ -106,8 +109,8 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
         found.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
         raise UserError(f"{what}: its training and its test set must both have labels, or none.")
-    if hasattr(returned, "n_classes"):
-        found = [replace(part, y=_as_stated(what, part.y, returned.n_classes)) for part in found]
+    if (stated := _stated(returned)) is not UNSTATED:
+        found = [replace(part, y=_as_stated(what, part.y, stated)) for part in found]
     names = None
     for factor in ("", *sorted({factor for columns in sets for factor in columns.factors})):
         given = [columns.factors.get(factor) if factor else columns.groups for columns in sets]
@@ -121,6 +124,13 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
             of_factor = {**found[i].factors, factor: values}
             found[i] = replace(found[i], factors=of_factor) if factor else replace(found[i], groups=values)
     return found, names
+
+
+def _stated(returned: Any) -> Any:
+    """Return the ``n_classes`` that an author states, as an attribute or by name in a dict; ``UNSTATED``: none."""
+    if isinstance(returned, Mapping) and "n_classes" in returned:
+        return returned["n_classes"]
+    return getattr(returned, "n_classes", UNSTATED)
 
 
 def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
@@ -146,7 +156,7 @@ def _is_whole(y: Tensor) -> bool:
 def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
     """What the user should know of how the data set was read."""
     found, y = [], sets[0].y
-    if y.is_floating_point() and y.dim() == 1 and not hasattr(returned, "n_classes") and _is_whole(y):
+    if y.is_floating_point() and y.dim() == 1 and _stated(returned) is UNSTATED and _is_whole(y):
         found.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
     if any(part.is_random() for part in columns):
         found.append(
@@ -159,15 +169,15 @@ def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples
 
 def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
     """Return the number of classes, which its author may state; None: labels are no classes."""
-    if sets[0].y.is_floating_point() or getattr(returned, "n_classes", 0) is None:
+    if sets[0].y.is_floating_point() or _stated(returned) is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()
     low, high = int(labels[0]), int(labels[-1])
     if low < 0 or high >= MOST_CLASSES:
         wrong = low if low < 0 else high
         raise UserError(f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}.")
-    n = getattr(returned, "n_classes", high + 1)
-    if not hasattr(returned, "n_classes") and (missing := n - len(labels)):
+    n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
+    if _stated(returned) is UNSTATED and (missing := n - len(labels)):
         raise UserError(
             f"data set {name}: its {len(labels)} labels in {low} ... {high} leave {missing} of {n} classes empty: give "
             f"np.unique(y, return_inverse=True)[1], state n_classes = {n}, or give floats to regress on."
