@@ -319,7 +319,6 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
             raise
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except KeyboardInterrupt:
-        _end_soon(130)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would add a traceback of what is just ending
         goes_on = "the same command with --resume goes on from the last checkpoints."
         return _fail(f"stopped; {goes_on if resumes else stays}", 130)
@@ -327,15 +326,10 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
 
 def _end(*_: object) -> NoReturn:
     """Begin to end, and end after ``LAST_S``: where SIGTERM went to Ray's processes too, this one may wait for them."""
-    _end_soon(143)
-    raise Ended(143)
-
-
-def _end_soon(code: int) -> None:
-    """End this process with this exit code after ``LAST_S``, whatever it waits for then."""
-    last = threading.Timer(LAST_S, os._exit, (code,))
+    last = threading.Timer(LAST_S, os._exit, (143,))
     last.daemon = True
     last.start()
+    raise Ended(143)
 
 
 def _fail(text: str, code: int) -> int:
