@@ -127,7 +127,7 @@ def test_the_second_table_of_the_readme() -> None:
 
 def test_the_bytes_that_the_readme_compares() -> None:
     text = (RESULTS / "../../README.md").read_text(encoding="utf-8")
-    sentence = re.search(r"FedAvg sends ([\d.]+), ([\d.]+) and ([\d.]+) times", text)
+    sentence = re.search(r"([\d.]+) \(MNIST\), ([\d.]+) \(Fashion-MNIST\) and ([\d.]+) \(CIFAR-10\) times", text)
     assert sentence
     for printed, name in zip(sentence.groups(), BEYOND_DIGITS.values(), strict=True):
         real, pool = (megabytes_to_target(runs_of(name, algorithm="fedavg", setting=s)) for s in SIDES.values())
