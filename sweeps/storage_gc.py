@@ -1,4 +1,4 @@
-"""What killed writers left in a storage or a folder of artifacts, for nobody to read: listed, removed with --remove.
+"""List files that killed writers left in a storage or a folder of artifacts; --remove removes them.
 
 python sweeps/storage_gc.py s3://BUCKET/PREFIX
 python sweeps/storage_gc.py /shared/storage --remove
@@ -29,10 +29,10 @@ def storage_gc(argv: Sequence[str]) -> int:
         raise UserError(f"{folder} is not a folder.")
     try:
         storage = remote.opened(named[0]) if remote.is_url(named[0]) else remote.Disk(str(Path(folder).resolve()))
-        found = list(garbage.find(storage))
+        files = list(garbage.find(storage))
     except remote.StorageError as error:
         raise UserError(f"STORAGE: {error}.") from None
-    for one in found:
+    for one in files:
         try:
             if options.remove:
                 storage.remove(one.key)
@@ -40,10 +40,10 @@ def storage_gc(argv: Sequence[str]) -> int:
             raise ClientError(f"not all was removed: {error}.") from None
         print(f"{'removed ' if options.remove else ''}{one.key}  {one.size:,} bytes, {one.age / 3600:.0f} hours old")
     size, what = (
-        f"{sum(one.size for one in found):,}",
+        f"{sum(one.size for one in files):,}",
         "were removed" if options.remove else "can be removed (--remove)",
     )
-    print(f"{len(found)} files of {size} bytes in {named[0]} {what}; what is newer than a day is never listed.")
+    print(f"{len(files)} files of {size} bytes in {named[0]} {what}; what is newer than a day is never listed.")
     return 0
 
 

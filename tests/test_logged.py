@@ -325,7 +325,7 @@ def _matrix(module: Any, x: Tensor, y: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("judge", "said"),
-    [(_unowned, "logs f1, a torchmetrics object that is no attribute"), (_largest, "logs largest with reduce_fx max"),
+    [(_unowned, "logs f1, a torchmetrics object that is not one"), (_largest, "logs largest with reduce_fx max"),
      (_matrix, r"logs confusion, whose compute gives a tensor \(2, 2\)")],
 )  # fmt: skip
 def test_what_would_be_another_number_than_the_module_means_is_refused(
@@ -527,7 +527,7 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
             r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
         ),
         ("TwoOptimizers", {}, "configure_optimizers gives 2 optimizers"),
-        *[(name, {}, "it updates a MeanMetric that is no attribute")
+        *[(name, {}, "it updates a metric \\(MeanMetric\\) that is not one")
           for name in ("Listed", "OfClass", "Late", "LateInTraining", "OfFile")],
         ("OverridesLog", {}, "it overrides log, which is replaced"),
         ("CountsCalls", {}, "its forward updates a metric, and is called once more"),

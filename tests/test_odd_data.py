@@ -142,10 +142,19 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: s
 
 
 GAPS: dict[str, tuple[np.ndarray, str]] = {
-    "from 1": (np.arange(N) % 3 + 1, "3 labels in 1 ... 3 leave 1 of 4 classes empty"),
-    "hundreds": (np.arange(N) % 10 * 100, "10 labels in 0 ... 900 leave 891 of 901 classes empty"),
-    "255 as ignore": (np.where(Y == 2, 255, Y), "3 labels in 0 ... 255 leave 253 of 256 classes empty"),
-    "years": (1990 + np.arange(N), "20 labels in 1990 ... 2009 leave 1990 of 2010 classes empty"),
+    "from 1": (np.arange(N) % 3 + 1, "3 labels lie in 1 ... 3, and classes count from 0, so 1 of 4 classes are empty"),
+    "hundreds": (
+        np.arange(N) % 10 * 100,
+        "10 labels lie in 0 ... 900, and classes count from 0, so 891 of 901 classes are empty",
+    ),
+    "255 as ignore": (
+        np.where(Y == 2, 255, Y),
+        "3 labels lie in 0 ... 255, and classes count from 0, so 253 of 256 classes are empty",
+    ),
+    "years": (
+        1990 + np.arange(N),
+        "20 labels lie in 1990 ... 2009, and classes count from 0, so 1990 of 2010 classes are empty",
+    ),
 }
 
 
@@ -196,7 +205,7 @@ DRAW: dict[str, Callable[[], float]] = {
 @pytest.mark.parametrize("which", DRAW)
 def test_a_run_is_told_that_random_rows_are_drawn_once(which: str) -> None:
     for returned in (Drawing(DRAW[which]), (Drawing(lambda: 1.0), Drawing(DRAW[which]))):
-        assert [note for note in own.read("mine", returned)[1].notes if "drawn at random, once" in note]
+        assert [note for note in own.read("mine", returned)[1].notes if "returns random rows" in note]
     (fresh, seen), plain = (np.random.default_rng(1), np.random.default_rng(1)), own.read("mine", Drawing(lambda: 1.0))
     assert plain[1].notes == ()
     found = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]

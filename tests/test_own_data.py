@@ -118,7 +118,7 @@ def test_a_sweep_and_its_dry_run_say_once_that_rows_are_random(
     shown = io.StringIO()
     with Display(Console(file=shown, width=1000)) as display:
         plans(cells, lab / "out", display)
-    assert shown.getvalue().count("at random") == 1
+    assert shown.getvalue().count("random rows") == 1
 
 
 def _states() -> tuple:

@@ -1,4 +1,4 @@
-"""Digests of Python objects, by which two looks at one object tell whether anything in it has changed.
+"""Digests of Python objects: two digests of one object differ if anything in it has changed between them.
 
 A digest follows numbers, texts, tensors, arrays, containers, attributes, slots, closures, default arguments, what
 iterators, generators and caches hold, and what weak references and context variables point to. Modules and code count
@@ -43,7 +43,7 @@ VISITED = (
     types.BuiltinMethodType, types.MethodWrapperType, types.GeneratorType, property, staticmethod, classmethod,
     functools.partial, type(functools.cache(len)), type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
-"""Types of C of which the garbage collector visits all that they hold."""
+"""Types implemented in C for which ``gc.get_referents`` returns every object that they refer to."""
 
 UNORDERED = (set, frozenset, type(functools.cache(len)))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -55,32 +55,32 @@ OF_LOGGERS = {*vars(Logger("")), "_cache"}
 
 
 class Digest(NamedTuple):
-    """The digest of a value; unknown: the first type in it of which nothing can be told, or nothing."""
+    """The digest of a value. unknown: the first type in it that cannot be read; empty if all can be."""
 
     of: bytes
     unknown: str = ""
 
 
 class _Unknown(Exception):
-    """Nothing can be told of an object."""
+    """An object cannot be read."""
 
 
-class Looks:
-    """Digests of several values, in which an object that several of them hold is looked at once.
+class Hasher:
+    """Hashes several values and visits an object that they share once.
 
     Args:
-        known: objects that count as nothing, by a name under which they are referred to.
+        skipped: objects that are not visited, by the names that stand for them.
     """
 
-    def __init__(self, known: Mapping[str, object]) -> None:
-        self._seen = {id(value): (name, value) for name, value in known.items()}  # held, so that an id stays its own
+    def __init__(self, skipped: Mapping[str, object]) -> None:
+        self._seen = {id(value): (name, value) for name, value in skipped.items()}  # a reference keeps an id unique
         self._memory: dict[tuple[str, int], str] = {}  # device and address of the tensors' memory -> its name
 
-    def at(self, name: str, value: object) -> Digest:
-        """Return the digest of the value with this name, each name once."""
-        whole, unknown, left, number = blake2b(digest_size=16), "", [value], 0
-        while left:
-            x = left.pop()
+    def digest(self, name: str, value: object) -> Digest:
+        """Return the digest of the value. Each value needs a name of its own."""
+        whole, unknown, todo, number = blake2b(digest_size=16), "", [value], 0
+        while todo:
+            x = todo.pop()
             kind = type(x)
             if kind in PLAIN_TYPES:
                 _add(whole, f"{kind.__name__} {x!r};")
@@ -95,7 +95,7 @@ class Looks:
             except Exception:  # whatever the object's own code raises
                 unknown, parts = unknown or kind.__name__, []
             _add(whole, f"{len(parts)};")
-            left += reversed(parts)
+            todo += reversed(parts)
         return Digest(whole.digest(), unknown)
 
     def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
@@ -105,18 +105,18 @@ class Looks:
             _Unknown: its numbers cannot be read.
         """
         _add(whole, f"{x.dtype} {x.layout} {x.device} {x.requires_grad} {x.is_conj()} {x.is_neg()};")
-        held, numbers = of_tensor(x), x.detach()
+        others, numbers = of_tensor(x), x.detach()
         if x.is_nested:
-            return [*numbers.unbind(), *held]
+            return [*numbers.unbind(), *others]
         _add(whole, f"{tuple(x.shape)};")
         if x.layout == torch.sparse_coo:
-            return [numbers._indices(), numbers._values(), x.is_coalesced(), *held]
+            return [numbers._indices(), numbers._values(), x.is_coalesced(), *others]
         if x.layout in (torch.sparse_csr, torch.sparse_bsr):
-            return [numbers.crow_indices(), numbers.col_indices(), numbers.values(), *held]
+            return [numbers.crow_indices(), numbers.col_indices(), numbers.values(), *others]
         if x.layout in (torch.sparse_csc, torch.sparse_bsc):
-            return [numbers.ccol_indices(), numbers.row_indices(), numbers.values(), *held]
+            return [numbers.ccol_indices(), numbers.row_indices(), numbers.values(), *others]
         if x.layout != torch.strided:
-            return [numbers.to_dense(), *held]
+            return [numbers.to_dense(), *others]
         if x.is_quantized:
             _add(whole, f"{x.qscheme()} {x.q_scale()} {x.q_zero_point()};")
         if x.device.type != "meta":
@@ -125,7 +125,7 @@ class Looks:
             _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
             if len(self._memory) > size:  # all of it, as a view shows a part only
                 whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
-        return held
+        return others
 
 
 def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
@@ -136,13 +136,13 @@ def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dic
 def attributes(x: object) -> list[Any]:
     """Return what an object's ``__dict__`` and slots hold, whatever its class says that they are."""
     of, slots = _places(type(x))
-    found: list[Any] = [place.__get__(x) for place in of]
+    values: list[Any] = [place.__get__(x) for place in of]
     for name, slot in slots:
         try:
-            found += [name, slot.__get__(x)]
+            values += [name, slot.__get__(x)]
         except AttributeError:  # it has no value yet
-            found.append(name)
-    return found
+            values.append(name)
+    return values
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,7 +167,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
     """Return what an object holds, in an order of its own; what are no objects are added to ``whole``.
 
     Raises:
-        _Unknown: nothing can be told.
+        _Unknown: the object cannot be read.
     """
     kind = type(x)
     match x:
@@ -199,9 +199,9 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case _ if isinstance(x, VISITED):
             more = attributes(x)  # first, as this and the next line create objects that are visited
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
-            held = [part for part in gc.get_referents(x) if part is not frame]
+            parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")
-            return [*(sorted(held, key=_place) if isinstance(x, UNORDERED) else held), *more]
+            return [*(sorted(parts, key=_place) if isinstance(x, UNORDERED) else parts), *more]
     for plain in PLAIN:
         if isinstance(x, plain):
             _add(whole, f"{plain.__repr__(x)};")  # pyright: ignore[reportArgumentType]
@@ -253,18 +253,18 @@ def _pickled(x: Any, kind: type) -> list[Any]:
     Raises:
         _Unknown: it gives neither.
     """
-    given: Any
+    reduced: Any
     try:
         reduce = copyreg.dispatch_table.get(kind)
-        given = reduce(x) if reduce else x.__reduce_ex__(2)
+        reduced = reduce(x) if reduce else x.__reduce_ex__(2)
     except TypeError:
         try:
             return [memoryview(x).tobytes()]
         except TypeError:
             raise _Unknown from None
-    if isinstance(given, str):  # a variable of the library
-        return [given]
-    return [list(part) if index > 2 and part else part for index, part in enumerate(given)][1:]
+    if isinstance(reduced, str):  # a variable of the library
+        return [reduced]
+    return [list(part) if index > 2 and part else part for index, part in enumerate(reduced)][1:]
 
 
 def _add(whole: Any, text: str) -> None:

@@ -136,7 +136,7 @@ class Hooks:
         self.work, self.module, self.clock = work, work.module, work.clock
         self.clips_itself = bool(overridden(self.module, CLIPPING))
         self.optimizer = LightningOptimizer(work.optimizer)
-        self.optimizer.step = self._take
+        self.optimizer.step = self._step_in_hook
         self._in_step, self._is_clipped = False, False
         self._ended: tuple[Mapping[str, Tensor], Batch, int] = {}, (), 0  # what on_train_batch_end gets
         if overridden(self.module, TRANSFER):
@@ -257,8 +257,8 @@ class Hooks:
             self._is_clipped = True
         correct(self.work.named)
 
-    def _take(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
-        """Be ``optimizer.step`` for ``optimizer_step``: closure, hooks before the step, clipping, step."""
+    def _step_in_hook(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
+        """Replace ``optimizer.step`` in the hook ``optimizer_step``: closure, hook before the step, clipping, step."""
         optimizer, value = self.work.optimizer, None
 
         def compute() -> Tensor | None:
@@ -284,7 +284,7 @@ class Hooks:
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Be ``self.optimizers()`` of the module."""
+        """Replace ``self.optimizers()`` of the module."""
         return self.optimizer if use_pl_optimizer else self.work.optimizer
 
 

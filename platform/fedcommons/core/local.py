@@ -172,7 +172,7 @@ class LocalSGD:
         batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
         step, written = plain_step(optimizer), Written(work.params.buffer, optimizer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
-        others = keyed_besides_torch(seed) if work.is_users else nullcontext()
+        others = keyed_besides_torch(seed) if work.has_user_code else nullcontext()
         with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext(), others:
             if work.hooks:
                 losses += work.hooks.train(self, data, seed, epochs, step_loss, add_to_grad, is_own=loss is not None)
@@ -227,7 +227,7 @@ class LocalSGD:
                 losses.append(value.detach())
                 if schedulers:
                     schedulers.after("step", at * self.accumulate + (1 if is_plain else len(batch)))
-        is_moved = work.is_users and work.gather()
+        is_moved = work.has_user_code and work.gather()
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
         listed = work.times_listed(data) if self.dp else 1

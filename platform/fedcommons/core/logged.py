@@ -34,7 +34,7 @@ class Metrics:
         )
 
     def put_back(self) -> None:
-        """Give the objects these states again, and with them all other attributes."""
+        """Restore the states and all other attributes of each metric."""
         for one, state in zip(self.objects, self._copy(self._states), strict=True):
             loaded = {name: vars(one)[name] for name in LOADED}
             vars(one).clear()
@@ -46,10 +46,12 @@ class Metrics:
         return sum(one.update_count for one in self.objects if isinstance(one, Metric))
 
     def others(self, module: nn.Module) -> dict[int, tuple[Metric, int]]:
-        """Return all else that the module may update: in containers, in its class, in its file, or created later.
+        """Return the metrics that are not attributes of the module, and that it may update all the same.
+
+        They stand in containers, in its class or in its source file, or were created after this object.
 
         Returns:
-            Objects and how often each was updated, by id.
+            Metrics and how often each was updated, by id.
         """
         owned = {id(one) for one in self.objects}
         places = [*module.modules(), *type(module).__mro__, sys.modules.get(type(module).__module__, module)]
@@ -65,8 +67,8 @@ class Metrics:
         for key, (one, updates) in self.others(module).items():
             if updates > before.get(key, (one, 0))[1]:
                 raise ValueError(
-                    f"it updates a {type(one).__name__} that is no attribute: assign it in __init__ (in no list, but "
-                    "an nn.ModuleList), as its state would outlive a set"
+                    f"it updates a metric ({type(one).__name__}) that is not one of its attributes: assign it in "
+                    "__init__ (use nn.ModuleList, not a list), else its state carries over to the next data set"
                 )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,7 +182,7 @@ class Logged:
         if isinstance(value, Metric | MetricCollection):
             if not any(value is one for one in self.metrics.objects):
                 raise ValueError(
-                    f"it logs {name}, a torchmetrics object that is no attribute of the module: assign it in __init__"
+                    f"it logs {name}, a torchmetrics object that is not one of its attributes: assign it in __init__"
                 )
             self._logged[name] = value
             return

@@ -1,4 +1,4 @@
-"""What a module and its optimizer hold, to put it back after a client whose training may have changed any of it."""
+"""Snapshots of the state of a module and its optimizer, which are restored after a client has trained."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def _hooks_of(parameter: Tensor) -> dict[str, list[tuple[int, Any]]]:
 
 
 class Saved:
-    """What a worker's module and optimizer hold, but for the weights and statistics that are sent.
+    """A snapshot of a worker's module and optimizer, without the weights and statistics that are sent.
 
     others: objects to which the module's attributes may refer, and which are not copied.
 
@@ -49,10 +49,10 @@ class Saved:
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
             *schedulers, *others,
         ]  # fmt: skip
-        self.held = {path: vars(part) for path, part in self.parts.items()}
-        self.held |= {f"{name} (parameter)": vars(p) for name, p in named.items()}
-        self.held["optimizer"] = vars(work.optimizer)
-        self.attributes = self._copied(self.held)
+        self.namespaces = {path: vars(part) for path, part in self.parts.items()}
+        self.namespaces |= {f"{name} (parameter)": vars(p) for name, p in named.items()}
+        self.namespaces["optimizer"] = vars(work.optimizer)
+        self.attributes = self._copied(self.namespaces)
         self.groups = [(group, list(group["params"]), self._settings(group)) for group in work.optimizer.param_groups]
         self.flags = {name: (p, p.requires_grad, _hooks_of(p)) for name, p in named.items()}
         sent = {buffer.untyped_storage().data_ptr() for buffer in (work.params.buffer, work.buffers.buffer)}
@@ -62,9 +62,9 @@ class Saved:
     def put_attributes_back(self) -> None:
         """Make the attributes of the module, its parameters and the optimizer as they were, but for the rates."""
         for path, values in self._copied(self.attributes).items():
-            values |= {name: self.held[path][name] for name in OF_OPTIMIZER if path == "optimizer"}
-            self.held[path].clear()
-            self.held[path].update(values)
+            values |= {name: self.namespaces[path][name] for name in OF_OPTIMIZER if path == "optimizer"}
+            self.namespaces[path].clear()
+            self.namespaces[path].update(values)
 
     def put_back(self) -> None:
         """Make all of it as it was."""

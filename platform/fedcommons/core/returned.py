@@ -44,7 +44,8 @@ def require_reply(reply: Reply) -> None:
     for name, x in reply.sums.items():
         values = x.buffer if x.__class__ is Flat else data(x)  # pyright: ignore[reportAttributeAccessIssue]
         if values.requires_grad or values.layout is not torch.strided or values.dtype.is_complex:
-            raise ValueError(f"Reply.sums must be dense real tensors that need no gradient, and {name!r} is none")
+            kind = f"{values.dtype}, {values.layout}, requires_grad={values.requires_grad}"
+            raise ValueError(f"Reply.sums[{name!r}] must be a dense real tensor with requires_grad=False, got {kind}")
     require_payload("Reply.each", reply.each)
     for name in reply.sums.keys() & reply.each.keys() if reply.each else ():
         one, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
@@ -61,7 +62,9 @@ def require_reply(reply: Reply) -> None:
         is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
         if name.__class__ is not str or not (is_usual or _is_number(value)):
             kind = type(value).__name__
-            raise ValueError(f"Reply.metrics must be real numbers by name, as a float can hold, got {kind} of {name!r}")
+            raise ValueError(
+                f"Reply.metrics must map names to real numbers that fit in a float, got {kind} of {name!r}"
+            )
     if reply.releases.__class__ is not list:
         given(Sequence, reply.releases, "a list of Release as Reply.releases")
     for event in reply.releases:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.digests import NOT_USERS, Digest, Looks, of_tensor, own
+from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, own
 from fedcommons.core.work import Work
 from fedcommons.errors import is_user_code
 
@@ -59,7 +59,7 @@ def put_back(work: Work) -> None:
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:
-    """Return digests of all that could outlive a client, by name.
+    """Return a digest by name of each piece of state that one client could leave behind for the next one.
 
     Args:
         work: the worker, as ``put_back`` leaves it.
@@ -72,7 +72,7 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
     known |= {"optimizer": work.optimizer} | {f"module {path}": module for path, module in modules.items()}
     known |= {f"sent {number}": t for number, t in enumerate(sent.values())}
     known |= {f"class {number}": kind for number, kind in enumerate(classes)}
-    looks = Looks(known)
+    hasher = Hasher(known)
     found = {f"work ({name})": value for name, value in _of_work(work)}
     found |= {f"optimizer state ({name})": value for name, value in _of_optimizer(work.optimizer)}
     found |= dict(others or {})
@@ -84,7 +84,7 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
     for file, module in _files(classes).items():
         found |= {f"global state ({file}.{name})": x for name, x in _variables(module).items()}
     found["process state (os.environ)"] = dict(os.environ)
-    return {name: looks.at(name, value) for name, value in found.items()}
+    return {name: hasher.digest(name, value) for name, value in found.items()}
 
 
 def handed(work: Work) -> dict[str, object]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedcommons.core import graphs, hooks, optimizers
 from fedcommons.core.clock import Clock
+from fedcommons.core.digests import is_users
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
 from fedcommons.core.noise import SEED_ALONE, Noise, Source
@@ -18,8 +19,6 @@ from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData, contents
 from fedcommons.tensors import Flat, copy, layout_of
-
-NOT_USERS = frozenset({"fedcommons", "lightning_modules", "pytorch_lightning", "torch", "torchmetrics", "torchvision"})
 
 ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 
@@ -40,7 +39,7 @@ class Work:
     ``graphs``: what trains by CUDA graphs, where that is asked for and the device is a GPU (see ``graphs``).
     ``hooks``: what calls the module's hooks in local training; None if it overrides none (see ``hooks``).
     ``evaluating``: its parts in evaluation mode when it was built, such as a frozen BatchNorm, which stay so.
-    ``is_users``: whether it has parts that are not of our packages or torch, and may draw from any generator.
+    ``has_user_code``: whether a part of the module is the user's code, which may use any random number generator.
     ``listed``: under DP-SGD, how often the client has an example of these contents.
     ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
 
@@ -81,7 +80,7 @@ class Work:
         self.rates: list[Any] = [group["lr"] for group in optimizer.param_groups]
         self._rates = self.rates
         self.evaluating = [part for part in module.modules() if not part.training] if module.training else []
-        self.is_users = any(type(part).__module__.partition(".")[0] not in NOT_USERS for part in module.modules())
+        self.has_user_code = any(is_users(type(part)) for part in module.modules())
         self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
         vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
         vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
@@ -184,10 +183,10 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Bring weights back into ``params`` whose parameters training has moved to other memory (``p.data = ...``).
+        """Copy values back into ``params`` where training has given a parameter other memory (``p.data = ...``).
 
         Returns:
-            Whether there were any.
+            Whether a parameter had other memory.
         """
         moved = [(name, p) for name, p, place in self._places if p.data_ptr() != place]
         for name, parameter in moved:

@@ -160,9 +160,9 @@ def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples
         found.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
     if any(part.is_random() for part in columns):
         found.append(
-            f"data set {name}: its rows are drawn at random, once for the whole run: all epochs see the same draws. "
-            "For new ones in each epoch transform batches in the module's training_step, or use --data.augment true "
-            "(flips and crops of images)."
+            f"data set {name} returns random rows (a random transform, say). They are computed once, so every epoch "
+            "has the same ones. For new ones transform batches in the module's training_step, or use "
+            "--data.augment true (flips and crops of images)."
         )
     return tuple(found)
 
@@ -179,8 +179,9 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
     n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
     if _stated(returned) is UNSTATED and (missing := n - len(labels)):
         raise UserError(
-            f"data set {name}: its {len(labels)} labels in {low} ... {high} leave {missing} of {n} classes empty: give "
-            f"np.unique(y, return_inverse=True)[1], state n_classes = {n}, or give floats to regress on."
+            f"data set {name}: its {len(labels)} labels lie in {low} ... {high}, and classes count from 0, so "
+            f"{missing} of {n} classes are empty: renumber the labels with np.unique(y, return_inverse=True)[1], state "
+            f"n_classes = {n}, or use floats to regress on."
         )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= MOST_CLASSES:
         raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {shown(n)}.")

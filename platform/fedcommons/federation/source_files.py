@@ -28,8 +28,8 @@ def hashes() -> Mapping[str, str]:
         "lightning_modules": Path(modules.origin).parent if modules and modules.origin else None,
         "sweeps": sweeps_folder(),
     }
-    found = {name: hash_ for name, folder in folders.items() if folder for name, hash_ in _hashed(name, folder)}
-    return found | {name: version(name).partition("+")[0] for name in PACKAGES}
+    hashed = {name: hash_ for name, folder in folders.items() if folder for name, hash_ in _hashed(name, folder)}
+    return hashed | {name: version(name).partition("+")[0] for name in PACKAGES}
 
 
 def sweeps_folder() -> Path | None:
@@ -41,14 +41,14 @@ def sweeps_folder() -> Path | None:
 
 def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
     """Return name and hash of each Python file below the folder, without hidden files, which editors write."""
-    found = []
+    hashed = []
     for where, folders, files in os.walk(folder):
         folders[:] = [one for one in folders if not one.startswith(".")]
         below = Path(where).relative_to(folder)
         for file in files:
             if file.endswith(".py") and not file.startswith("."):
-                found.append(((Path(name) / below / file).as_posix(), _hash(Path(where) / file)))
-    return found
+                hashed.append(((Path(name) / below / file).as_posix(), _hash(Path(where) / file)))
+    return hashed
 
 
 def _hash(file: Path) -> str:

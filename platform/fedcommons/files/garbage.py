@@ -21,7 +21,7 @@ _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.j
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file that nobody reads. age: in seconds."""
+    """A file that no list names. age: in seconds."""
 
     key: str
     size: int
@@ -38,8 +38,8 @@ def find(storage: remote.Bucket | remote.Disk) -> Iterator[Garbage]:
     for key, size, age in sorted(storage.listed()):  # the files first, then the lists that name them
         if age < OLDEST_S:
             continue
-        if found := re.fullmatch(_OBJECT, key):
-            name, object_ = found.groups()
+        if match := re.fullmatch(_OBJECT, key):
+            name, object_ = match.groups()
             if name not in named:
                 named[name] = {entry.object for entry in Snapshots(storage, name, ".*").look().values()}
             if object_ not in named[name]:

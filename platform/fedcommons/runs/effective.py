@@ -32,28 +32,28 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
         dataset: its data set.
         plan: the schedule of its rounds.
     """
-    found, n = dict[str, Any](), plan.facts.n_clients
+    values, n = dict[str, Any](), plan.facts.n_clients
     if asked["data.augment"] is None:
-        found["data.augment"] = dataset.augment
+        values["data.augment"] = dataset.augment
     if asked["data.limit"] is None:
-        found["data.limit"] = len(dataset.train) + len(dataset.validation)
+        values["data.limit"] = len(dataset.train) + len(dataset.validation)
     if asked.get("partition.n_aux", 0) is None:
-        found["partition.n_aux"] = default_n_aux(n, dataset.n_classes or 0, asked["partition.alpha"])
+        values["partition.n_aux"] = default_n_aux(n, dataset.n_classes or 0, asked["partition.alpha"])
     if asked["partition.shift"] != "none" and asked["partition.shift_size"] is None:
-        found["partition.shift_size"] = shift.SIZES[asked["partition.shift"]]
+        values["partition.shift_size"] = shift.SIZES[asked["partition.shift"]]
     if asked.get("partition.factor", "") is None:
-        found["partition.factor"] = next(iter(dataset.train.factors))
+        values["partition.factor"] = next(iter(dataset.train.factors))
     if asked.get("partition.join", 0) is None:
-        found["partition.join"] = n
+        values["partition.join"] = n
     if plan.late and asked["straggler.partial"] == "method":
-        found["straggler.partial"] = "take" if plan.take_partial else "drop"
-    return found
+        values["straggler.partial"] = "take" if plan.take_partial else "drop"
+    return values
 
 
 def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str, Any]:
     """Return E' of the rule of equal work, the batch size, and the noise that a target epsilon decides."""
     each = list(zip(clients.sizes, clients.n_own.tolist(), strict=True))
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "client.epochs": joined([loop.epochs_for(n, own) for n, own in each]),
         "client.batch_size": joined([min(loop.batch_size, n) for n, _ in each]),
     }
@@ -62,29 +62,29 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
         if not all(len(sigmas) == 1 for sigmas in used):  # a client was never drawn, or nothing protects its updates
             of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, own)) for n, own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
-        found["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])
-    return found
+        values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])
+    return values
 
 
 def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
     """Return what rules decided of the sharing strategy; constants: what its own rules decided."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if asked.get("sharing.p", 0) is None:
         pool = shared.data.pool  # at the server, where no client receives any of it
         made = len(pool.rows.flat) if pool else 0
-        found["sharing.p"] = shared.p or made / (made + sum(shared.data.own.sizes))
-    return found | {f"sharing.{n}": joined(v) if isinstance(v, list) else v for n, v in constants.items()}
+        values["sharing.p"] = shared.p or made / (made + sum(shared.data.own.sizes))
+    return values | {f"sharing.{n}": joined(v) if isinstance(v, list) else v for n, v in constants.items()}
 
 
 def of_generators(asked: Mapping[str, Any], needs: Sequence[Need], releases: Sequence[Release]) -> dict[str, Any]:
     """Return what rules decided of the clients' generators; releases: those before round 1."""
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
-    found = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
+    values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
     if asked.get("generator.target_epsilon") is not None:
         private = [event for event in releases if event.covered and event.what != CLASS_COUNTS]
         if len({event.client for event in private}) == len(each) == len(private):
-            found["generator.noise_multiplier"] = joined([event.sigma for event in private])
-    return found
+            values["generator.noise_multiplier"] = joined([event.sigma for event in private])
+    return values
 
 
 def of_algorithm(algorithm: Algorithm, section: str, model: Flat, facts: Facts, epochs: int) -> dict[str, Any]:

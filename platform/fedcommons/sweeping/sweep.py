@@ -216,7 +216,7 @@ def run_cells(
             mirror.bring(c.name)
             if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
                 raise ClientError(
-                    f"it has ended on another host, and {out} does not have it: do all hosts share --out?"
+                    f"another host finished this run, and its results are not in {out}: do all hosts share --out?"
                 )
             if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
                 (out / c.name / STOPPED).touch()

@@ -60,7 +60,7 @@ def run(
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
 
-    Reservation.made.clear()
+    Reservation.places.clear()
     federations = {name: config.federation for name, config in cells.items()}
     first = next(iter(federations.values()))
     pin = cluster.pinned(first.gpus_per_actor)
@@ -101,27 +101,27 @@ def run(
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
-        given: dict[str, Any] = result.config or {}
-        if "cell" not in given:
+        params: dict[str, Any] = result.config or {}
+        if "cell" not in params:
             continue
-        name: str = given["cell"]
+        name: str = params["cell"]
         # names the traceback too; of a run that was refused it may be an old one
         told_there = left_in(out / name) or ""
         if result.error is not None:
             failures[name] = told_there or sentence(result.error)
-        elif said := (result.metrics or {}).get("failed"):
-            failures[name] = told_there if told_there.startswith(said) else said
+        elif reason := (result.metrics or {}).get("failed"):
+            failures[name] = told_there if told_there.startswith(reason) else reason
     return failures, order.trained
 
 
 class Reservation(tune.PlacementGroupFactory):
-    """The place of a trial in Ray. ``made`` has those of the last sweep: Tune removes none where Ctrl-C stops it."""
+    """The place of a trial in Ray. ``places`` has those of the last sweep: Tune removes none where Ctrl-C stops it."""
 
-    made: ClassVar[list[PlacementGroup]] = []
+    places: ClassVar[list[PlacementGroup]] = []
 
     def to_placement_group(self) -> PlacementGroup:
         group = super().to_placement_group()
-        Reservation.made.append(group)
+        Reservation.places.append(group)
         return group
 
 
@@ -132,8 +132,8 @@ def remove_all() -> None:
     """
 
     def remove() -> None:
-        while Reservation.made:
-            cluster.free(Reservation.made.pop())
+        while Reservation.places:
+            cluster.free(Reservation.places.pop())
 
     removing = Thread(target=remove, daemon=True)
     removing.start()

@@ -63,7 +63,7 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def has_other_code(folder: Path) -> bool:
-    """Return whether other source files than these have played the run in the folder, as its environment.json says."""
+    """Return whether another version of the source code produced the run in the folder, by its environment.json."""
     try:
         hashes = stored.json_of(folder / "environment.json")["code_hashes"]
     except (ValueError, TypeError, KeyError):  # none, damaged, or of an earlier version
