@@ -334,6 +334,7 @@ def test_minus_one_skips_the_rest_of_an_epoch() -> None:
         ({"on_train_start": lambda self: setattr(self.net, "bias", nn.Parameter(torch.ones(1)))}, "net.bias"),
         ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
         ({"on_train_start": lambda self: None, "training_step": lambda self, batch, at: None}, "training_step"),
+        ({"training_step": lambda self, batch, at: None}, "training_step returns None for batch 0"),
     ],
 )
 def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) -> None:
@@ -388,6 +389,20 @@ class Counts(Lazy):
         optimizer.step(closure=optimizer_closure)
         for group in optimizer.param_groups:
             group["lr"] = self.lr / (1 + self.steps)
+
+
+class Alone(Lazy):
+    def training_step(self, batch):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, 0)
+
+
+class InHook(Lazy):
+    def on_train_start(self):
+        self.scale = 2
+
+    def training_step(self, batch, batch_idx):
+        return self.scale * super().training_step(batch, batch_idx)
 
 
 class Transfers(Counts):
@@ -456,6 +471,12 @@ def test_layers_of_configure_model_are_trained_and_written(nets: Path, tmp_path:
     assert not torch.equal(*(w["net.0.weight"] for w in weights.values()))
 
 
+def test_a_step_gets_the_batch_alone_if_it_takes_no_more(nets: Path, tmp_path: Path) -> None:
+    ends = [run(ready(nets, name), folder=tmp_path / name) for name in ("Lazy", "Alone")]
+    assert torch.equal(*(flatten(end.model.state_dict()).buffer for end in ends))
+    assert ends[1].rounds["train/rate"].iloc[-1] == pytest.approx(ready(nets, "Alone").client.lr)
+
+
 @pytest.mark.ray
 def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_session: None) -> None:
     rounds = set()
@@ -471,6 +492,7 @@ def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_sess
     [
         *((f"Has_{name}", {}, (name,)) for name in hooks.REFUSED),
         ("Calls", {}, ("configure_callbacks", "Callback")),
+        ("InHook", {"measure.every": 1}, ("scale", "measure.every")),
         ("LateRefused", {}, ("on_validation_epoch_end",)),
         ("NoFunction", {}, ("on_train_start", "function")),
         ("Sets", {}, ("accumulate_grad_batches",)),

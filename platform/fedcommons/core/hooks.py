@@ -32,6 +32,7 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from fedcommons.core.clock import Clock
@@ -122,7 +123,15 @@ def prepare(module: LightningModule) -> None:
     module.prepare_data()
     module.setup(stage=TrainerFn.FITTING)
     module.configure_model()
+    for name in overridden(module, ("training_step", "validation_step")):
+        step = getattr(module, name)
+        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then gives the batch alone
+            vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
+
+
+def _without_index(step: Callable[[Any], Any], batch: Any, _: int) -> Any:
+    return step(batch)
 
 
 class Hooks:

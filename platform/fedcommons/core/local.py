@@ -165,6 +165,7 @@ class LocalSGD:
         private = work.noise.call("local training", *data.columns) if self.dp else None
         set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
+        value: Any = 0.0
         steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self.steps
         if private:
             steps = partial(self._samples, private)
@@ -221,6 +222,8 @@ class LocalSGD:
                     if written:
                         written.keep()
                 except Exception as error:
+                    if is_plain and value is None:
+                        raise ValueError(f"training_step returns None for batch {number}: each needs a loss") from error
                     first = batch[0] if is_plain else batch[0][0]
                     error.add_note(f"step {len(losses)}, batch {tuple(first.shape)}")
                     raise

@@ -208,7 +208,8 @@ def prepare(config: Experiment) -> Prepared:
         modules.require_hooks(prepared.algorithm, module, loop, called)
         of_clients = sizes if config.evaluate.clients or config.measure.clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
-        notes = modules.try_module(module, config.model.name, dataset, largest, config.evaluate.chunk)
+        measured, chunk = config.measure.every > 0, config.evaluate.chunk
+        notes = modules.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
         modules.require_hooks(prepared.algorithm, module, loop, called)  # of hooks that were assigned meanwhile
     if is_tried:
         modules.try_a_step(loop, config.model.name, module, dataset)

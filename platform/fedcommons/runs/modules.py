@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from fedcommons.config import parts
 from fedcommons.core import batched, dp_vectorised, graphs, hooks
 from fedcommons.core.algorithm import Algorithm, needed, needs_pool, trains_locally
-from fedcommons.core.clock import Clock
 from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
@@ -27,12 +26,15 @@ from fedcommons.federation.evaluation import judged
 COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
 
 
-def try_module(module: LightningModule, name: str, dataset: Dataset, largest: int, chunk: int) -> list[str]:
+def try_module(
+    module: LightningModule, name: str, dataset: Dataset, largest: int, chunk: int, *, measured: bool
+) -> list[str]:
     """See that a module takes these examples and leaves them as they are, and can be judged; it is trained by a step.
 
     Args:
         largest: the number of examples of the largest set on which it is evaluated.
         chunk: the number of examples that it sees at once then.
+        measured: whether estimators call ``training_step`` outside of local training, where no hook comes before it.
 
     Returns:
         A sentence to be said before the run, where the module logs numbers that may be no means over examples.
@@ -46,18 +48,17 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
     with before_any_work():
         with somebodys(called):
             _require_supported(module)
-        with somebodys(what, "", "training_step"), _uncompiled():
+        with somebodys(what):
             metrics = Logged(module).metrics
             others = metrics.others(module)
-            Clock().attach(module)
-            if not hooks.overridden(module, hooks.CALLED):  # else hooks come first
-                loss = module.training_step((x, y), 0)
-                if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-                    raise ValueError("training_step must return the loss, one number with a gradient")
         with somebodys(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
             hooks.require_called(module)  # of those that were assigned here
+        is_hooked = bool(hooks.overridden(module, hooks.CALLED))
+        with somebodys(what, "", "training_step"), _uncompiled():
+            if measured or not is_hooked:
+                _require_loss(module, (x, y), "set it in __init__ too, or measure.every to 0" * is_hooked)
         with somebodys(what), _uncompiled():
             work.logged.is_trial = True
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
@@ -83,6 +84,24 @@ def try_module(module: LightningModule, name: str, dataset: Dataset, largest: in
         f"{chunk:,}, which is the metric only where that is a mean over examples (not F1, AUC or a root); else log a "
         f"torchmetrics object (self.log('{any_name}', self.{any_name})) or set evaluate.chunk to {largest}."
     ]
+
+
+def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str) -> None:
+    """See that ``training_step`` gives a loss outside of local training, as estimators call it.
+
+    advice: what to do about an attribute that a hook sets in local training only; empty if there is no hook.
+
+    Raises:
+        ValueError: it does not.
+    """
+    try:
+        loss = module.training_step(batch, 0)
+    except AttributeError as error:
+        if not (advice and error.obj is module):
+            raise
+        raise ValueError(f"it reads self.{error.name}, which estimators do without: {advice}") from error
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        raise ValueError("training_step must return the loss, one number with a gradient")
 
 
 def _require_supported(module: LightningModule) -> None:
