@@ -6,6 +6,7 @@ Numbers are averaged; torchmetrics objects cover a whole set, whatever the chunk
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -416,6 +417,29 @@ class LateInTraining(Late):
 OF_FILE = MeanMetric()
 
 
+IN_FILE = {"a": MetricCollection([MeanMetric()]), "b": SimpleNamespace(one=MeanMetric())}
+
+
+class InDict(Judged):
+    def metric(self) -> Metric:
+        return IN_FILE["a"]["MeanMetric"]
+
+
+class InNamespace(Judged):
+    def metric(self) -> Metric:
+        return IN_FILE["b"].one
+
+
+class CountsExamples(Judged):
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        self.log("n", float(len(batch[1])))
+
+
+class LogsText(Judged):
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        self.log("words", {"a": 1})  # pyright: ignore[reportArgumentType]
+
+
 class OfFile(Judged):
     def metric(self) -> Metric:
         return OF_FILE
@@ -527,8 +551,10 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
             r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
         ),
         ("TwoOptimizers", {}, "configure_optimizers gives 2 optimizers"),
-        *[(name, {}, "it updates a metric \\(MeanMetric\\) that is not one")
-          for name in ("Listed", "OfClass", "Late", "LateInTraining", "OfFile")],
+        *[(name, {}, "it updates a metric \\(MeanMetric\\) that")
+          for name in ("Listed", "OfClass", "Late", "LateInTraining", "OfFile", "InDict", "InNamespace")],
+        ("CountsExamples", {}, "it logs n, which"),
+        ("LogsText", {}, "it logs words, dict"),
         ("OverridesLog", {}, "it overrides log, which is replaced"),
         ("CountsCalls", {}, "its forward updates a metric, and is called once more"),
     ],
@@ -556,3 +582,4 @@ def test_numbers_that_may_be_no_means_are_named_before_the_run_and_one_chunk_mak
     notes = {chunk: [text for text in each if "evaluate.chunk to 359" in text] for chunk, each in said.items()}
     assert [len(each) for each in notes.values()] == [0, 1, 0]
     assert "logs rmse as numbers" in notes[100][0]
+    assert not build.prepare(_experiment("Coder", **{"evaluate.chunk": 100})).notes  # its error is a mean

@@ -1,5 +1,6 @@
 """Examples that are no images, floats and tokens, through sharing: their bytes, generators that draw them, refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share
 
 PARTS = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -96,6 +97,8 @@ def test_bytes_of_shared_examples_are_those_of_their_type(dtype: str, itemsize: 
     assert given.itemsize == itemsize
     assert shared.traffic.once == 2 * images_nbytes(moved, (30,), itemsize) == 2 * moved * (30 * itemsize + 1)
     assert moved
+    sizes = {n: replace(given, n_classes=n).label_nbytes for n in (1, 2, 256, 257, 65_536, 65_537)}
+    assert list(sizes.values()) == [1, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(("data", "itemsize"), [("table", 4), ("sentences", 8)])

@@ -228,12 +228,17 @@ def test_bytes_that_a_stage_states_are_a_number(once: Any) -> None:
 
 def test_what_a_method_shares_is_counted_unless_it_says_so() -> None:
     class Sharing(Whisperer):
+        def __init__(self, nbytes: int | None) -> None:
+            self.nbytes = nbytes
+
         def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-            return Common(clients.store[slice(0, 3)])
+            return Common(clients.store[slice(0, 3)], self.nbytes)
 
     shared = share(Real(), dealt("iid"))
-    assert share_by_method(shared, Sharing(), 10, 0).traffic.once == 5 * 3 * (8 * 8 + 8)
+    assert share_by_method(shared, Sharing(None), 10, 0).traffic.once == 5 * 3 * (8 * 8 + 8)
     assert share_by_method(shared, Whisperer(), 10, 0).traffic.once == 0
+    with pytest.raises(UserError, match=r"Common\.nbytes"):
+        share_by_method(shared, Sharing(-1), 10, 0)
 
 
 def test_what_a_method_does_not_declare_is_uncovered() -> None:

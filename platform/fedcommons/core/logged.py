@@ -1,11 +1,12 @@
 """What a LightningModule logs without a Trainer: numbers, and torchmetrics objects."""
 
-import sys
+import gc
 from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
 from inspect import Signature
 from typing import Any, Self
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
@@ -45,18 +46,15 @@ class Metrics:
         """The number of updates of all these objects since each was reset."""
         return sum(one.update_count for one in self.objects if isinstance(one, Metric))
 
-    def others(self, module: nn.Module) -> dict[int, tuple[Metric, int]]:
-        """Return the metrics that are not attributes of the module, and that it may update all the same.
-
-        They stand in containers, in its class or in its source file, or were created after this object.
+    def others(self) -> dict[int, tuple[Metric, int]]:
+        """Return all metrics in this process, wherever they stand, whose states are not put back.
 
         Returns:
             Metrics and how often each was updated, by id.
         """
         owned = {id(one) for one in self.objects}
-        places = [*module.modules(), *type(module).__mro__, sys.modules.get(type(module).__module__, module)]
-        values = values_in([dict(vars(place)) for place in places])
-        return {id(one): (one, one.update_count) for one in values if isinstance(one, Metric) and id(one) not in owned}
+        every = [one for one in gc.get_objects() if issubclass(type(one), Metric) and id(one) not in owned]
+        return {id(one): (one, one.update_count) for one in every}
 
     def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
         """Refuse a module that updates objects whose states are not put back; before: what ``others`` gave.
@@ -64,12 +62,21 @@ class Metrics:
         Raises:
             ValueError: it has updated one.
         """
-        for key, (one, updates) in self.others(module).items():
-            if updates > before.get(key, (one, 0))[1]:
-                raise ValueError(
-                    f"it updates a metric ({type(one).__name__}) that is not one of its attributes: assign it in "
-                    "__init__ (use nn.ModuleList, not a list), else its state carries over to the next data set"
-                )
+
+        def updated() -> list[Metric]:
+            return [one for key, (one, n) in self.others().items() if n > before.get(key, (one, 0))[1]]
+
+        if not updated():
+            return
+        gc.collect()  # a metric that a step makes and forgets is a cycle
+        for one in updated():
+            name = type(one).__name__
+            is_late = any(one is part for part in module.modules())
+            why = "its steps have made" if is_late else "is not one of its attributes"
+            raise ValueError(
+                f"it updates a metric ({name}) that {why}: assign it in __init__ (use nn.ModuleList, not a list), else "
+                "its state carries over to the next data set"
+            )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Copy states, but not the modules and signatures in them; a tensor with a graph is detached."""
@@ -191,6 +198,9 @@ class Logged:
             raise ValueError(
                 f"it logs {name} with reduce_fx {way}, and numbers are averaged: log a torchmetrics object (MaxMetric)"
             )
+        if not (isinstance(value, int | float | np.number) or (isinstance(value, Tensor) and value.numel() == 1)):
+            kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"it logs {name}, {kind}, and a metric is one number")
         self._add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value), 1)
 
     def _log_dict(self, values: Any, *args: Any, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
+from math import isclose, nan
 from warnings import catch_warnings
 
 import torch
@@ -22,6 +23,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.federation.evaluation import judged
+from fedcommons.seeds import set_default_generator
 
 COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
 
@@ -50,7 +52,7 @@ def try_module(
             _require_supported(module)
         with somebodys(what):
             metrics = Logged(module).metrics
-            others = metrics.others(module)
+            others = metrics.others()
         with somebodys(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
@@ -70,20 +72,41 @@ def try_module(
             module.eval()
             with work.logged as logged, catch_warnings(action="ignore"):  # two examples may lack a class
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
-                logged.values()
+                if names := {"n", "round"} & {*numbers, *logged.values()}:
+                    raise ValueError(f"it logs {min(names)}, which clients.jsonl has already: take another name")
                 metrics.require_all(module, others)
+            names = _no_means(work, dataset, what) if largest > chunk else []
             module.train()
             if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
                 raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
-    names = sorted(numbers.keys() - {"accuracy", "loss"})
-    if not names or largest <= chunk:
+    if not names:
         return []
     any_name, most = names[0], f"{largest:,}"
     return [
-        f"{called} logs {', '.join(names)} as numbers: on sets of up to {most} examples each is a mean over chunks of "
-        f"{chunk:,}, which is the metric only where that is a mean over examples (not F1, AUC or a root); else log a "
+        f"{called} logs {', '.join(names)} as numbers that are no means over examples (as F1, AUC or a root): on sets "
+        f"of up to {most} examples each becomes a mean over chunks of {chunk:,}, which is another number; log a "
         f"torchmetrics object (self.log('{any_name}', self.{any_name})) or set evaluate.chunk to {largest}."
     ]
+
+
+def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
+    """Return the names of the numbers that differ between some examples at once and the average over pairs of them."""
+    n = min(64, len(dataset.train))
+    rows = torch.linspace(0, len(dataset.train) - 1, n).long()
+    x, y = dataset.train.x[rows], dataset.train.y[rows]
+
+    def sums(size: int) -> dict[str, float]:
+        total = dict[str, float]()
+        with work.logged, catch_warnings(action="ignore"):
+            for number, (a, b) in enumerate(zip(x.split(size), y.split(size), strict=True)):
+                set_default_generator(0, "no means")
+                for name, value in judged(work, a, b, number, dataset.n_classes or 0, what).items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    whole, parts = sums(n), sums(2)
+    same = {name for name in whole if isclose(whole[name], parts.get(name, nan), rel_tol=1e-5, abs_tol=1e-7)}
+    return sorted({*whole, *parts} - same)
 
 
 def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str) -> None:

@@ -49,9 +49,11 @@ class Dealt:
 
     @property
     def label_nbytes(self) -> int:
-        """Bytes of a label where examples travel: one for a class, and those of what is regressed on."""
+        """Bytes of a label where examples travel: one for up to 256 classes, and those of what is regressed on."""
         y = self.own.store.y
-        return y[:1].nbytes // len(y[:1]) if y.is_floating_point() else int(self.n_classes is not None)
+        if y.is_floating_point():
+            return y[:1].nbytes // len(y[:1])
+        return 0 if self.n_classes is None else max(1, -(-(self.n_classes - 1).bit_length() // 8))
 
     @property
     def n_total(self) -> int:

@@ -384,6 +384,8 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
         given(Examples, common.examples, "Examples as Common.examples")
         x, y = common.examples.x, common.examples.y
         nbytes = len(data.clients) * (x.nbytes + y.nbytes) if common.nbytes is None else index(common.nbytes)
+    if nbytes < 0:
+        raise UserError(f"{name}.share must give Common.nbytes as at least 0, got {nbytes}.")
     if data.clients.store[slice(None)].digest != before:
         raise UserError(f"{name}.share must not change the clients' examples, and it does.")
     clients = data.clients.with_commons(common.examples)
