@@ -79,6 +79,9 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "a nullable column": ((pd.DataFrame(X), pd.Series(Y, dtype="Int64")), X),
     "an array of another library": ((Arrays(X), Arrays(Y)), X),
     "TensorDataset": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), X),
+    "random_split's list": ([TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)) for _ in range(2)], X),
+    "lists of one label": ((X, Y[:, None].tolist()), X),
+    "half precision": ((torch.from_numpy(X).half(), Y), X.astype("f2").astype("f4")),
     "a column of labels": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)[:, None]), X),
     "uint16 tokens": ((TOKENS.astype(np.uint16), Y), TOKENS),
     "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),
@@ -194,8 +197,22 @@ class Drawing:
         return X[i] * self.draw(), int(Y[i])
 
 
+class Mixture:
+    """Rows of a list; a data set in it stands for its first row."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        row = self.rows[i]
+        return row[0] if isinstance(row, Drawing) else row
+
+
 DRAW: dict[str, Callable[[], float]] = {
-    "torch": lambda: float(torch.rand(()) > 2) + 1.0,  # what is drawn changes nothing here, and may there
+    "torch": lambda: 1 + 0.01 * float(torch.rand(())),
     "numpy": lambda: 1 + 0.01 * np.random.rand(),  # noqa: NPY002
     "random": lambda: 1 + 0.01 * random.random(),
     "a generator of its own": lambda: 1 + 0.01 * DRAWS.random(),
@@ -206,6 +223,10 @@ DRAW: dict[str, Callable[[], float]] = {
 def test_a_run_is_told_that_random_rows_are_drawn_once(which: str) -> None:
     for returned in (Drawing(DRAW[which]), (Drawing(lambda: 1.0), Drawing(DRAW[which]))):
         assert [note for note in own.read("mine", returned)[1].notes if "returns random rows" in note]
+    late = [(X[i % N], int(Y[i % N])) for i in range(100)] + [Drawing(DRAW[which])]  # rows of a list, then a drawn one
+    assert own.read("mine", Mixture(late))[1].notes
+    idle = Drawing(lambda: float(torch.rand(()) > 2) + 1.0)  # what is drawn changes nothing
+    assert own.read("mine", idle)[1].notes == ()
     (fresh, seen), plain = (np.random.default_rng(1), np.random.default_rng(1)), own.read("mine", Drawing(lambda: 1.0))
     assert plain[1].notes == ()
     found = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]
@@ -213,6 +234,19 @@ def test_a_run_is_told_that_random_rows_are_drawn_once(which: str) -> None:
     assert {row.tobytes() for part in (found.train, found.test) for row in part.x.numpy()} == {
         row.tobytes() for row in rows
     }  # reading some again has changed none of them
+
+
+def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None:
+    constants = {"n_classes": 7, "mean": 5.0, "std": 2.0}
+    one = Mixture(list(zip(2 * X + 5, Y.tolist(), strict=True)))
+    vars(one).update(constants)
+    whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
+    for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
+        found = own.read("mine", returned)[0]
+        assert (found.n_classes, found.computed) == (7, ())
+        assert {tuple(row) for row in found.train.x.numpy().round(3)} <= {tuple(row) for row in X.astype("f4").round(3)}
+    with pytest.raises(UserError, match=r"data\.augment must be false"):
+        datasets.load("mine", lambda: one, augment=True)
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
@@ -266,7 +300,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
     "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
     "floats in training only": (SimpleNamespace(train=(X, Y + 0.5), test=(X, Y), normalised=True), "test labels () "),
-    "lists of one-hot labels": ((X[:, :2].tolist(), np.eye(2)[Y % 2].tolist()), "must be (x, y), got list"),
+    "lists of one-hot labels": ((X[:, :2].tolist(), np.eye(2)[Y % 2].tolist()), "labels are one-hot (20, 2)"),
     "labels that are words": ((X, np.array(["a", "b", "c"])[Y]), "np.unique(y, return_inverse=True)[1] numbers them"),
     "categories": ((X, pd.Series(list("abcde" * 4), dtype="category")), "np.unique(y, return_inverse=True)"),
     "a label that is None": ([(x, None if i else 1) for i, x in enumerate(X)], "labels must be numbers of at most 64"),

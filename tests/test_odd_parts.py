@@ -58,7 +58,11 @@ def test_the_values_of_a_literal_are_a_choice(
     annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweeps: Callable[[str], ModuleType]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
+    code = (
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING, Literal\n"
+        "if TYPE_CHECKING: import numpy\n"
+        f"def mine(n_clients, labels: numpy.ndarray, a: {annotation}):\n    return [[0], [1]]\n"
+    )
     Path("odd.py").write_text(code, encoding="utf-8")
     right, wrong, known = CHOICES[annotation]
     words = ["--preset", "smoke", "--partition", "odd.py:mine"]

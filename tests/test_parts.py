@@ -290,6 +290,7 @@ def test_ones_own_network_and_partition_are_built_and_dealt(lab: Path) -> None:
             "from torch import nn", "from torch import nn\nfrom pytorch_lightning import LightningModule"
         )
         + "\n\nSmall.training_step = lambda *_: 3\n"
+        "Small.configure_optimizers = lambda self: __import__('torch').optim.SGD(self.parameters(), 0.1)\n"
     )
     with pytest.raises(UserError, match="training_step must return the loss, one number with a gradient"):
         build.prepare(choose({**values, "model.name": "no_loss.py:Small"}))

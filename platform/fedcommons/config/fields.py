@@ -5,13 +5,14 @@
 """
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property, reduce
 from operator import or_
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedcommons.errors import UserError, shown, unknown
@@ -170,8 +171,14 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
     typed = thing.__init__ if inspect.isclass(thing) and not is_dataclass(thing) else thing
     try:
         return get_type_hints(typed, include_extras=True)
-    except NameError:  # of names that are imported for type checkers only
-        return {}
+    except NameError:  # of names that are imported for type checkers only; the others are read one by one
+        hints: dict[str, Any] = {}
+        for one in reversed(inspect.getmro(typed)) if inspect.isclass(typed) else [inspect.unwrap(typed)]:
+            names = vars(sys.modules[one.__module__])
+            for name, hint in inspect.get_annotations(one).items():
+                with suppress(NameError):
+                    hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), names, include_extras=True)
+        return hints
 
 
 def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:

@@ -42,6 +42,9 @@ def as_tensor(whose: str, what: str, given: Any) -> Tensor:
     Raises:
         UserError: it holds no numbers, or hides some.
     """
+    if isinstance(given, list) and given and all(isinstance(one, Tensor) for one in given):
+        tensors = [one.detach().cpu() for one in given]  # numpy takes neither those with a gradient nor bfloat16
+        given = torch.stack(tensors) if len({one.shape for one in tensors}) == 1 else given
     if isinstance(given, Tensor):
         is_dense = given.layout == torch.strided and not (given.is_nested or given.is_quantized or given.is_meta)
         if not is_dense or given.is_complex():

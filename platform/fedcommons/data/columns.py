@@ -22,40 +22,48 @@ X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups
 
 
 READ_AGAIN = 64
-"""The number of rows of a Dataset that are read a second time."""
+"""The number of rows of a Dataset that are read a second time, spread over it; where reading draws, all are."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of a set, as they were given.
 
-    rows: the map-style Dataset that they were read from, and its first rows; None: there is none. has_drawn: whether
-    that has changed the state of a global random generator.
+    read: the map-style Dataset that they were read from, the names of the columns in its rows if they have names, and
+    copies of some (x, y) by row; None: there is none. has_drawn: whether reading has changed the state of a global
+    random generator.
     """
 
     x: Any
     y: Any
     groups: Any = None
     factors: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[Any, Sequence[Any]] | None = None
+    read: tuple[Any, Sequence[str | None] | None, Mapping[int, Any]] | None = None
     has_drawn: bool = False
 
     def is_random(self) -> bool:
-        """Return whether rows of a map-style Dataset are drawn at random: some did draw, or differ when read again."""
-        if self.rows is None or self.has_drawn:
-            return self.has_drawn
-        part, first = self.rows
-        try:
-            return not all(_is_same(row, part[i]) for i, row in enumerate(first))
-        except Exception:  # of whatever kind: a row that can be read once
+        """Return whether rows of a map-style Dataset differ when they are read again."""
+        if self.read is None:
             return False
+        part, names, copies = self.read
+        try:
+            for i in range(len(self.x)) if self.has_drawn else copies:
+                row = part[i]
+                again = [row[name] for name in names if name] if names else row
+                if not _is_same(copies.get(i, (self.x[i], self.y and self.y[i])), tuple(again[:2])):
+                    return True
+        except Exception:  # of whatever kind: a row that can be read once
+            return self.has_drawn
+        return False
 
 
 def is_set(part: Any) -> bool:
     """Whether ``columns_of`` knows the form."""
     if isinstance(part, tuple):
         columns = len(part) in (2, 3) and is_column(part[0]) and all(t is None or is_column(t) for t in part[1:])
-        return columns and not (isinstance(part[1], list) and isinstance(next(iter(part[1]), ()), tuple | list))
+        first = next(iter(part[1]), None) if isinstance(part[1], list) else None
+        is_label = isinstance(first, list) and all(isinstance(number, int | float) for number in first)
+        return columns and (is_label or not isinstance(first, tuple | list))
     if isinstance(part, Mapping):
         return any(name in part for name in X)
     listed = hasattr(part, "__getitem__") and not hasattr(part, "toarray")
@@ -101,11 +109,11 @@ def _read(what: str, part: Any) -> Columns:
     """The columns of a map-style Dataset."""
     if not hasattr(part, "__len__"):
         raise UserError(f"{what}: a map-style Dataset must have a length.")
-    xs, ys, groups, first, names = [], [], [], [], None
+    xs, ys, groups, names = [], [], [], None
+    copies: dict[int, Any] = dict.fromkeys(np.linspace(0, max(0, len(part) - 1), READ_AGAIN).astype(int).tolist())
     before = global_states()
     for i in range(len(part)):
         row = part[i]
-        first += [row] * (i < READ_AGAIN)
         if isinstance(row, Mapping):
             names = names or _names(what, row)
             if lacking := [name for name in names if name and name not in row]:
@@ -117,16 +125,26 @@ def _read(what: str, part: Any) -> Columns:
             raise UserError(f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{how(row)}.")
         xs.append(row[0])
         ys.append(row[1])
+        if i in copies:
+            copies[i] = _copied((row[0], row[1]))
     y = ys if any(y is not None for y in ys) or not ys else None
-    return Columns(xs, y, groups or None, rows=(part, first), has_drawn=global_states() != before)
+    return Columns(xs, y, groups or None, read=(part, names, copies), has_drawn=global_states() != before)
+
+
+def _copied(value: Any) -> Any:
+    """Return numbers of any library as numpy's, in memory of their own."""
+    if isinstance(value, tuple | list):
+        return [_copied(one) for one in value]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value).copy()
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, Mapping):
-        return all(_is_same(value, b[name]) for name, value in a.items())
     if isinstance(a, tuple | list):
         return all(map(_is_same, a, b))
-    x, y = np.asarray(a), np.asarray(b)
+    x, y = _copied(a), _copied(b)
     return x.shape == y.shape and bool(((x == y) | (x != x)).all())  # NaN is NaN
 
 
@@ -154,7 +172,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
         raise UserError(
             f"{what}: images of {x.shape[3]} channels must have these first, (n, C, H, W), got {tuple(x.shape)}."
         )
-    if x.dtype == torch.float64:
+    if x.is_floating_point():
         x = x.float()  # as the modules' weights
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())

@@ -56,6 +56,11 @@ def load(
             f"data.standardise must be true for data set {name}: it is for images of whole numbers 0 to 255, and these "
             "examples are seen as they are."
         )
+    if augment and train.x.dim() != 4:
+        raise UserError(
+            f"data.augment must be false for data set {name}: it flips and crops images, and examples are "
+            f"{tuple(train.x.shape[1:])}."
+        )
     order = numpy_generator("validation split", name).permutation(len(train))
     n_validation = int(validation * len(train))
     if validation_from == "last":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from fedcommons.data.arrays import as_array, how, kind_of
 from fedcommons.data.columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
@@ -71,7 +72,7 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     if train.x.is_floating_point():
         if mean is not None and std is not None:
             train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
-        elif not getattr(returned, "normalised", False):
+        elif not _constant(returned, "normalised", False):
             _require_normalised(name, train.x)
         return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
     if train.x.dtype != torch.uint8:
@@ -89,6 +90,8 @@ def _sets(name: str, returned: Any) -> list[Columns]:
         return [columns_of(what, returned[part]) for part in both]
     if all(hasattr(returned, part) for part in both):
         return [columns_of(what, getattr(returned, part)) for part in both]
+    if isinstance(returned, list) and len(returned) == 2 and all(isinstance(part, TorchDataset) for part in returned):
+        returned = tuple(returned)  # as torch's random_split gives them
     if is_set(returned):
         return [columns_of(what, returned)]
     if isinstance(returned, tuple) and len(returned) == 2 and all(is_set(part) for part in returned):
@@ -127,10 +130,19 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
 
 
 def _stated(returned: Any) -> Any:
-    """Return the ``n_classes`` that an author states, as an attribute or by name in a dict; ``UNSTATED``: none."""
-    if isinstance(returned, Mapping) and "n_classes" in returned:
-        return returned["n_classes"]
-    return getattr(returned, "n_classes", UNSTATED)
+    """Return the ``n_classes`` that an author states; ``UNSTATED``: none."""
+    return _constant(returned, "n_classes", UNSTATED)
+
+
+def _constant(returned: Any, name: str, default: Any) -> Any:
+    """Return what an author states by name in a dict, or as an attribute: of a pair of sets, of the training set."""
+    if isinstance(returned, Mapping):
+        return returned.get(name, default)
+    if hasattr(returned, name):
+        return getattr(returned, name)
+    if type(returned) in (tuple, list) and len(returned) == 2 and all(is_set(part) for part in returned):
+        return _constant(returned[0], name, default)
+    return default
 
 
 def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
@@ -161,8 +173,10 @@ def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples
     if any(part.is_random() for part in columns):
         found.append(
             f"data set {name} returns random rows (a random transform, say). They are computed once, so every epoch "
-            "has the same ones. For new ones transform batches in the module's training_step, or use "
-            "--data.augment true (flips and crops of images)."
+            "has the same ones"
+            + ("" if any(part.has_drawn for part in columns) else ", and an unseeded generator gives each run others")
+            + ". For new ones transform batches in the module's training_step"
+            + (", or use --data.augment true (flips and crops)." if sets[0].x.dim() == 4 else ".")
         )
     return tuple(found)
 
@@ -175,7 +189,10 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
     low, high = int(labels[0]), int(labels[-1])
     if low < 0 or high >= MOST_CLASSES:
         wrong = low if low < 0 else high
-        raise UserError(f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}.")
+        raise UserError(
+            f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}: renumber the labels "
+            f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats to regress on."
+        )
     n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
     if _stated(returned) is UNSTATED and (missing := n - len(labels)):
         raise UserError(
@@ -192,7 +209,7 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
 
 def _by_channel(name: str, returned: Any, which: str, channels: int) -> tuple[float, ...] | None:
     """Its ``mean`` or ``std``, a number a channel; None if it has none."""
-    given = getattr(returned, which, None)
+    given = _constant(returned, which, None)
     if given is None or callable(given):  # a method is no number of its author's
         return None
     values = np.ravel(as_array(f"data set {name}", which, given)).astype(float)
