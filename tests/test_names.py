@@ -33,7 +33,9 @@ PUBLISHED = {
     "table1_small_digits": "table1 --seeds 0,1,2",
     "table1_small_digits_rates": "table1 --seeds 0,1,2 --alphas 0.01 --lrs 0.02,0.04,0.1,0.25",
     "pool_alone": "table1 --seeds 0,1,2 --alphas 0.01 --lrs 0.02,0.04,0.1,0.25 --algorithms one_shot --settings "
-    "server_synthetic",
+    "server_synthetic + table1 --dataset mnist --alphas 0.01 --algorithms one_shot --settings server_synthetic "
+    "--data.limit null --generator.steps 400 --generator.sampling_steps 15 --generator.prediction v_prediction "
+    "--client.epochs 1 --client.batch_size 32 --federation.rounds 10 --lrs 0.03,0.1,0.3 --target 0.9 --seeds 0",
     "table1_small_cifar10": "table1 --dataset cifar10 --alphas 0.01 --algorithms fedavg,scaffold --data.limit 12000 "
     "--generator.steps 500 --generator.prediction v_prediction --client.epochs 2 --client.batch_size 32 "
     "--federation.rounds 25 --lrs 0.03,0.06,0.12 --target 0.3 --seeds 0,1,2",
