@@ -81,9 +81,10 @@ def test_a_copy_has_the_same_hashes_wherever_it_lies_and_other_ones_for_what_was
 def test_what_differs_is_named_with_the_host(change: dict[str, str], said: list[str]) -> None:
     theirs = hosts.facts()
     hosts.require_same(theirs)
-    with pytest.raises(UserError) as refused:
-        hosts.require_same({**theirs, "files": {**theirs["files"], **change}})
-    assert all(word in str(refused.value) for word in [socket.gethostname(), *said])
+    for name, advice in ((socket.gethostname(), "another checkout"), ("another", "ray rsync-up -A")):
+        with pytest.raises(UserError) as refused:
+            hosts.require_same({**theirs, "files": {**theirs["files"], **change}, "host": {"name": name}})
+        assert all(word in str(refused.value) for word in [socket.gethostname(), advice, *said])
 
 
 def test_a_host_that_rounds_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 def facts() -> dict[str, Mapping[str, str]]:
     """Return what this process computes with: source files, versions of packages, variables that decide rounding."""
-    return {"files": source_files.hashes(), "variables": variables()}
+    return {"files": source_files.hashes(), "variables": variables(), "host": {"name": socket.gethostname()}}
 
 
 def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
@@ -46,6 +46,11 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
     if names := sorted(name for name in {*ours, *files} if ours.get(name) != files.get(name)):
         listed = [_difference(name, ours, files) for name in names[:FEW]]
         more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+        if host == theirs["host"]["name"]:
+            raise UserError(
+                f"host {host} has other code than when it started this command ({', '.join(listed)}{more}): start "
+                "again, and edit files in another checkout meanwhile."
+            )
         raise UserError(
             f"host {host} has other code than the host that started this command ({', '.join(listed)}{more}): install "
             "the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again."

@@ -180,8 +180,8 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
     return [
         f"ε of the commons, at δ = {deltas}: of what clients shared, the largest of all clients and seeds; none: no "
         "guarantee; if secret: what it would be if the noise were secret, while as run whoever knows the seed can draw "
-        "it again (dp.noise seeded). It is no guarantee of the whole run: without DP-SGD model updates leave clients "
-        "unprotected in every round."
+        "it again (dp.noise seeded; --dp.noise secret prevents that). It is no guarantee of the whole run: without "
+        "DP-SGD model updates leave clients unprotected in every round."
     ]
 
 
