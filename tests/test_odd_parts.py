@@ -1,6 +1,6 @@
 """Names, files and words that are odd where a part of one's own is expected: one sentence each, fit for a screen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -101,6 +101,29 @@ def test_a_partition_may_give_rows_as_tensors_or_columns(
     fields = {"partition.name": "odd.py:mine", "partition.n_clients": 2, "data.validation": 0.1}
     dealt = build.prepare(experiment("smoke", values={**QUICK, **fields})).partition.rows
     assert sorted(row for mine in dealt for row in mine.tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("None", ("NoneType",)),
+        ("{0: [0, 1], 1: [2]}", ("dict",)),
+        ("[[0, [1]], [2]]", ("client 0", "one shape")),
+        ("[[0, 1], [True, False]]", ("client 1", "bool", "np.flatnonzero")),
+        ("[[0, 1], [0.5]]", ("client 1", "float64")),
+        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", ("client 0", "bfloat16")),
+        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", ("client 1", "masked")),
+    ],
+)
+def test_what_a_partition_gives_in_the_place_of_rows_is_named(
+    rows: str, words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"import numpy as np\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
+    Path("odd.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        build.prepare(experiment("smoke", values={**QUICK, "partition.name": "odd.py:mine", "partition.n_clients": 2}))
+    assert all(word in str(refused.value) for word in ("partition.name", *words))
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,15 @@ NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/ly
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Annotated, Any, Protocol
 
 import numpy as np
+import torch
 
+from fedcommons.data.arrays import as_tensor, kind_of
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.errors import UserError, shown
 
@@ -73,10 +75,18 @@ def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, 
 
 def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
     """The clients' rows as int64, checked: each row is in 0 ... n - 1 and is dealt at most once."""
-    rows = [np.asarray(r) for r in islice(dealt, n + 1)]  # more clients than rows cannot be right, and may never end
-    if not rows or any(r.ndim != 1 or (len(r) and r.dtype.kind not in "iu") for r in rows):
-        raise UserError(f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers.")
-    rows = [r.astype(np.int64) for r in rows]
+    asked = f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers"
+    if isinstance(dealt, Mapping) or not isinstance(dealt, Iterable):
+        raise UserError(f"{asked}, got {kind_of(dealt)}.")
+    rows: Rows = []
+    for client, one in enumerate(islice(dealt, n + 1)):  # more clients than rows cannot be right, and may never end
+        t = as_tensor(f"partition.name {shown(name)}", f"rows of client {client}", one)
+        if t.dim() != 1 or (len(t) and (t.is_floating_point() or t.dtype == torch.bool)):
+            hint = "; np.flatnonzero gives a mask's rows" if t.dtype == torch.bool else ""
+            raise UserError(f"{asked}, got {tuple(t.shape)} {t.dtype} for client {client}{hint}.")
+        rows.append(t.long().numpy())
+    if not rows:
+        raise UserError(f"{asked}, got an empty one.")
     everything = np.concatenate(rows)
     if len(everything) and (everything.min() < 0 or everything.max() >= n):
         raise UserError(f"partition.name {shown(name)} deals rows outside of 0 ... {n - 1}.")
