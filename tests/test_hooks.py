@@ -334,7 +334,7 @@ def test_minus_one_skips_the_rest_of_an_epoch() -> None:
         ({"on_train_start": lambda self: setattr(self.net, "bias", nn.Parameter(torch.ones(1)))}, "net.bias"),
         ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
         ({"on_train_start": lambda self: None, "training_step": lambda self, batch, at: None}, "training_step"),
-        ({"training_step": lambda self, batch, at: None}, "training_step returns None for batch 0"),
+        ({"training_step": lambda self, batch, at: None}, "training_step gives None for batch 0"),
     ],
 )
 def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) -> None:

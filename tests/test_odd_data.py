@@ -81,7 +81,6 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "TensorDataset": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), X),
     "random_split's list": ([TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)) for _ in range(2)], X),
     "lists of one label": ((X, Y[:, None].tolist()), X),
-    "half precision": ((torch.from_numpy(X).half(), Y), X.astype("f2").astype("f4")),
     "a column of labels": (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)[:, None]), X),
     "uint16 tokens": ((TOKENS.astype(np.uint16), Y), TOKENS),
     "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),

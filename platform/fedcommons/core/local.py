@@ -223,7 +223,8 @@ class LocalSGD:
                         written.keep()
                 except Exception as error:
                     if is_plain and value is None:
-                        raise ValueError(f"training_step returns None for batch {number}: each needs a loss") from error
+                        what = "the method's loss" if loss else "training_step"
+                        raise ValueError(f"{what} gives None for batch {number}: each needs a number") from error
                     first = batch[0] if is_plain else batch[0][0]
                     error.add_note(f"step {len(losses)}, batch {tuple(first.shape)}")
                     raise

@@ -172,7 +172,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
         raise UserError(
             f"{what}: images of {x.shape[3]} channels must have these first, (n, C, H, W), got {tuple(x.shape)}."
         )
-    if x.is_floating_point():
+    if x.dtype == torch.float64:
         x = x.float()  # as the modules' weights
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
