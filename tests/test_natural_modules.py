@@ -100,7 +100,7 @@ REFUSED = {
     "losses": (step("return loss.expand(2)"), LOSS),
     "without a gradient": (step("return loss.detach()"), LOSS),
     "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step"),
-    "its optimizers": (step("self.optimizers().step()"), r"own.py, line \d+ in training_step"),
+    "its optimizers": (step("self.optimizers().step()"), LOSS),
     "its logger": (step("self.logger.log_metrics({'x': 1}); return loss"), r"own.py, line \d+ in training_step"),
     "a log of many": (step("self.log('x', torch.ones(2)); return loss"), r"own.py, line \d+ in training_step"),
     "a log of text": (step("self.log('x', 'high'); return loss"), r"own.py, line \d+ in training_step"),
@@ -130,11 +130,11 @@ REFUSED = {
     "half": (made("self.half()"), "some are torch.float16"),
     "mixed": (made("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
     "meta": (made("self.to('meta')"), "last.weight is on the meta device"),
-    "no weights": (made("del self.last\nself.last = nn.Identity()"), "training_step"),
+    "no weights": (made("del self.last\nself.last = nn.Identity()"), "configure_optimizers.* empty parameter list"),
     "no step": (
         "class Own(LightningModule):\n    def __init__(self, lr):\n        super().__init__()\n"
         "        self.x = nn.Linear(1, 1)",
-        LOSS,
+        "configure_optimizers must return one torch optimizer",
     ),
     "arguments": (
         "class Own(Net):\n    def __init__(self, width):\n        pass",
