@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule
@@ -454,6 +455,11 @@ class Temporary(Judged):
         return self.templates[0].clone()
 
 
+class LogsNumpy(Judged):
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        self.log_dict({"truth": np.bool_(True), "array": np.array(2.0)})  # pyright: ignore[reportArgumentType]
+
+
 class OverridesLog(Coder):
     def log(self, name: str, *args: Any, **options: Any) -> None:
         super().log(f"mine_{name}", *args, **options)
@@ -567,7 +573,7 @@ def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["Temporary", "CountsMany", "StoresScores"])
+@pytest.mark.parametrize("name", ["Temporary", "CountsMany", "StoresScores", "LogsNumpy"])
 def test_a_metric_that_is_temporary_stores_scores_or_needs_many_is_accepted(name: str) -> None:
     build.prepare(_experiment(name))
 

@@ -174,7 +174,7 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
     except NameError:  # of names that are imported for type checkers only; the others are read one by one
         hints: dict[str, Any] = {}
         for one in reversed(inspect.getmro(typed)) if inspect.isclass(typed) else [inspect.unwrap(typed)]:
-            names = vars(sys.modules[one.__module__])
+            names = getattr(one, "__globals__", None) or vars(sys.modules.get(one.__module__, inspect))
             for name, hint in inspect.get_annotations(one).items():
                 with suppress(NameError):
                     hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), names, include_extras=True)

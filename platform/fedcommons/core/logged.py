@@ -6,7 +6,6 @@ from copy import deepcopy
 from inspect import Signature
 from typing import Any, Self
 
-import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
@@ -198,10 +197,12 @@ class Logged:
             raise ValueError(
                 f"it logs {name} with reduce_fx {way}, and numbers are averaged: log a torchmetrics object (MaxMetric)"
             )
-        if not (isinstance(value, int | float | np.number) or (isinstance(value, Tensor) and value.numel() == 1)):
+        try:
+            number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
             kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"it logs {name}, {kind}, and a metric is one number")
-        self._add(name, value.detach().reshape(()) if isinstance(value, Tensor) else float(value), 1)
+            raise ValueError(f"it logs {name}, {kind}, and a metric is one number") from error
+        self._add(name, number, 1)
 
     def _log_dict(self, values: Any, *args: Any, **options: Any) -> None:
         is_collection = isinstance(values, MetricCollection)

@@ -206,8 +206,8 @@ def prepare(config: Experiment) -> Prepared:
     if own:
         called = parts.called("model", config.model.name)
         modules.require_hooks(prepared.algorithm, module, loop, called)
-        of_clients = sizes if config.measure.clients or (config.evaluate.clients and not tests) else ()
-        of_clients = tests.sizes if config.evaluate.clients and tests and not of_clients else of_clients
+        is_of_clients = config.measure.clients or config.evaluate.clients
+        of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = modules.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
