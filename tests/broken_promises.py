@@ -1,16 +1,17 @@
-"""Algorithms that break one promise of the contract each, by the check that must say so."""
+"""Algorithms that break one promise of the contract each, by the check that must detect it."""
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, ClassVar
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.release import Release
@@ -42,184 +43,76 @@ class Sound:
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
 
 
-class WidensTheModel(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        model = flat(super().merge(executor, state, total, replies, round, seed), "model")
-        return {"model": Flat(model.layout, model.buffer.double())}
+@dataclass(frozen=True)
+class KnowsItsProcess(Sound):
+    """Its replies differ in another process."""
+
+    home: int = field(default_factory=os.getpid)
+
+    def client(self, *args: Any, **named: Any) -> Reply:
+        reply = super().client(*args, **named)
+        return _with_step(reply, scale(_step(reply), 1 if os.getpid() == self.home else 2))
 
 
-class RenamesTheModel(Sound):
+NOTES: dict[str, Any] = {}
+"""What an algorithm keeps outside its state and its clients' memory."""
+
+
+@dataclass(frozen=True)
+class Broken(Sound):
+    """``Sound``, except for what these functions change."""
+
+    begin: Callable[[Flat], Any] = lambda model: model
+    """The model with which the run starts."""
+    message: Callable[[State, Message, int], Message] = lambda state, message, client: message
+    given: Callable[[Any], object] = lambda given: None
+    """Changes a client's inputs: work, message, memory, data and seed."""
+    reply: Callable[[Reply, Any], Reply] = lambda reply, given: reply
+    total: Callable[[State, Total, Replies], Total | None] = lambda state, total, replies: total
+    merged: Callable[[Flat], Flat] = lambda model: model
+    server_lr: float = 1.0
+
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": Flat(replace(model.layout, names=model.layout.names[::-1]), model.buffer)}
-
-
-class ReportsNoLoss(Sound):
-    def client(self, *args: Any) -> Reply:
-        return replace(super().client(*args), metrics={})
-
-
-class WalksUphill(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        return {"model": add(flat(state, "model"), flat(total, "step"), -1 / len(replies))}
-
-
-class StandsStill(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        return state
-
-
-class DrawsFromTorch(Sound):
-    def draw(self, size: int) -> Tensor:
-        return torch.randn(size)
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        noise = 1e-3 * self.draw(flat(message.common, "model").layout.size).float()
-        reply = super().client(work, message, memory, data, round, seed)
-        step = flat(reply.sums, "step")
-        return replace(reply, sums={"step": Flat(step.layout, step.buffer + noise)})
-
-
-class DrawsFromNumpy(DrawsFromTorch):
-    def draw(self, size: int) -> Tensor:
-        return torch.from_numpy(np.random.normal(size=size))  # noqa: NPY002
-
-
-class DrawsFromPython(DrawsFromTorch):
-    def draw(self, size: int) -> Tensor:
-        return torch.tensor([random.gauss() for _ in range(size)])
-
-
-class IgnoresTheSeed(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return super().client(work, message, memory, data, round, 0)
-
-
-class RemembersInItsModule(Sound):
-    played: ClassVar[list[float]] = []
-
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        self.played.append(1.0)
-        return {"model": add(flat(state, "model"), flat(total, "step"), 1 / (len(replies) + len(self.played) / 100))}
-
-
-class ChangesItsMessage(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        flat(message.common, "model").buffer.mul_(0.999)
-        return super().client(work, message, memory, data, round, seed)
-
-
-class ChangesItsMemory(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        if memory:
-            flat(memory, "moment").buffer.mul_(0.5)
-        return super().client(work, message, memory, data, round, seed)
-
-
-class ChangesItsData(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        data.x.clamp_(max=200)
-        return super().client(work, message, memory, data, round, seed)
-
-
-class ChangesTheCommons(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        assert data.commons is not None
-        data.commons.x.mul_(0.99)
-        return super().client(work, message, memory, data, round, seed)
-
-
-class ChangesTheModelAtStart(Sound):
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        model.buffer.mul_(0.9)
-        return {"model": model}
-
-
-class ChangesTheStateInDown(Sound):
-    def down(self, state: State, round: int, client: int) -> Message:
-        flat(state, "model").buffer.mul_(0.999)
-        return super().down(state, round, client)
-
-
-class ChangesTheStateInMerge(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        model = flat(state, "model")
-        model.buffer.add_(flat(total, "step").buffer / len(replies))
-        return {"model": copy(model)}
-
-
-class ChangesTheTotal(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        data(total["step"]).div_(len(replies))
-        return {"model": add(flat(state, "model"), flat(total, "step"))}
-
-
-class ChangesReplies(Sound):
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        data(next(iter(replies.values())).each["n"]).add_(1)
-        return super().merge(executor, state, total, replies, round, seed)
-
-
-class KeepsTheWorkersBuffer(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return replace(super().client(work, message, {}, data, round, seed), memory={"last": work.params})
-
-
-class SendsTheWorkersBuffer(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, round, seed), each={"y": work.params})
-
-
-class SendsItsMemory(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, round, seed), each=dict(memory))
-
-
-class SendsWhatNobodyCanRead(Sound):
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        each, memory = (MappingProxyType(dict(payload or {})) for payload in (reply.each, reply.memory))
-        return replace(reply, each=each, memory=memory)
-
-
-class SendsHalves(Sound):
-    """A ``Flat`` travels as a NumPy array, and NumPy has no bfloat16."""
-
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        step = flat(reply.sums, "step")
-        return replace(reply, each={"step": Flat(step.layout, step.buffer.bfloat16())})
-
-
-class WritesPersonallyToAll(Sound):
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"], "client": torch.tensor(client)})
-
-
-class SmugglesItsReply(Sound):
-    pocket: ClassVar[list[Flat]] = []
-
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        self.pocket.append(flat(reply.sums, "step"))
-        return replace(reply, sums={}, each={})
-
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        model = flat(state, "model")
-        for step in self.pocket:
-            model = add(model, step, 1 / len(replies))
-        self.pocket.clear()
-        return {"model": model}
-
-
-class TellsClientsNothing(Sound):
-    model: ClassVar[list[Flat]] = []
+        return {"model": self.begin(model)}
 
     def down(self, state: State, round: int, client: int) -> Message:
-        self.model[:] = [flat(state, "model")]
-        return Message({})
+        return self.message(state, super().down(state, round, client), client)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return super().client(work, Message({"model": self.model[0]}), memory, data, round, seed)
+        given = SimpleNamespace(work=work, message=message, memory=memory, data=data, seed=seed)
+        self.given(given)
+        return self.reply(super().client(work, given.message, given.memory, data, round, given.seed), given)
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
+        step = flat(self.total(state, total, replies) or total, "step")
+        return {"model": self.merged(add(flat(state, "model"), step, self.server_lr / len(replies)))}
+
+
+def _step(reply: Reply) -> Flat:
+    return flat(reply.sums, "step")
+
+
+def _with_step(reply: Reply, step: Flat) -> Reply:
+    return replace(reply, sums={"step": step})
+
+
+def spoil(x: Flat | Tensor) -> None:
+    """Change a tensor in place."""
+    data(x).add_(1)
+
+
+def _draws(draw: Callable[[int], Tensor]) -> Broken:
+    """Its clients add noise of a generator that no seed of theirs has set."""
+
+    def noisy(reply: Reply, given: Any) -> Reply:
+        step = _step(reply)
+        return _with_step(reply, Flat(step.layout, step.buffer + 1e-3 * draw(step.layout.size).float()))
+
+    return Broken(reply=noisy)
+
+
+def _declares(*names: str) -> Broken:
+    return Broken(reply=lambda reply, given: replace(reply, releases=[Release(what=names)]))
 
 
 class FreeReply(Reply):
@@ -228,171 +121,198 @@ class FreeReply(Reply):
         return 0
 
 
-class SaysItIsFree(Sound):
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        return FreeReply(reply.sums, reply.each, weight=reply.weight, memory=reply.memory, metrics=reply.metrics)
+def _free(reply: Reply, given: Any) -> Reply:
+    return FreeReply(reply.sums, reply.each, weight=reply.weight, memory=reply.memory, metrics=reply.metrics)
 
 
-class DividesByNMinusOne(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return replace(super().client(work, message, memory, data, round, seed), weight=len(data) - 1.0)
+def _noted(name: str, value: Callable[[Flat], Any]) -> Callable[[Flat], Flat]:
+    """Begin with this note."""
+
+    def begin(model: Flat) -> Flat:
+        NOTES[name] = value(model)
+        return model
+
+    return begin
 
 
-class OneMemoryForAll(Sound):
-    shared: ClassVar[dict[str, Flat]] = {}
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.shared["moment"] = scale(model, 0.0)
-        return {"model": model}
-
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        self.shared["moment"].buffer.copy_(flat(reply.sums, "step").buffer)
-        return replace(reply, memory=self.shared)
+def _smuggled(reply: Reply, given: Any) -> Reply:
+    NOTES.setdefault("pocket", []).append(_step(reply))
+    return replace(reply, sums={}, each={})
 
 
-class WaitsForAllItWroteTo(Sound):
-    asked: ClassVar[list[int]] = []
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.asked.clear()
-        return super().start(model, facts, seed)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        self.asked.append(client)
-        return super().down(state, round, client)
-
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        for _ in zip(self.asked, replies, strict=True):
-            pass
-        self.asked.clear()
-        return super().merge(executor, state, total, replies, round, seed)
+def _from_the_pocket(state: State, total: Total, replies: Replies) -> Total:
+    step, *others = NOTES.pop("pocket")
+    for other in others:
+        step = add(step, other)
+    return {"step": step}
 
 
-class KeepsStateToItself(Sound):
-    """Server momentum that no checkpoint holds; each start forgets it, so the same seed gives the same bits."""
-
-    velocity: ClassVar[dict[str, Flat]] = {}
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.velocity["v"] = scale(model, 0.0)
-        return {"model": model}
-
-    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
-        self.velocity["v"] = add(scale(self.velocity["v"], 0.5), flat(total, "step"), 1 / len(replies))
-        return {"model": add(flat(state, "model"), self.velocity["v"])}
+def _silent(state: State, message: Message, client: int) -> Message:
+    NOTES["message"] = message
+    return Message({})
 
 
-class StartsFromTheLastClient(Sound):
-    """Each client adds a little of what the one before it in this process sent; each start forgets it."""
+def _asked(state: State, message: Message, client: int) -> Message:
+    NOTES["asked"].append(client)
+    return message
 
-    last: ClassVar[dict[str, Flat]] = {}
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.last["step"] = scale(model, 0.0)
-        return {"model": model}
+def _all_have_answered(state: State, total: Total, replies: Replies) -> None:
+    for _ in zip(NOTES["asked"], replies, strict=True):
+        pass
+    NOTES["asked"].clear()
 
-    def client(self, *args: Any) -> Reply:
-        reply = super().client(*args)
-        self.last["step"] = step = add(flat(reply.sums, "step"), self.last["step"], 0.01)
-        return replace(reply, sums={"step": step})
+
+def _one_memory(reply: Reply, given: Any) -> Reply:
+    NOTES["shared"]["moment"].buffer.copy_(_step(reply).buffer)
+    return replace(reply, memory=NOTES["shared"])
+
+
+def _with_momentum(state: State, total: Total, replies: Replies) -> Total:
+    NOTES["velocity"] = add(flat(total, "step"), NOTES["velocity"], 0.5)
+    return {"step": NOTES["velocity"]}
+
+
+def _after_the_last_client(reply: Reply, given: Any) -> Reply:
+    NOTES["last"] = add(_step(reply), NOTES["last"], 0.01)
+    return _with_step(reply, NOTES["last"])
+
+
+def _counted(given: Any) -> None:
+    """Each training starts further away than the one before."""
+    NOTES["times"] = NOTES.get("times", 0) + 1
+    x = scale(flat(given.message.common, "model"), 1 + 1e-3 * NOTES["times"])
+    given.message = Message({"model": x}, given.message.own)
+
+
+def _remembered(model: Flat) -> Flat:
+    """The model moves further in every round of this process."""
+    NOTES["rounds"] = NOTES.get("rounds", 0) + 1
+    return scale(model, 1 + 1e-3 * NOTES["rounds"])
+
+
+def _wired(reply: Reply, wrap: Callable[[dict], Mapping]) -> Reply:
+    return replace(reply, each=wrap(dict(reply.each)), memory=wrap(dict(reply.memory or {})))
 
 
 @dataclass(frozen=True)
-class KnowsItsProcess(Sound):
-    """Only another process can tell."""
+class Personally(Broken):
+    """Its clients' models are ``own`` of the server's, given whether the client took part."""
 
-    home: int = field(default_factory=os.getpid)
-
-    def client(self, *args: Any, **named: Any) -> Reply:
-        reply = super().client(*args, **named)
-        step = flat(reply.sums, "step")
-        return replace(reply, sums={"step": scale(step, 1 if os.getpid() == self.home else 2)})
-
-
-class ForgetsTheStatistics(Sound):
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, round, seed)
-        work.load_buffers(work.initial_buffers)
-        return reply
-
-
-class DeclaresNothing(Sound):
-    names: ClassVar[tuple[str, ...]] = ()
-
-    def client(self, *args: Any) -> Reply:
-        return replace(super().client(*args), releases=[Release(what=self.names)])
-
-
-class ForgetsATensor(DeclaresNothing):
-    names = ("step",)
-
-
-class DeclaresWhatItDoesNotSend(DeclaresNothing):
-    names = ("step", "n", "delta")
-
-
-class GivesAPartOfTheModel(Sound):
-    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        model = flat(state, "model")
-        return {"model": select(model, [*model][1:])}
-
-
-class MovesTheServerModel(Sound):
-    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        flat(state, "model").buffer.mul_(0.9)
-        return {"model": copy(flat(state, "model"))}
-
-
-class HasNoModelAtFirst(Sound):
-    """Clients that have not taken part yet have nothing."""
+    own: Callable[[Flat, bool], Flat] = lambda model, took_part: model
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return {"model": scale(flat(state, "model"), 0.5 if memory else float("nan"))}
+        return {"model": self.own(flat(state, "model"), bool(memory))}
 
 
-class DrawsAModel(Sound):
-    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        model = flat(state, "model")
-        return {"model": Flat(model.layout, model.buffer + torch.randn(model.layout.size))}
+def _moved(model: Flat, took_part: bool) -> Flat:
+    model.buffer.mul_(0.9)
+    return copy(model)
 
 
-class TrainsOtherwiseWhenPlayedAgain(Sound):
-    """Starts each client of a round a little further away, by how often clients were played."""
+@dataclass(frozen=True)
+class Priced(FedAvg):
+    """Its server is said to take so many steps, and ``variants`` to be faster methods of the same prices."""
 
-    played: ClassVar[list[float]] = []
+    steps: int = 10
+    more: str = ""
+    variants: Callable[[Any, int], Any] = lambda self, times: [
+        (replace(self, steps=1), 4),
+        (replace(self, steps=1 + times), 4),
+    ]
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        self.played.append(1.0)
-        x = scale(flat(message.common, "model"), 1 + 1e-3 * len(self.played))
-        return super().client(work, Message({"model": x}, message.own), memory, data, round, seed)
+    def pieces(self, *given: Any) -> Mapping[str, float]:
+        return {"steps": self.steps, **({self.more: 1} if self.more and self.steps == 10 else {})}
+
+    def smaller(self, times: int) -> Any:
+        return self.variants(self, times)
 
 
-BROKEN: dict[str, tuple[type[Sound], ...]] = {
-    "what_a_module_draws_is_keyed_in_every_mode": (DrawsFromNumpy, StartsFromTheLastClient),
-    "batch_norms_statistics_follow_the_policy": (ForgetsTheStatistics,),
-    "all_that_is_sent_is_named_by_a_release": (DeclaresNothing, ForgetsATensor, DeclaresWhatItDoesNotSend),
-    "two_rounds_keep_names_shapes_and_types": (WidensTheModel, RenamesTheModel, ReportsNoLoss),
-    "the_loss_falls": (WalksUphill, StandsStill),
+class DeniesItsLocalSteps(FedAvg):
+    trains_locally = False
+
+
+DRAWS_FROM_NUMPY = _draws(lambda n: torch.from_numpy(np.random.normal(size=n)))  # noqa: NPY002
+LAST_CLIENT = Broken(_noted("last", lambda model: scale(model, 0.0)), reply=_after_the_last_client)
+WAITS_FOR_ALL = Broken(_noted("asked", lambda model: []), _asked, total=_all_have_answered)
+ONE_MEMORY = Broken(_noted("shared", lambda model: {"moment": scale(model, 0.0)}), reply=_one_memory)
+OWN_MOMENTUM = Broken(_noted("velocity", lambda model: scale(model, 0.0)), total=_with_momentum)
+
+BROKEN: dict[str, tuple[Any, ...]] = {
+    "two_rounds_keep_names_shapes_and_types": (
+        Broken(merged=lambda model: Flat(model.layout, model.buffer.double())),
+        Broken(begin=lambda model: Flat(replace(model.layout, names=model.layout.names[::-1]), model.buffer)),
+        Broken(reply=lambda reply, given: replace(reply, metrics={})),
+    ),
+    "the_loss_falls": (Broken(server_lr=-1.0), Broken(server_lr=0.0)),
     "same_seed_same_bits_other_seed_other_bits": (
-        DrawsFromTorch, DrawsFromNumpy, DrawsFromPython, IgnoresTheSeed, RemembersInItsModule),
+        _draws(torch.randn),
+        DRAWS_FROM_NUMPY,
+        _draws(lambda n: torch.tensor([random.gauss() for _ in range(n)])),
+        Broken(given=lambda given: vars(given).update(seed=0)),
+        Broken(merged=_remembered),
+    ),
     "nothing_that_is_handed_in_is_changed": (
-        ChangesItsMessage, ChangesItsMemory, ChangesItsData, ChangesTheCommons, ChangesTheModelAtStart,
-        ChangesTheStateInDown, ChangesTheStateInMerge, ChangesTheTotal, ChangesReplies),
-    "what_a_client_returned_is_not_the_workers_buffer": (KeepsTheWorkersBuffer, SendsTheWorkersBuffer),
-    "memory_is_never_sent": (SendsItsMemory,),
-    "messages_replies_and_state_survive_pickling": (SendsWhatNobodyCanRead, SendsHalves),
-    "all_clients_of_a_round_get_the_same_common": (WritesPersonallyToAll,),
-    "bytes_are_those_of_the_tensors": (SmugglesItsReply, TellsClientsNothing, SaysItIsFree),
-    "clients_with_one_sample_take_part": (DividesByNMinusOne,),
-    "a_client_that_sits_out_keeps_its_memory": (OneMemoryForAll,),
-    "stragglers_change_nothing": (WaitsForAllItWroteTo,),
-    "late_clients_by_any_rule_break_no_promise": (
-        WaitsForAllItWroteTo, OneMemoryForAll, KeepsStateToItself, StartsFromTheLastClient),
-    "continuing_from_a_checkpoint_is_never_having_stopped": (KeepsStateToItself,),
+        Broken(given=lambda given: spoil(given.message.common["model"])),
+        Broken(given=lambda given: spoil(given.memory["moment"]) if given.memory else None),
+        Broken(given=lambda given: spoil(given.data.x)),
+        Broken(given=lambda given: spoil(given.data.commons.x)),
+        Broken(begin=lambda model: (spoil(model), model)[1]),
+        Broken(message=lambda state, message, client: (spoil(state["model"]), message)[1]),
+        Broken(total=lambda state, total, replies: spoil(state["model"])),
+        Broken(total=lambda state, total, replies: spoil(total["step"])),
+        Broken(total=lambda state, total, replies: spoil(next(iter(replies.values())).each["n"])),
+    ),
+    "what_a_client_returned_is_not_the_workers_buffer": (
+        Broken(
+            given=lambda given: vars(given).update(memory={}),
+            reply=lambda reply, given: replace(reply, memory={"last": given.work.params}),
+        ),
+        Broken(reply=lambda reply, given: replace(reply, each={"y": given.work.params})),
+    ),
+    "memory_is_never_sent": (Broken(reply=lambda reply, given: replace(reply, each=dict(given.memory))),),
+    "messages_replies_and_state_survive_pickling": (
+        Broken(reply=lambda reply, given: _wired(reply, MappingProxyType)),
+        Broken(reply=lambda r, _: replace(r, each={"half": Flat(_step(r).layout, _step(r).buffer.bfloat16())})),
+    ),
+    "all_clients_of_a_round_get_the_same_common": (
+        Broken(message=lambda state, message, client: Message({**message.common, "to": torch.tensor(client)})),
+    ),
+    "bytes_are_those_of_the_tensors": (
+        Broken(reply=_smuggled, total=_from_the_pocket),
+        Broken(message=_silent, given=lambda given: vars(given).update(message=NOTES["message"])),
+        Broken(reply=_free),
+    ),
+    "clients_with_one_sample_take_part": (
+        Broken(reply=lambda reply, given: replace(reply, weight=len(given.data) - 1.0)),
+    ),
+    "a_client_that_sits_out_keeps_its_memory": (ONE_MEMORY,),
+    "stragglers_change_nothing": (WAITS_FOR_ALL,),
+    "late_clients_by_any_rule_break_no_promise": (WAITS_FOR_ALL, ONE_MEMORY, OWN_MOMENTUM, LAST_CLIENT),
+    "continuing_from_a_checkpoint_is_never_having_stopped": (OWN_MOMENTUM,),
+    "neither_the_worker_nor_the_order_decides_a_bit": (LAST_CLIENT,),
+    "what_a_module_draws_is_keyed_in_every_mode": (DRAWS_FROM_NUMPY, LAST_CLIENT),
+    "batch_norms_statistics_follow_the_policy": (
+        Broken(reply=lambda reply, given: (given.work.load_buffers(given.work.initial_buffers), reply)[1]),
+    ),
+    "all_that_is_sent_is_named_by_a_release": (
+        _declares(),
+        _declares("step"),
+        _declares("step", "n", "delta"),
+    ),
     "personal_models_are_whole_and_asking_changes_nothing": (
-        GivesAPartOfTheModel, MovesTheServerModel, HasNoModelAtFirst, DrawsAModel),
-    "clients_at_once_train_as_one_after_another": (TrainsOtherwiseWhenPlayedAgain,),
-    "neither_the_worker_nor_the_order_decides_a_bit": (StartsFromTheLastClient,),
-}  # fmt: skip
+        Personally(own=lambda model, took_part: select(model, [*model][1:])),
+        Personally(own=_moved),
+        Personally(own=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
+        Personally(own=lambda model, _: Flat(model.layout, model.buffer + torch.randn(model.layout.size))),
+    ),
+    "clients_at_once_train_as_one_after_another": (Broken(given=_counted),),
+    "its_work_can_be_priced": (
+        Priced(steps=-1),
+        Priced(variants=lambda self, times: [(replace(self, steps=1), 4)] * 2),
+        Priced(more="epochs"),
+        Priced(variants=lambda self, times: [(FedAvg(), 4)]),
+        DeniesItsLocalSteps(),
+    ),
+}
+"""Each check of the contract, and what breaks its promise."""

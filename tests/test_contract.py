@@ -1,15 +1,35 @@
-"""Every check of the contract can fail: each of ``broken_promises`` breaks a promise, and that check says so."""
+"""``fedcommons.testing``: every check of the contract can fail, and ``check_algorithm`` names those that do."""
 
 import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from broken_promises import BROKEN, DrawsFromNumpy, KnowsItsProcess, Sound
+import torch
+from broken_promises import BROKEN, DRAWS_FROM_NUMPY, KnowsItsProcess, Priced, Sound
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local import LocalSGD
-from fedcommons.testing import CHECKS, check_algorithm
+from fedcommons.errors import UserError
+from fedcommons.federation.rounds import drawn
+from fedcommons.testing import CHECKS, check_algorithm, digits
+from fedcommons.testing.absent import LATE
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_method.py"
+FEDAVG = FedAvg()
+CASES = [pytest.param(check, one, id=f"{check}-{i}") for check, all in BROKEN.items() for i, one in enumerate(all)]
 
 
-def _named(error: AssertionError) -> list[str]:
+def plain(**other: Any) -> Any:
+    """FedAvg as an object that is no dataclass."""
+    functions = {name: getattr(FEDAVG, name) for name in ("start", "down", "client", "merge")}
+    return SimpleNamespace(**functions | other)
+
+
+def failed(error: AssertionError) -> list[str]:
     """The checks that the message of ``check_algorithm`` names."""
     return re.findall(r"^- (\w+): ", str(error), re.MULTILINE)
 
@@ -17,32 +37,77 @@ def _named(error: AssertionError) -> list[str]:
 @pytest.mark.long
 def test_a_sound_algorithm_passes() -> None:
     check_algorithm(Sound(), local=LocalSGD(epochs=2, batch_size=8))
+    check_algorithm(Priced(), only=["its_work_can_be_priced"])
 
 
-@pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in BROKEN.items() for kind in kinds])
+@pytest.mark.parametrize(("check", "algorithm"), CASES)
 @pytest.mark.long
-def test_a_broken_promise_is_found_and_named(check: str, kind: type[Sound]) -> None:
-    with pytest.raises(AssertionError) as caught:
-        check_algorithm(kind(), only=[check])
-    assert _named(caught.value) == [check]
-    assert str(caught.value).startswith(f"{kind.__name__} fails 1 of 1 checks\n")
+def test_a_broken_promise_is_detected_and_named(check: str, algorithm: Any) -> None:
+    with pytest.raises(AssertionError, match=rf"^{type(algorithm).__name__} fails 1 of 1 checks\n") as caught:
+        check_algorithm(algorithm, local=LocalSGD(epochs=1, batch_size=8), only=[check])
+    assert failed(caught.value) == [check]
 
 
 def test_all_violations_come_in_one_error() -> None:
     expected = ["same_seed_same_bits_other_seed_other_bits", "neither_the_worker_nor_the_order_decides_a_bit"]
-    with pytest.raises(AssertionError, match=r"^DrawsFromNumpy fails 2 of 3 checks\n") as caught:
-        check_algorithm(DrawsFromNumpy(), only=["memory_is_never_sent", *expected])
-    assert _named(caught.value) == expected
+    with pytest.raises(AssertionError, match=r"^Broken fails 2 of 3 checks\n") as caught:
+        check_algorithm(DRAWS_FROM_NUMPY, only=["memory_is_never_sent", *expected])
+    assert failed(caught.value) == expected
 
 
 def test_every_check_has_been_seen_to_fail() -> None:
-    assert {*BROKEN, "its_work_can_be_priced"} == CHECKS.keys()  # that one in test_priced_contract.py
+    assert BROKEN.keys() == CHECKS.keys()
 
 
 @pytest.mark.ray
 def test_real_actors_are_compared_too(ray_session: None) -> None:
-    """Twice ten seconds, in which two actors import torch."""
-    check_algorithm(Sound(), actors=2)
+    check = "ray_actors_give_the_bits_of_one_process"
+    check_algorithm(Sound(), actors=2, only=["memory_is_never_sent"])
     with pytest.raises(AssertionError) as caught:
-        check_algorithm(KnowsItsProcess(), actors=2)
-    assert _named(caught.value) == ["ray_actors_give_the_bits_of_one_process"]
+        check_algorithm(KnowsItsProcess(), actors=2, only=["memory_is_never_sent"])
+    assert failed(caught.value) == [check]
+
+
+def test_an_algorithm_need_not_be_a_dataclass() -> None:
+    names = ["two_rounds_keep_names_shapes_and_types", "late_clients_by_any_rule_break_no_promise"]
+    check_algorithm(plain(), only=[*names, "its_work_can_be_priced"])
+
+
+def test_an_error_of_the_algorithm_is_reported_with_its_cause() -> None:
+    def merge(*args: object) -> None:
+        raise ZeroDivisionError("of no avail")
+
+    with pytest.raises(AssertionError, match=r"- the_loss_falls: .*round 1: ZeroDivisionError: of no avail") as caught:
+        check_algorithm(plain(merge=merge), only=["the_loss_falls"])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("only", [("the_loss_fals",), "the_loss_fals"])
+def test_an_unknown_check_is_refused_with_the_nearest_name(only: str | tuple[str]) -> None:
+    with pytest.raises(UserError, match="did you mean 'the_loss_falls'"):
+        check_algorithm(plain(), only=only)
+
+
+def test_late_clients_are_those_of_another_rule_in_each_round() -> None:
+    """With the numbers of the check, each rule has its round and makes a client late, wholly or in part."""
+    federation = digits()
+    plan = replace(federation.plan(10, participation=0.8, seed=8, late=LATE), take_partial=True)
+    late = [drawn(FEDAVG, plan, {}, number)[1] for number in range(1, 11)]
+    for number, (rule, of_round) in enumerate(zip(2 * LATE.rules, late, strict=True), 1):
+        joined = drawn(FEDAVG, replace(plan, late=None), {}, number)[0]
+        assert of_round == rule(joined, plan.facts, number, 8)
+    assert [any(shares.values()) for shares in late[:5]] == [False, False, True, False, True]
+    assert all(late[:5])
+    assert plan.facts.arrival is not None
+    assert len(set(plan.facts.arrival)) == 5  # no two clients are alike
+
+
+def test_the_example_of_a_method_has_the_property_that_contributing_names() -> None:
+    kind = runpy.run_path(str(EXAMPLE), run_name="own_method")["FedAvgM"]
+    federation = digits()
+    without, fedavg, with_momentum = (
+        federation.play(algorithm, federation.plan(3))[-1][0].model.buffer
+        for algorithm in (kind(beta=0.0), FEDAVG, kind(beta=0.5))
+    )
+    assert torch.allclose(without, fedavg, rtol=0, atol=1e-6)
+    assert not torch.allclose(with_momentum, fedavg, rtol=0, atol=1e-3)

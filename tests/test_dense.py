@@ -13,16 +13,11 @@ from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Ensemble, divergence, to_learn
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
-from fedcommons.config import presets
 from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD
-from fedcommons.data import datasets
 from fedcommons.errors import UserError
-from fedcommons.runs.build import prepare
-from fedcommons.runs.modules import require_distillable
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data
 from lightning_modules import Classifier
@@ -329,59 +324,3 @@ def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_b
     norms = 2 * (128 + 128 + 64)
     found = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
     assert found == linear + first + second + last + norms
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"dense.warmup_rounds": 3}, "dense.warmup_rounds must be below federation.rounds = 3, got 3"),
-        ({"federation.participation": 0.5}, "dense needs federation.participation 1, got 0.5"),
-        ({"federation.buffers": "keep"}, "dense needs federation.buffers average"),
-    ],
-)
-def test_refusals(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        prepare(presets.experiment("smoke", "digits", {"algorithm": "dense", **fields}))
-
-
-class _Wide(nn.Module):
-    """Its outputs are no logits of the classes: there is one more."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros(len(x), 11)
-
-
-def test_a_model_without_logits_and_examples_that_are_no_images_are_refused() -> None:
-    dataset = datasets.load("digits", datasets.digits)
-    require_distillable(FedAvg(), _Wide(), dataset)
-    with pytest.raises(UserError, match=r"DENSE distils logits, .* gives \(2, 11\) in the place of \(2, 10\)"):
-        require_distillable(SMALL, _Wide(), dataset)
-    train = replace(dataset.train, x=dataset.train.x.float())
-    with pytest.raises(UserError, match=r"DENSE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
-        require_distillable(SMALL, _Wide(), replace(dataset, train=train))
-
-
-class _ByType(nn.Module):
-    """It takes floating images as they are, and has no ``normalise`` that says how uint8 ones are scaled."""
-
-    def __init__(self, *, is_scaled: bool) -> None:
-        super().__init__()
-        self.last, self.is_scaled = nn.Linear(64, 10), is_scaled
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last((x / 255 if x.dtype == torch.uint8 or self.is_scaled else x).flatten(1))
-
-
-class _Normalised(_ByType):
-    def normalise(self, x: Tensor) -> Tensor:
-        return x / 255
-
-
-def test_a_model_that_scales_images_by_their_type_needs_normalise() -> None:
-    dataset = datasets.load("digits", datasets.digits)
-    for method in (SMALL, CoBoosting()):
-        require_distillable(method, _ByType(is_scaled=True), dataset)
-        require_distillable(method, _Normalised(is_scaled=False), dataset)
-        with pytest.raises(UserError, match=r"trains images through the model, .* give the module normalise\(x\)"):
-            require_distillable(method, _ByType(is_scaled=False), dataset)
-    require_distillable(FedCVAE(), _ByType(is_scaled=False), dataset)  # its images are uint8 throughout

@@ -166,7 +166,7 @@ def make(quick: Callable[[str], Algorithm]) -> Callable[[str], Algorithm]:
 @pytest.mark.parametrize("name", CONTRACT)
 def test_contract(name: str, check: str, make: Callable[[str], Algorithm]) -> None:
     """With fewer steps than ``LOCAL``, which are enough for all but learning."""
-    CHECKS[check](make(name), LOCAL if check == "the_loss_falls" else LocalSGD(epochs=2, batch_size=8))
+    CHECKS[check](make(name), LOCAL if check == "the_loss_falls" else LocalSGD(epochs=1, batch_size=8))
 
 
 @dataclass

@@ -1,96 +1,182 @@
-"""FedAvg against closed forms on least squares, where a full-batch step of client i is w <- w - lr (H_i w - c_i)."""
+"""FedAvg, FedProx and the server optimizers against closed forms and the papers' recursions on least squares."""
 
 from collections.abc import Callable
+from math import copysign, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
+from closed_forms import FULL, fixed_point, play, quadratic, slope
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
-from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat
+from fedcommons.tensors import flat
 
 if TYPE_CHECKING:
-    from conftest import LeastSquares
+    from fedcommons.testing.federations import LeastSquares
 
     Problem = Callable[..., LeastSquares]
 
-FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
-
-
-def _play(
-    problem: "LeastSquares",
-    local: LocalSGD,
-    rounds: int,
-    lr: float,
-    start: np.ndarray | None = None,
-    weighting: str = "uniform",
-) -> np.ndarray:
-    """The model after ``rounds``, from ``start`` (else zero)."""
-    federation, algorithm = problem.federation(lr).training(local, weighting), FedAvg()
-    plan = federation.plan(rounds)
-    begin = federation.model if start is None else Flat(federation.model.layout, torch.from_numpy(start.copy()))
-    played = federation.play(algorithm, plan, start=Standing(0, algorithm.start(begin, plan.facts, 0)))
-    return played[-1][0].model.buffer.numpy()
-
-
-def test_one_local_step_with_everybody_is_a_step_on_the_pooled_data(least_squares: "Problem") -> None:
-    problem, w = least_squares(), np.array([0.3, -1.0, 2.0])
-    a, b = np.concatenate(problem.a), np.concatenate(problem.b)
-    expected = w
-    for _ in range(3):
-        expected = expected - 0.2 * a.T @ (a @ expected - b) / len(b)
-    assert np.allclose(_play(problem, LocalSGD(1, FULL), 3, 0.2, w), expected, rtol=0, atol=1e-14)
+Adaptive = FedAdagrad | FedAdam | FedYogi
+RATE = 0.1
+both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
 
 
 def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: "Problem") -> None:
-    problem, lr, rounds, steps = least_squares(sizes=(8,)), 0.1, 4, 5
-    hessian = problem.a[0].T @ problem.a[0] / 8
-    shrink = np.linalg.matrix_power(np.eye(3) - lr * hessian, rounds * steps)
-    expected = problem.optimum - shrink @ problem.optimum  # from zero
-    assert np.allclose(_play(problem, LocalSGD(steps, FULL), rounds, lr), expected, rtol=0, atol=1e-14)
+    problem, rounds, steps = least_squares(sizes=(8,)), 4, 5
+    shrink = np.linalg.matrix_power(np.eye(3) - RATE * quadratic(problem, 0)[0], rounds * steps)
+    model = play(problem, FedAvg(), LocalSGD(steps, FULL), rounds, RATE)[-1].model.buffer.numpy()
+    assert np.allclose(model, problem.optimum - shrink @ problem.optimum, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@both_weightings
 def test_weights_are_one_or_the_number_of_samples(weighting: str, least_squares: "Problem") -> None:
     sizes = (2, 9, 4, 17)
     problem, local = least_squares(sizes=sizes), LocalSGD(epochs=2, batch_size=3)
-    federation = problem.federation(0.1)
+    federation = problem.federation(RATE)
     trained = [
         local.run(federation.work(), federation.model, federation.data.clients[i], seed_for(0, "client", 1, i))[0]
         for i in range(len(sizes))
     ]
-    y = np.stack([flat.buffer.numpy() for flat in trained])
+    y = np.stack([one.buffer.numpy() for one in trained])
     n = np.array(sizes) if weighting == "samples" else np.ones(4)
-    expected = (n[:, None] * y).sum(0) / n.sum()
-    assert np.allclose(_play(problem, local, 1, 0.1, weighting=weighting), expected, rtol=0, atol=1e-14)
-    assert np.abs(y.mean(0) - (np.array(sizes)[:, None] * y).sum(0) / sum(sizes)).max() > 1e-3  # they differ at all
-
-
-def _fixed_point(problem: "LeastSquares", steps: int, lr: float) -> np.ndarray:
-    """Where FedAvg stops. A round is an affine map w -> M w + c, so d + 1 rounds tell M and c."""
-    local = LocalSGD(steps, FULL)
-    c = _play(problem, local, 1, lr)
-    m = np.stack([_play(problem, local, 1, lr, unit) - c for unit in np.eye(len(c))], axis=1)
-    found = np.linalg.solve(np.eye(len(c)) - m, c)
-    assert np.allclose(_play(problem, local, 1, lr, found), found, rtol=0, atol=1e-13)
-    return found
+    model = play(problem, FedAvg(), local, 1, RATE, weighting=weighting)[-1].model.buffer.numpy()
+    assert np.allclose(model, (n[:, None] * y).sum(0) / n.sum(), rtol=0, atol=1e-14)
+    assert np.abs(y.mean(0) - (np.array(sizes)[:, None] * y).sum(0) / sum(sizes)).max() > 1e-3
 
 
 def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(least_squares: "Problem") -> None:
-    """Theory: K > 1 local steps on different clients stop at a distance O(lr K) from the optimum, slope 1."""
+    """K > 1 local steps on different clients stop at a distance O(lr K) from the optimum; one step has no bias."""
     problem, rates = least_squares(), np.array([0.001, 0.002, 0.004, 0.008])
-    bias = [np.linalg.norm(_fixed_point(problem, 5, lr) - problem.optimum) for lr in rates]
-    slope = np.polyfit(np.log(rates), np.log(bias), 1)[0]
-    assert abs(slope - 1) < 0.05
-    assert np.linalg.norm(_fixed_point(problem, 1, 0.1) - problem.optimum) < 1e-12  # one step: no bias
+
+    def bias(steps: int, lr: float) -> float:
+        federation = problem.federation(lr).training(LocalSGD(steps, FULL))
+        return float(np.linalg.norm(fixed_point(federation, FedAvg()) - problem.optimum))
+
+    assert abs(slope(rates, [bias(5, lr) for lr in rates]) - 1) < 0.05
+    assert bias(1, RATE) < 1e-12
 
 
-def test_identical_clients_are_one_client(least_squares: "Problem") -> None:
-    one = least_squares(sizes=(8,))
-    many = type(one)(list(one.a) * 5, list(one.b) * 5)
-    local = LocalSGD(3, FULL)
-    assert np.allclose(_play(many, local, 4, 0.1), _play(one, local, 4, 0.1), rtol=0, atol=1e-14)
+@pytest.mark.parametrize("mu", [0.01, 2.0])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_squares: "Problem") -> None:
+    """Gradient descent on f_i(y) + (mu/2) ||y - x||^2: y_K = y* + (I - eta (H + mu))^K (x - y*)."""
+    problem, eye, x = least_squares(), np.eye(3), np.zeros(3)
+    for now in play(problem, FedProx(mu), LocalSGD(steps, FULL), 3, RATE):
+        ends = []
+        for i in range(4):
+            hessian, c = quadratic(problem, i)
+            best = np.linalg.solve(hessian + mu * eye, c + mu * x)
+            ends.append(best + np.linalg.matrix_power(eye - RATE * (hessian + mu * eye), steps) @ (x - best))
+        x = np.mean(ends, axis=0)
+        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-13)
+
+
+def test_many_local_steps_of_fedprox_stop_at_the_fixed_point_of_exact_local_minima(least_squares: "Problem") -> None:
+    """x = mean_i (H_i + mu)^-1 (c_i + mu x), which a larger mu brings nearer to the joint optimum."""
+    problem, eye, distances = least_squares(), np.eye(3), []
+    for mu in (1.0, 4.0):
+        inverses = [np.linalg.inv(quadratic(problem, i)[0] + mu * eye) for i in range(4)]
+        target = np.mean([inverse @ quadratic(problem, i)[1] for i, inverse in enumerate(inverses)], axis=0)
+        expected = np.linalg.solve(eye - mu * np.mean(inverses, axis=0), target)
+        point = fixed_point(problem.federation(0.2).training(LocalSGD(100, FULL)), FedProx(mu))
+        assert np.allclose(point, expected, rtol=0, atol=1e-7)
+        distances.append(np.linalg.norm(expected - problem.optimum))
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_fedproxs_logged_loss_has_no_proximal_term(least_squares: "Problem") -> None:
+    """At x it is f_i(x), here mean b^2 / 2; over two steps the mean of f_i at both places."""
+    problem = least_squares()
+    for steps, tolerance in ((1, 1e-6), (2, 1e-6)):
+        federation = problem.federation(RATE).training(LocalSGD(steps, FULL))
+        losses = [[np.mean((a @ x - b) ** 2) / 2 for x in (np.zeros(3), RATE * a.T @ b / len(b))[:steps]]
+                  for a, b in zip(problem.a, problem.b, strict=True)]  # fmt: skip
+        _, facts = federation.play(FedProx(mu=3.0), federation.plan(1))[0]
+        assert facts["train/loss"] == pytest.approx(np.mean(losses), rel=tolerance)
+
+
+def server_models(problem: "LeastSquares", method: Algorithm, rounds: int, weighting: str = "uniform"):
+    """With one full-batch step Delta = -0.1 sum_i w_i grad f_i(x)."""
+    return [now.model.buffer.numpy() for now in play(problem, method, LocalSGD(1, FULL), rounds, RATE, 1.0, weighting)]
+
+
+def delta(problem: "LeastSquares", x: np.ndarray, weighting: str) -> np.ndarray:
+    sizes = [len(b) for b in problem.b]
+    w = np.array(sizes if weighting == "samples" else [1.0] * len(sizes))
+    return -RATE * (w / w.sum()) @ problem.gradients(x)
+
+
+def second_moment(method: Adaptive, v: float, d: float) -> float:
+    if isinstance(method, FedAdagrad):
+        return v + d * d
+    if isinstance(method, FedAdam):
+        return method.beta_2 * v + (1 - method.beta_2) * d * d
+    sign = 0.0 if v == d * d else copysign(1.0, v - d * d)
+    return v - (1 - method.beta_2) * d * d * sign
+
+
+@both_weightings
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAdagrad(), FedAdagrad(0.8, 0.3, 0.2), FedAdam(), FedAdam(0.5, 0.7, 0.05, 0.02), FedYogi(),
+        FedYogi(0.5, 0.3, 0.1, 0.05), FedYogi(0.0, 0.0, 0.1, 0.05),
+    ],
+)  # fmt: skip
+def test_algorithm_2_element_by_element(method: Adaptive, weighting: str, least_squares: "Problem") -> None:
+    problem = least_squares(sizes=(8, 3, 12, 5))
+    x, m, v = np.zeros(3), [0.0] * 3, [method.tau**2] * 3
+    for model in server_models(problem, method, 8, weighting):
+        for j, d in enumerate(delta(problem, x, weighting).tolist()):
+            m[j] = method.beta_1 * m[j] + (1 - method.beta_1) * d
+            v[j] = second_moment(method, v[j], d)
+            x[j] = x[j] + method.server_lr * m[j] / (sqrt(v[j]) + method.tau)
+        assert np.allclose(model, x, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("beta", "server_lr"), [(0.0, 1.0), (0.5, 1.0), (0.9, 0.3)])
+def test_fedavgm_is_the_heavy_ball(beta: float, server_lr: float, least_squares: "Problem") -> None:
+    """x_(t+1) = x_t + eta Delta(x_t) + beta (x_t - x_(t-1)), x_0 = x_(-1) = 0."""
+    problem = least_squares()
+    before = x = np.zeros(3)
+    for model in server_models(problem, FedAvgM(beta, server_lr), 12):
+        before, x = x, x + server_lr * delta(problem, x, "uniform") + beta * (x - before)
+        assert np.allclose(model, x, rtol=0, atol=1e-13)
+
+
+def test_fedavgm_converges_at_the_rate_of_its_companion_matrix(least_squares: "Problem") -> None:
+    problem, beta, eye = least_squares(), 0.5, np.eye(3)
+    hessian = np.mean([quadratic(problem, i)[0] for i in range(4)], axis=0)
+    companion = np.block([[eye - RATE * hessian + beta * eye, -beta * eye], [eye, np.zeros((3, 3))]])
+    slowest = np.abs(np.linalg.eigvals(companion)).max()
+    errors = [np.linalg.norm(x - problem.optimum) for x in server_models(problem, FedAvgM(beta), 160)]
+    assert (errors[159] / errors[59]) ** (1 / 100) == pytest.approx(slowest, rel=2e-3)
+    assert slowest < 0.98 * (1 - RATE * np.linalg.eigvalsh(hessian)[0])  # FedAvg is slower
+
+
+@pytest.mark.parametrize("kind", [FedAdagrad, FedYogi])
+def test_little_adaptivity_is_fedavg_up_to_the_second_order(
+    kind: type[FedAdagrad] | type[FedYogi], least_squares: "Problem"
+) -> None:
+    """sqrt(v) = tau (1 + O(1/tau^2)), so with eta = 2 tau and beta_1 = 0 the error falls by 4 where tau doubles."""
+    problem, taus = least_squares(), np.array([4.0, 8.0, 16.0])
+    plain = server_models(problem, FedAvg(), 3)[-1]
+    methods = [kind(beta_1=0.0, server_lr=2 * tau, tau=tau) for tau in taus]
+    errors = [float(np.linalg.norm(server_models(problem, method, 3)[-1] - plain)) for method in methods]
+    assert slope(taus, errors) == pytest.approx(-2, abs=0.1)
+
+
+def test_fedyogi_forgets_more_slowly_than_fedadam(least_squares: "Problem") -> None:
+    """After a large v, v of FedAdam falls geometrically, that of FedYogi by Delta^2 at most (the paper's section 3)."""
+    problem = least_squares()
+    adam, yogi = (
+        flat(play(problem, method, LocalSGD(1, FULL), 20, RATE)[-1].state, "v").buffer
+        for method in (FedAdam(tau=10.0), FedYogi(tau=10.0))
+    )
+    assert (adam < 100 * 0.99**20 + 1).all()
+    assert (yogi > 100 - 1).all()

@@ -4,29 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, floor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms.decoders import Drawing, Networks, Training, batches, draw, quotas, taught
 from fedcommons.algorithms.fedcvae import FedCVAE
-from fedcommons.config import presets
 from fedcommons.core.algorithm import Facts, Reply
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import Worker
-from fedcommons.data import datasets
-from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint
 from fedcommons.federation.stragglers import PerClient
-from fedcommons.runs.build import prepare
-from fedcommons.runs.modules import require_distillable
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data, flat, flatten
-from fedcommons.testing.comparing import bits
 from lightning_modules import Classifier
 from lightning_modules.cvae import CVAE, Decoder, truncated_normal
 
@@ -325,43 +317,3 @@ def test_half_the_work_is_half_the_steps(three: "Federation") -> None:
     assert not sent(of_two, 0.5).equal(sent(of_two, 1.0))
     assert sent(of_two, 0.25).equal(sent(of_two, 0.5))  # one step of two: a client of seven images has one an epoch
     assert sent(whole, 1.0).isfinite().all()
-
-
-@pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
-def test_resuming_between_rounds_of_the_server_changes_no_bit(
-    three: "Federation", method: FedCVAE, tmp_path: Path
-) -> None:
-    plan = three.plan(4)
-    played = [now for now, _ in three.play(method, plan)]
-    checkpoint.save(tmp_path, played[1])
-    again = three.play(method, plan, start=checkpoint.load_latest(tmp_path))
-    assert bits(again[-1][0]) == bits(played[-1])
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"federation.participation": 0.5}, "fedcvae needs federation.participation 1, got 0.5"),
-        ({"federation.buffers": "keep"}, "fedcvae needs federation.buffers average"),
-        ({"dp.local": True}, "fedcvae needs dp.local false"),
-        ({"fedcvae.channels": (4,) * 5}, r"fedcvae.channels must have 1 to 4 levels, .* \(1, 8, 8\), got 5"),
-        ({"fedcvae.channels": ()}, "fedcvae.channels must have 1 to 4 levels"),
-        ({"model.batch_norm": True}, "FedCVAE is not defined for a model with BatchNorm"),
-    ],
-)
-def test_refusals(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        prepare(presets.experiment("smoke", "digits", {"algorithm": "fedcvae", **fields}))
-
-
-class _Logits(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros(len(x), 10)
-
-
-def test_examples_that_are_no_images_are_refused() -> None:
-    dataset = datasets.load("digits", datasets.digits)
-    require_distillable(SMALL, _Logits(), dataset)
-    train = replace(dataset.train, x=dataset.train.x.float())
-    with pytest.raises(UserError, match=r"FedCVAE makes images .* of digits are torch.float32 of shape \(1, 8, 8\)"):
-        require_distillable(SMALL, _Logits(), replace(dataset, train=train))

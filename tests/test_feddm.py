@@ -1,7 +1,7 @@
 """FedDM against its formulas in float64: losses, pixel gradients, the ball, equation 15, message sizes."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,16 +19,11 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
-from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.blocks import train_block
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, data, layout_of, norm, sub
 from lightning_modules import Classifier
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedcommons.testing.federations import Federation
 
     Digits = Callable[..., Federation]
@@ -47,6 +42,11 @@ def _module() -> Classifier:
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _case() -> tuple[Classifier, Tensor, Tensor]:
+    """A module, real images, and synthetic ones of every class."""
+    return _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
 
 
 def _mine() -> Tensor:
@@ -70,11 +70,8 @@ def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
     return matching.losses(_u(module, images), matching.means(_u(module, real), _mine()).detach())
 
 
-# The loss
-
-
 def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_and_so_are_the_gradients() -> None:
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    module, real, images = _case()
     found = _all_losses(module, real, images)
     alone = [images.detach()[c * IPC : (c + 1) * IPC].requires_grad_() for c in range(3)]
     wanted = [_loss_of_class(module, *pair) for pair in zip(real.split(COUNTS), alone, strict=True)]
@@ -85,8 +82,8 @@ def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_and_so_ar
 
 
 def test_the_pixel_gradient_is_that_of_finite_differences() -> None:
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1)
-    (gradient,) = torch.autograd.grad(_all_losses(module, real, images.requires_grad_()).sum(), images)
+    module, real, images = _case()
+    (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     step, images = 1e-5, images.detach()
     for j in range(images.numel()):
         bump = torch.zeros_like(images).view(-1)
@@ -114,9 +111,6 @@ def test_an_example_held_twice_at_half_weight_changes_no_mean() -> None:
     assert torch.allclose(matching.means(*more), matching.means(u, mine), rtol=1e-12)
 
 
-# The ball
-
-
 def _flat(values: Tensor) -> Flat:
     return Flat(layout_of([("w", values)]), values)
 
@@ -142,11 +136,6 @@ def test_projection_gives_the_nearest_point_of_the_ball() -> None:
     assert float((w - x).norm()) == pytest.approx(0.5, rel=1e-12)
     assert torch.allclose(w, x + 0.5 * out / out.norm(), rtol=1e-12)
     assert torch.equal(kept, inside)
-    project(x_itself := x.clone(), x, 0.5)
-    assert torch.equal(x_itself, x)
-
-
-# Equation 15 and the noise
 
 
 def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
@@ -157,14 +146,14 @@ def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
 
 
 def test_the_batch_gradient_is_the_mean_of_the_terms_with_their_factor_two() -> None:
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    module, real, images = _case()
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     means = torch.cat([of.mean(0) for of in _terms(module, real, images)])
     assert torch.allclose(means, gradient, rtol=1e-10)
 
 
 def test_a_term_is_two_times_the_jacobian_times_the_gap() -> None:
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    module, real, images = _case()
     mine = images.detach()[IPC : 2 * IPC]
     jacobian = torch.autograd.functional.jacobian(lambda s: _u(module, s).mean(0), mine)  # (8, ipc, 4)
     gap = (_u(module, mine).mean(0) - _u(module, real[COUNTS[0] + 2 : COUNTS[0] + 3])[0]).detach()
@@ -178,7 +167,7 @@ def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp:
 
 def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:
     """It is blanked out: its term is left out of the sum. This one is longer than C, so it moves it by all of C/|B|."""
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    module, real, images = _case()
     of_class, clip = list(_u(module, real).detach().split(COUNTS)), 0.05
     without = [of_class[0], of_class[1][1:], of_class[2]]
     a, b = (_private(module, of, images, DPSGD(0.0, clip)) for of in (of_class, without))
@@ -195,7 +184,7 @@ def test_one_image_turns_the_papers_gradient_as_a_whole() -> None:
 
 
 def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> None:
-    module, real, images = _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
+    module, real, images = _case()
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     of_class = list(_u(module, real).detach().split(COUNTS))
     assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
@@ -213,9 +202,6 @@ def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> No
         found = _private(module, [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))
     for part, n in zip(found.chunk(3), COUNTS, strict=True):
         assert float(part.std()) == pytest.approx(3 * 0.5 / n, rel=0.08)
-
-
-# What a client sends
 
 
 def _client(method: FedDM, rows: ClientData, loop: LocalSGD | None = None, module: Any = None, seed: int = 0) -> Reply:
@@ -312,16 +298,6 @@ def test_dropout_is_off_while_images_are_matched(digits: "Digits") -> None:
     assert torch.equal(*ends)
 
 
-def test_a_module_that_names_no_head_is_refused() -> None:
-    module = _module()
-    module.head = None  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match="must have an attribute head, the dotted name of the layer"):
-        _client(FedDM(), _rows((12,)), module=module)
-
-
-# The server
-
-
 def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(digits: "Digits") -> None:
     """One epoch in one batch; ``examples``: an image weighs n_k / (n n_k^S), times the number of images."""
     federation = digits(sizes=(30, 12), linear=True)
@@ -352,48 +328,10 @@ def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digit
 
 
 def test_the_order_of_the_servers_batches_is_keyed(digits: "Digits") -> None:
-    federation = digits(linear=True)
-    draws = torch.Generator().manual_seed(0)
-    images, labels = torch.randn(12, 1, 8, 8, generator=draws), torch.arange(12) % 10
-    task = Surrogate(
-        model=federation.model,
-        images=images,
-        labels=labels,
-        weights=None,
-        sgd=ServerSGD(2, 4, 0.1, 0.0, 0.0),
-        radius=None,
-    )
+    federation, labels = digits(linear=True), torch.arange(12) % 10
+    images = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    sgd = ServerSGD(2, 4, 0.1, 0.0, 0.0)
+    task = Surrogate(model=federation.model, images=images, labels=labels, weights=None, sgd=sgd, radius=None)
     ends = [federation.serial(FedDM()).map(minimise, task, [seed])[0].buffer for seed in (0, 0, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
-
-
-class _Killed(Exception):
-    pass
-
-
-@pytest.mark.long
-def test_killed_while_the_server_trains_and_continued_is_never_killed(digits: "Digits", tmp_path: "Path") -> None:
-    federation, method = digits(dropout=0.3), FedDM()
-    plan = federation.plan(3)
-    whole = federation.play(method, plan)[-1][0]
-    executor = federation.serial(method)
-    run, jobs = executor.map, 0
-
-    def dying(function: Any, shared: Any, given: Any) -> Any:
-        nonlocal jobs
-        jobs += function is not train_block  # of the server
-        if jobs == 3:
-            raise _Killed
-        return run(function, shared, given)
-
-    executor.map = dying  # pyright: ignore[reportAttributeAccessIssue]
-    course = rounds.run(method, executor, plan, federation.start(method, plan))
-    for now, _ in islice(course, 2):
-        checkpoint.save(tmp_path, now)
-    with pytest.raises(ClientError, match="_Killed"):
-        next(course)
-    rest = federation.play(method, plan, start=checkpoint.load_latest(tmp_path))
-    assert [now.round for now, _ in rest] == [3]
-    for name, x in whole.state.items():
-        assert torch.equal(data(rest[-1][0].state[name]), data(x))

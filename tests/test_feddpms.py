@@ -1,6 +1,6 @@
 """FedDPMS: who gives when, who receives from whom, what is kept, and what it comes to without an exchange."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -14,18 +14,15 @@ from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.config import presets
 from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Draws, Noise
 from fedcommons.core.release import Release
 from fedcommons.core.work import Work
-from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
-from fedcommons.runs.build import prepare
 from fedcommons.tensors import Flat, data, flat, select
 from fedcommons.testing.spy import Spy
 from lightning_modules import VAEClassifier
@@ -369,26 +366,3 @@ def test_the_expected_downloads_are_the_mean_number_of_clients_drawn_in_stage_tw
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"feddpms.preliminary_rounds": 3}, "feddpms.preliminary_rounds must be below federation.rounds = 3, got 3."),
-        ({"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes, got 11."),
-        ({"feddpms.quota": 0}, "feddpms.quota must lie in [1, 1e5], got 0."),
-        (
-            {"feddpms.privacy": "sound", "feddpms.sigma": 0.0},
-            "feddpms.sigma must be above 0 with feddpms.privacy",
-        ),
-        (
-            {"feddpms.privacy": "sound", "feddpms.receive": "real"},
-            "feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.",
-        ),
-        ({"model.name": "cnn"}, "FedDPMS needs a model with an attribute encode, and Classifier has none"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_work(values: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        prepare(presets.experiment("smoke", values={"algorithm": "feddpms", "model.name": "vae", **values}))
-    assert said in str(error.value)

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms.feature_generator import STATISTICS, diversity, features, label_weights, labels_at
-from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedgen import FedGEN, _evaluated, in_chunks
 from fedcommons.core.algorithm import State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, add, data, flat, flatten
 from lightning_modules import Classifier
@@ -162,17 +160,6 @@ def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digi
         assert torch.allclose(flat(state, "generator")["norm.variance"], variance, rtol=0, atol=1e-6)
 
 
-@pytest.mark.long
-def test_weight_0_trains_fedavgs_model(digits: "Digits") -> None:
-    federation, loop = digits(), LocalSGD(epochs=2, batch_size=5)
-    for weighting in ("uniform", "samples"):
-        of = federation.training(loop, weighting)
-        ends = [of.play(m, of.plan(3))[-1][0].state["model"] for m in (FedAvg(), replace(TINY, weight=0.0))]
-        assert data(ends[0]).equal(data(ends[1]))
-    other = federation.training(loop).play(TINY, federation.plan(3))[-1][0].state["model"]
-    assert not data(other).equal(data(ends[0]))
-
-
 def test_label_weights_sum_to_one_in_every_class_that_anybody_owns() -> None:
     counts = torch.randint(0, 4, (6, 9), generator=generator("counts"))
     counts[:, 4] = 0
@@ -279,25 +266,3 @@ def test_steps_in_chunks_do_not_depend_on_how_many_were_expected() -> None:
     expected, fewer = (in_chunks(steps, make) for steps in (150, 3))
     for step in range(150):
         assert expected(step)[0].equal(fewer(step)[0])
-
-
-@pytest.mark.parametrize(
-    ("head", "model", "said"),
-    [
-        ((), {"a": torch.ones(2, 2)}, "names its head"),
-        (("b",), {"a": torch.ones(2, 2)}, "b is frozen"),
-        (("a",), {"a": torch.ones(2, 2, 3, 3)}, r"begins with a linear layer, and a has shape \(2, 2, 3, 3\)"),
-    ],
-)
-def test_a_head_that_has_no_feature_vector_is_refused(
-    head: tuple[str, ...], model: dict[str, Tensor], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        TINY.start(flatten(model), _facts(head), 0)
-
-
-def test_a_head_with_batch_norm_is_refused_and_a_body_with_it_is_not() -> None:
-    model = flatten({name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")})
-    TINY.start(model, _facts(("head.0", "head.1"), ("body.1",)), 0)
-    with pytest.raises(UserError, match=r"a head without BatchNorm, .* and head.1 is of one"):
-        TINY.start(model, _facts(("head.0", "head.1"), ("body.1", "head.1")), 0)

@@ -15,11 +15,11 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, flat
+from fedcommons.tensors import flat
 from lightning_modules import Classifier
 
 if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
+    from fedcommons.testing.federations import Federation
 
     Digits = Callable[..., Federation]
 
@@ -196,29 +196,3 @@ def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: "Di
     alone = [loss(replace(data, commons=data.commons[slice(j, j + 1)]), 0) for j in range(5)]
     assert len(set(alone)) == 5
     assert {loss(data, seed) for seed in range(60)} == set(alone)
-
-
-def test_training_that_mixes_differs_from_training_that_does_not(digits: "Digits") -> None:
-    federation = digits()
-    clients = federation.data.clients.with_commons(mean_images(federation.data.clients, 4, 10, seed=0))
-    federation = replace(federation, data=replace(federation.data, clients=clients))
-    ends = [
-        federation.play(FedMix(mix, box=box), federation.plan(1))[0][0].model.buffer
-        for mix, box in ((0.0, False), (0.3, False), (0.3, True))
-    ]
-    assert all((ends[a] - ends[b]).abs().max() > 1e-4 for a, b in ((0, 1), (0, 2), (1, 2)))
-
-
-def test_without_means_the_reason_is_said(digits: "Digits") -> None:
-    federation = digits()
-    rows = replace(federation.data.clients[0], commons=None)
-    with pytest.raises(ValueError, match="FedMix needs the means"):
-        FedMix().client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
-
-
-def test_a_module_that_names_no_head_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
-    federation = least_squares().federation(0.1)
-    one = Examples(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    rows, model = replace(federation.data.clients[0], commons=one), federation.model
-    with pytest.raises(ValueError, match="Regression must have an attribute head"):
-        FedMix().client(federation.work(), Message({"model": Flat(model.layout, model.buffer)}), {}, rows, 1, 0)

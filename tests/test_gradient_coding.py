@@ -12,14 +12,12 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.config.sections import Data
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.errors import UserError
 from fedcommons.federation.stragglers import Independent
 from fedcommons.runs.inputs import load
 from fedcommons.tensors import Flat, flat, scalar
@@ -82,12 +80,6 @@ def test_without_stragglers_a_round_is_gradient_descent_on_the_different_example
     assert np.allclose(after.model.buffer.numpy(), -0.1 * gradient, rtol=1e-6)  # weights of mean 1 are float32
 
 
-def test_with_everybody_it_is_fedavg_weighted_by_sizes(digits: "Digits") -> None:
-    federation = digits().training(SEVERAL, "samples")
-    ends = [federation.play(method, federation.plan(3))[-1][0].model.buffer for method in (GradientCoding(), FedAvg())]
-    assert torch.allclose(*ends, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("local", [FULL, SEVERAL], ids=["one step", "several steps"])
 @pytest.mark.parametrize("arrival", [(0.7, 0.7, 0.7, 0.7), (0.9, 0.3, 0.5, 0.8)], ids=["alike", "per client"])
 def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
@@ -137,21 +129,6 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> 
 def _answered(federation: "Federation", method: GradientCoding, seed: int) -> list[bool]:
     played = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
     return [facts["stragglers"] < 4 for _, facts in played]
-
-
-@pytest.mark.parametrize("arrival", [None, [0.5, 0.0, 0.5, 0.5]])
-def test_a_client_that_may_never_arrive_is_refused(arrival: list[float] | None, least_squares: "Problem") -> None:
-    federation = least_squares().federation(0.1)
-    with pytest.raises(UserError, match="probability that a client's reply arrives"):
-        GradientCoding().start(federation.model, _facts(federation, arrival), 0)
-
-
-def test_what_it_is_not_defined_for_is_refused() -> None:
-    right = {"client.optimizer": "sgd", "straggler.partial": "method"}
-    GradientCoding().check(right)
-    for name, value in (("client.optimizer", "adam"), ("straggler.partial", "take")):
-        with pytest.raises(UserError, match=name):
-            GradientCoding().check({**right, name: value})
 
 
 class _Softmax(LightningModule):

@@ -14,18 +14,16 @@ from torch.nn import functional as F
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, Payload, flat, put, select
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 
 if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
+    from fedcommons.testing.federations import Federation
 
     Digits = Callable[..., Federation]
 
@@ -162,10 +160,6 @@ def test_loss_and_gradient_are_the_formulas(
     _check(_plain, rows, steps, mu, temperature, weights)
 
 
-def test_the_contrast_is_taken_in_the_projection_head_where_there_is_one(rows: ClientData) -> None:
-    _check(_projected, rows, steps=2)
-
-
 def test_server_and_previous_model_are_seen_in_evaluation_mode(rows: ClientData) -> None:
     """No dropout in them, and only the one pass of the local model draws from its generator."""
     once = _client(MOON(), _dropout, _Model(Work(_dropout(), torch.device("cpu")).initial, {}), {}, rows)
@@ -178,32 +172,46 @@ def test_server_and_previous_model_are_seen_in_evaluation_mode(rows: ClientData)
     assert torch.allclose((x.buffer - _after(reply, x).buffer) / LR, gradient, rtol=0, atol=1e-12)
 
 
-def test_batch_norm_has_each_models_own_statistics(rows: ClientData) -> None:
-    """The server's from before the local steps, the client's from the end of its last round."""
-    _check(_batch_norm, rows, steps=2)
+@pytest.mark.parametrize("make", [_projected, _batch_norm], ids=["projected", "batch norm"])
+def test_the_formulas_hold_in_a_projection_head_and_with_batch_norm(make: Make, rows: ClientData) -> None:
+    """Statistics: the server's from before the local steps, the client's from the end of its last round."""
+    _check(make, rows, steps=2)
 
 
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize(("batch_size", "make"), [(4, _dropout), (FULL, _plain)])
-def test_features_of_the_models_that_stand_still_are_kept_after_the_first_epoch(
-    batch_size: int, make: Make, weights: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
+class _Twice(Classifier):
+    """Two embeddings an image: the head sees 2 B rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        network = self.network
+        assert isinstance(network, CNN)
+        z = network.embed((x - self.mean) / self.std)
+        logits = network.last(torch.stack([z, z.flip(1)], 1).flatten(0, 1))
+        return logits.unflatten(0, (len(x), 2)).mean(1)
+
+
+def _twice() -> Classifier:
+    return _Twice(_plain().network, lr=LR, mean=(0.3,), std=(0.4,)).double()
+
+
+@pytest.mark.parametrize(
+    ("local", "make", "is_kept"),
+    [
+        (LocalSGD(4, 4), _dropout, True),
+        (LocalSGD(4, FULL), _plain, True),
+        (LocalSGD(3, 4), _twice, True),
+        (LocalSGD(4, 4, drop_last=True), _dropout, False),  # the first epoch has not all examples
+    ],
+)
+def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
+    local: LocalSGD, make: Make, is_kept: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are those of each step, as with augmentation; here it is one that changes nothing."""
-    if weights:
-        rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
+    """As with augmentation, which computes them anew; here it is one that changes nothing."""
+    rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
     monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
-    slow, passes = _epochs(rows, LocalSGD(4, batch_size, augment=True), make)
-    fast, fewer = _epochs(rows, LocalSGD(4, batch_size), make)
-    batches = -(-len(rows) // batch_size)
-    assert (passes, fewer) == (4 * batches * 3, 4 * batches + 2 * batches)
+    slow, passes = _epochs(rows, replace(local, augment=True), make)
+    fast, fewer = _epochs(rows, local, make)
+    assert (fewer < passes) == is_kept
     assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("loop", [LocalSGD(2, 4, drop_last=True), LocalSGD(2, 4, dp=DPSGD(1.0, 1.0))])
-def test_features_are_computed_in_each_step_where_a_first_epoch_has_not_all(loop: LocalSGD, rows: ClientData) -> None:
-    """Or where an example's gradient must not depend on another one."""
-    _, passes = _epochs(rows, loop)
-    assert passes % 3 == 0
 
 
 def test_in_private_training_every_pass_is_of_one_example(rows: ClientData) -> None:
@@ -233,33 +241,6 @@ def _epochs(rows: ClientData, loop: LocalSGD, make: Make = _dropout) -> tuple[Te
 
     reply = _client(MOON(mu=5.0), counted, _Model(work.initial, {}), memory, rows, loop)
     return flat(reply.sums, "delta").buffer, len(passes)
-
-
-class _Twice(Classifier):
-    """Two embeddings an image: the head sees 2 B rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        network = self.network
-        assert isinstance(network, CNN)
-        z = network.embed((x - self.mean) / self.std)
-        logits = network.last(torch.stack([z, z.flip(1)], 1).flatten(0, 1))
-        return logits.unflatten(0, (len(x), 2)).mean(1)
-
-
-def test_a_head_may_see_several_embeddings_of_an_image(rows: ClientData, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
-    twice = lambda: _Twice(_plain().network, lr=LR, mean=(0.3,), std=(0.4,)).double()  # noqa: E731
-    slow, fast = (_epochs(rows, LocalSGD(3, 4, augment=augment), twice)[0] for augment in (True, False))
-    assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
-
-
-def test_without_its_contrast_it_is_local_sgd(rows: ClientData) -> None:
-    """At mu = 0, where no features are computed."""
-    work = Work(_dropout(), torch.device("cpu"), LocalSGD(2, 4))
-    x = _moved(work.initial)
-    trained = work.local(x, rows, SEED).model.buffer - x.buffer
-    moon = _client(MOON(mu=0.0), _dropout, _Model(x, {}), {}, rows, LocalSGD(2, 4))
-    assert torch.equal(flat(moon.sums, "delta").buffer, trained)
 
 
 def test_a_client_remembers_the_model_it_trained(rows: ClientData) -> None:
@@ -321,24 +302,3 @@ def test_a_decoder_that_is_registered_last_misleads_nobody(rows: ClientData) -> 
     assert isinstance(list(decorated().modules())[-1], torch.nn.Linear)
     assert float(reply.metrics["loss"]) == float(plain.metrics["loss"])
     assert torch.equal(select(flat(reply.sums, "delta"), list(x)).buffer, flat(plain.sums, "delta").buffer)
-
-
-@pytest.mark.parametrize("name", ["", "network.lost"])
-def test_a_head_that_does_not_exist_is_refused(name: str) -> None:
-    module = _plain()
-    module.head = name
-    with pytest.raises(ValueError, match=f"Classifier.head must be the dotted name of one of .*, got '{name}'"):
-        Head(module)
-
-
-def test_a_linear_model_without_projection_is_refused() -> None:
-    MOON().check({"model.name": "linear", "model.projection": 8})
-    MOON().check({"model.name": "cnn", "model.projection": None})
-    with pytest.raises(UserError, match=r"^model\.name linear has no features for moon to compare"):
-        MOON().check({"model.name": "linear", "model.projection": None})
-
-
-def test_a_module_that_names_no_head_is_refused(least_squares: "Callable[..., LeastSquares]") -> None:
-    federation = least_squares().federation(0.1)
-    with pytest.raises(ValueError, match="Regression must have an attribute head"):
-        MOON().client(federation.work(), Message({"model": federation.model}), {}, federation.data.clients[0], 1, 0)

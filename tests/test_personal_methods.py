@@ -14,11 +14,10 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedbn import FedBN
 from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.fedproto import FedProto
-from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts
+from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import module_with
-from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
@@ -146,12 +145,6 @@ def test_fedper_is_the_plain_loop(digits: "Digits") -> None:
             found, _ = personal_model(algorithm, now, i, keep_buffers=False)
             assert torch.allclose(select(found, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
         assert facts["comm/up_bytes"] == 5 * x.buffer.nbytes
-
-
-@pytest.mark.parametrize(("layers", "why"), [("network.first", "matches no layer"), (None, "names no head")])
-def test_fedper_refuses_layers_that_are_not_there(layers: str | None, why: str, digits: "Digits") -> None:
-    with pytest.raises(UserError, match=rf"^fedper.layers.*{why}.*the layers are .*network.last"):
-        FedPer(layers).start(digits().model, Facts(1, [1], 1), 0)
 
 
 def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(digits: "Digits") -> None:

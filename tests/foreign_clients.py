@@ -1,0 +1,144 @@
+"""Clients and strategies in the forms of Flower and PFLlib, which need neither: also a file for the command line."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Fitted = tuple[list[np.ndarray], int, dict]
+
+
+def train(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), rate)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(y)).split(batch_size):
+            optimizer.zero_grad()
+            loss(module(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+class FlowerStyle:
+    """The tutorial's client: parameters are those of the state."""
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+    ) -> None:
+        self.net, self.n = module, len(y)
+        self.train = partial(train, module, loss, x, y, rate, epochs, batch_size)
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:
+        return [value.cpu().numpy() for value in self.net.state_dict().values()]
+
+    def set_parameters(self, parameters: Iterable[np.ndarray]) -> None:
+        pairs = zip(self.net.state_dict(), parameters, strict=True)
+        self.net.load_state_dict({name: torch.tensor(value) for name, value in pairs})
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        self.set_parameters(parameters)
+        self.train()
+        return self.get_parameters({}), self.n, {}
+
+
+class FlowerProximal(FlowerStyle):
+    """FedProx. It takes no loss: cross entropy is written into it."""
+
+    def __init__(
+        self, module: nn.Module, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int, mu: float = 0.1
+    ) -> None:
+        super().__init__(module, self.loss, x, y, rate, epochs, batch_size)
+        self.mu = mu
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        pairs = zip(self.net.parameters(), self.anchor, strict=True)
+        return nn.functional.cross_entropy(outputs, y) + self.mu / 2 * sum((w - a).square().sum() for w, a in pairs)
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        self.anchor = [torch.tensor(value) for value in parameters]
+        return super().fit(parameters, config)
+
+
+class FlowerLoops:
+    """By autograd alone, without an optimizer or batches, and with draws of its own seed."""
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, seed: int
+    ) -> None:
+        self.net, self.loss, self.x, self.y, self.rate, self.epochs, self.seed = module, loss, x, y, rate, epochs, seed
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:
+        return [w.detach().numpy() for w in self.net.parameters()]
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        weights = [*self.net.parameters()]
+        with torch.no_grad():
+            for w, value in zip(weights, parameters, strict=True):
+                w.copy_(torch.from_numpy(value))
+        for epoch in range(self.epochs):
+            rows = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(self.seed % 2**32 + epoch))
+            slopes = torch.autograd.grad(self.loss(self.net(self.x[rows]), self.y[rows]), weights)
+            with torch.no_grad():
+                for w, slope in zip(weights, slopes, strict=True):
+                    w -= self.rate * slope
+        return self.get_parameters({}), len(self.y), {}
+
+
+class PFLlibStyle:
+    """clientAVG: it is built with ``args``, an id and numbers of examples, and reads its data itself."""
+
+    def __init__(self, args: SimpleNamespace, id: int, train_samples: int, test_samples: int) -> None:
+        self.args, self.model, self.id, self.train_samples = args, args.model, id, train_samples
+
+    def set_parameters(self, model: nn.Module) -> None:
+        for new, old in zip(model.parameters(), self.model.parameters(), strict=True):
+            old.data = new.data.clone()
+
+    def train(self) -> None:
+        a = self.args
+        train(self.model, a.loss, a.x, a.y, a.rate, a.epochs, a.batch_size)
+
+
+class PFLlibOwnData(PFLlibStyle):
+    """Its number of examples is the length of its data."""
+
+    def __init__(self, args: SimpleNamespace, id: int, train_samples: int, test_samples: int) -> None:
+        self.args, self.model, self.data = args, args.model, [*zip(args.x, args.y, strict=True)]
+
+
+def pfllib(
+    kind: type[PFLlibStyle],
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int,
+) -> PFLlibStyle:  # fmt: skip
+    args = SimpleNamespace(model=module, loss=loss, x=x, y=y, rate=rate, epochs=epochs, batch_size=batch_size)
+    return kind(args, 0, len(y), 0)
+
+
+class Average:
+    """FedAvg's server, as a strategy."""
+
+    def weights(self, results: list[tuple[str, Any]]) -> list[float]:
+        return [float(result.num_examples) for _, result in results]
+
+    def aggregate_fit(
+        self, server_round: int, results: list[tuple[str, Any]], failures: list
+    ) -> tuple[list[np.ndarray] | None, dict]:
+        if not results:
+            return None, {}
+        weights = self.weights(results)
+        return [np.average(x, 0, weights) for x in zip(*(r.parameters for _, r in results), strict=True)], {}
+
+
+class Neither:
+    """A class that has half of an interface."""
+
+    def fit(self, x: Tensor) -> None:
+        """Do nothing."""
+
+
+class AsksForMore(FlowerStyle):
+    def __init__(self, module: nn.Module, loader: object) -> None:
+        """Take what no adapter hands over."""

@@ -1,0 +1,315 @@
+"""What the algorithms refuse: constants out of range, experiments, models and data that they are not defined for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcommons.algorithms.coboosting import CoBoosting
+from fedcommons.algorithms.dense import DENSE
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedcvae import FedCVAE
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.fedgen import FedGEN
+from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.fedper import FedPer
+from fedcommons.algorithms.fedpvr import FedPVR
+from fedcommons.algorithms.gradient_coding import GradientCoding
+from fedcommons.algorithms.moon import MOON
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config import presets
+from fedcommons.config.flat import fields_for
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.features import Head
+from fedcommons.data import datasets
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.modules import require_distillable
+from fedcommons.tensors import flatten
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from fedcommons.testing.federations import Federation, LeastSquares
+
+LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "fedprox.mu": ((0.0, 1e38), (-1e-9,)),
+    "scaffold.option": ((1, 2), (0, 3)),
+    "feddyn.alpha": ((1e-30,), (0.0,)),
+    "feddyn.clip": ((None, float("inf")), (0.0,)),
+    "moon.mu": ((0.0,), (-1.0,)),
+    "moon.temperature": ((1e-30,), (0.0,)),
+    "fedmix.mix": ((0.0, 1.0), (-0.01, 1.01)),
+    "fedmix.mean_size": ((1,), (0,)),
+    "feddm.radius": ((1e-30,), (0.0,)),
+    "feddm.ipc": ((1,), (0,)),
+    "feddm.iterations": ((0,), (-1,)),
+    "feddm.image_momentum": ((0.0, 0.99), (1.0,)),
+    "feddpms.quota": ((1, 100_000), (0, 100_001)),
+    "feddpms.classes": ((1,), (0,)),
+    "feddpms.decay": ((1.0,), (0.0, 1.1)),
+    "gradient_coding.decay": ((1.0,), (0.0, 1.1)),
+    "dense.generated": ((2,), (1,)),
+    "dense.server_momentum": ((0.0,), (1.0,)),
+    "coboosting.generated": ((2,), (1,)),
+    "coboosting.weight_step": ((0.0, 1.0), (1.1,)),
+    "coboosting.move": ((0.0, 255.0), (256.0,)),
+    "fedavgm.beta": ((0.0,), (1.0, -0.1)),
+    "fedadam.tau": ((1e-30,), (0.0,)),
+    "ditto.lam": ((0.0,), (-1.0,)),
+    "fedddpm.slow": ((0.0,), (1.0,)),
+    "fedgen.batch_size": ((2,), (1,)),
+    "fedgen.first": ((1,), (0,)),
+    "fedcvae.truncate": ((None, 0.01, 100.0), (0.0, 101.0)),
+}
+"""By constant: values that are allowed, and values just outside, which are refused."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_constant_is_allowed_up_to_its_limits(name: str) -> None:
+    (algorithm, _, constant), (allowed, refused) = name.partition("."), LIMITS[name]
+    field = fields_for({"algorithm": [algorithm]})[name]
+    for value in allowed:
+        field.check(constant, value)
+    for value in refused:
+        with pytest.raises(UserError, match=constant):
+            field.check(constant, value)
+
+
+SGD = {"client.optimizer": "sgd", "client.momentum": 0.0, "dp.local": False, "straggler.partial": "method"}
+CHECKED: list[tuple[Any, dict[str, Any], str | None]] = [
+    (FedNova(), {"client.optimizer": "adam"}, "client.optimizer must be sgd for fednova"),
+    (FedNova(), {"client.momentum": 0.9}, None),
+    (SCAFFOLD(), {"client.optimizer": "adam"}, "client.optimizer must be sgd for scaffold"),
+    (SCAFFOLD(), {"client.momentum": 0.9}, "client.momentum must be 0 for scaffold.*scaffold.option 1"),
+    (SCAFFOLD(), {"dp.local": True}, None),
+    (SCAFFOLD(1), {"client.momentum": 0.9}, None),
+    (SCAFFOLD(1), {"dp.local": True}, "scaffold.option must be 2 with dp.local"),
+    (FedPVR(), {"client.optimizer": "adam"}, "client.optimizer must be sgd for fedpvr"),
+    (FedPVR(), {"client.momentum": 0.9}, "client.momentum must be 0 for fedpvr.*use momentum 0"),
+    (FedPVR(), {"dp.local": True}, None),
+    (GradientCoding(), {}, None),
+    (GradientCoding(), {"client.optimizer": "adam"}, "client.optimizer"),
+    (GradientCoding(), {"straggler.partial": "take"}, "straggler.partial"),
+    (MOON(), {"model.name": "linear", "model.projection": 8}, None),
+    (MOON(), {"model.name": "cnn", "model.projection": None}, None),
+    (MOON(), {"model.name": "linear", "model.projection": None}, "model.name linear has no features"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "fields", "said"), CHECKED)
+def test_fields_for_which_it_is_not_defined_are_refused(
+    algorithm: Any, fields: dict[str, Any], said: str | None
+) -> None:
+    if said is None:
+        algorithm.check(SGD | fields)
+    else:
+        with pytest.raises(UserError, match=f"^{said}"):
+            algorithm.check(SGD | fields)
+
+
+EXPERIMENTS: list[tuple[str, dict[str, Any], str]] = [
+    ("fedvae", {}, "FedVAE needs .* attribute encode.*model.name vae"),
+    ("feddpms", {"model.name": "cnn"}, "FedDPMS needs .* attribute encode"),
+    ("feddpms", {"feddpms.preliminary_rounds": 3}, "preliminary_rounds must be below federation.rounds = 3"),
+    ("feddpms", {"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes"),
+    ("feddpms", {"feddpms.privacy": "sound", "feddpms.sigma": 0.0}, "feddpms.sigma must be above 0"),
+    ("feddpms", {"feddpms.privacy": "sound", "feddpms.receive": "real"}, "feddpms.receive must not be real"),
+    ("fedcvae", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
+    ("fedcvae", {"federation.buffers": "keep"}, "federation.buffers average"),
+    ("fedcvae", {"dp.local": True}, "dp.local false"),
+    ("fedcvae", {"fedcvae.channels": (4,) * 5}, "fedcvae.channels must have 1 to 4 levels.*got 5"),
+    ("fedcvae", {"fedcvae.channels": ()}, "fedcvae.channels must have 1 to 4 levels"),
+    ("fedcvae", {"model.batch_norm": True}, "FedCVAE .* BatchNorm"),
+    ("dense", {"dense.warmup_rounds": 3}, "dense.warmup_rounds must be below federation.rounds = 3"),
+    ("dense", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
+    ("dense", {"federation.buffers": "keep"}, "federation.buffers average"),
+    ("one_shot", {"sharing": "real"}, "sharing.setting server_synthetic"),
+    ("one_shot", {"sharing": "shuffled_synthetic"}, "sharing.setting server_synthetic"),
+    ("one_shot", {"sharing": "local_synthetic"}, "sharing.setting server_synthetic"),
+    ("one_shot", {"sharing": "server_synthetic", "model.batch_norm": True}, "OneShot .* BatchNorm"),
+    ("fedddpm", {"model": "ddpm"}, "sharing.setting server_synthetic"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "said"), EXPERIMENTS)
+def test_an_experiment_is_refused_before_any_work(name: str, values: dict[str, Any], said: str) -> None:
+    model = {"model.name": "vae"} if name == "feddpms" else {}
+    with pytest.raises(UserError, match=said):
+        prepare(presets.experiment("smoke", "digits", {"algorithm": name, **model, **values}))
+
+
+@pytest.mark.parametrize("name", ["fedvae", "feddpms"])
+def test_with_an_autoencoder_it_is_prepared(name: str) -> None:
+    prepare(presets.experiment("smoke", "digits", {"algorithm": name, "model.name": "vae"}))
+
+
+def _client(algorithm: Algorithm, federation: "Federation") -> None:
+    state = algorithm.start(federation.model, federation.plan(1).facts, 0)
+    algorithm.client(federation.work(), algorithm.down(state, 1, 0), {}, federation.data.clients[0], 1, 0)
+
+
+def _with_optimizer(federation: "Federation", **options: Any) -> "Federation":
+    def module() -> Classifier:
+        created = federation.module()
+        assert isinstance(created, Classifier)
+        if options:
+            optimizer = torch.optim.SGD(created.parameters(), 0.1, **options)
+            created.configure_optimizers = lambda: optimizer  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            created.optimizer = "adam"
+        return created
+
+    return replace(federation, module=module)
+
+
+@pytest.mark.parametrize("algorithm", [FedNova(), FedPVR(), SCAFFOLD(1), SCAFFOLD(2)])
+def test_another_optimizer_is_refused(algorithm: Algorithm, digits: "Callable[..., Federation]") -> None:
+    with pytest.raises(ValueError, match=r"SGD with one learning rate.*Adam"):
+        _client(algorithm, _with_optimizer(digits()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "said"),
+    [
+        (FedNova(), {"momentum": 0.9, "nesterov": True}, "Nesterov"),
+        (SCAFFOLD(), {"momentum": 0.9}, r"SCAFFOLD with option 2 .* momentum is 0\.9"),
+        (FedPVR(), {"momentum": 0.9}, r"FedPVR.*momentum is 0\.9"),
+    ],
+)
+def test_momentum_is_refused_where_the_formula_would_be_wrong(
+    algorithm: Algorithm, options: dict[str, Any], said: str, digits: "Callable[..., Federation]"
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        _client(algorithm, _with_optimizer(digits(), **options))
+
+
+@pytest.mark.parametrize("algorithm", [MOON(), FedMix(), FedDM()])
+def test_a_module_that_names_no_head_is_refused(
+    algorithm: Algorithm, least_squares: "Callable[..., LeastSquares]"
+) -> None:
+    federation = least_squares().federation(0.1)
+    commons = Examples(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
+    clients = federation.data.clients.with_commons(commons)
+    with pytest.raises(ValueError, match="Regression must have an attribute head"):
+        _client(algorithm, replace(federation, data=replace(federation.data, clients=clients)))
+
+
+@pytest.mark.parametrize("name", ["", "network.lost"])
+def test_a_head_that_does_not_exist_is_refused(name: str, digits: "Callable[..., Federation]") -> None:
+    module: Any = digits().module()
+    module.head = name
+    with pytest.raises(ValueError, match=f"Classifier.head .* got '{name}'"):
+        Head(module)
+
+
+def test_fedmix_without_means_is_refused(digits: "Callable[..., Federation]") -> None:
+    with pytest.raises(ValueError, match="FedMix needs the means"):
+        _client(FedMix(), digits(method=FedAvg()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (FedPVR(layers="network.last,head*"), r"'head\*' matches no layer; .*network.conv1, .*network.last"),
+        (FedPer("network.first"), "^fedper.layers.*matches no layer.*network.last"),
+        (FedPer(None), "^fedper.layers.*names no head.*network.last"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(
+    algorithm: Algorithm, said: str, digits: "Callable[..., Federation]"
+) -> None:
+    with pytest.raises(UserError, match=said):
+        algorithm.start(digits().model, Facts(1, [1], 1), 0)
+
+
+@pytest.mark.parametrize("arrival", [None, [0.5, 0.0, 0.5, 0.5]])
+def test_a_client_whose_reply_may_never_arrive_is_refused_by_gradient_coding(
+    arrival: list[float] | None, least_squares: "Callable[..., LeastSquares]"
+) -> None:
+    federation = least_squares().federation(0.1)
+    with pytest.raises(UserError, match="probability that a client's reply arrives"):
+        GradientCoding().start(federation.model, replace(federation.plan(1).facts, arrival=arrival), 0)
+
+
+TWO = {name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")}
+
+
+@pytest.mark.parametrize(
+    ("head", "batch_norm", "model", "said"),
+    [
+        ((), (), TWO, "names its head"),
+        (("lost",), (), TWO, "lost is frozen"),
+        (("head.0",), (), {"head.0": torch.ones(2, 2, 3, 3)}, r"linear layer, .* shape \(2, 2, 3, 3\)"),
+        (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 is of one"),
+        (("head.0", "head.1"), ("body.1",), TWO, None),
+    ],
+)
+def test_a_head_without_a_feature_vector_is_refused_by_fedgen(
+    head: tuple[str, ...], batch_norm: tuple[str, ...], model: Mapping[str, Tensor], said: str | None
+) -> None:
+    facts = Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
+    method, weights = FedGEN(iterations=4, noise_size=3, hidden=8, batch_size=6), flatten(dict(model))
+    if said is None:
+        method.start(weights, facts, 0)
+    else:
+        with pytest.raises(UserError, match=said):
+            method.start(weights, facts, 0)
+
+
+class _Outputs(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), self.n)
+
+
+class _ByType(nn.Module):
+    """It takes floating images as they are, and has no ``normalise`` that says how uint8 ones are scaled."""
+
+    def __init__(self, *, is_scaled: bool) -> None:
+        super().__init__()
+        self.last, self.is_scaled = nn.Linear(64, 10), is_scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x / 255 if x.dtype == torch.uint8 or self.is_scaled else x).flatten(1))
+
+
+class _Normalised(_ByType):
+    def normalise(self, x: Tensor) -> Tensor:
+        return x / 255
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "module", "is_float", "said"),
+    [
+        (FedAvg(), _Outputs(11), False, None),
+        (DENSE(), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) in the place of \(2, 10\)"),
+        (FedCVAE(), _Outputs(10), False, None),
+        (FedCVAE(), _Outputs(10), True, r"FedCVAE makes images .* torch.float32 of shape \(1, 8, 8\)"),
+        (DENSE(), _Outputs(10), True, r"DENSE makes images .* torch.float32 of shape \(1, 8, 8\)"),
+        (DENSE(), _ByType(is_scaled=True), False, None),
+        (DENSE(), _Normalised(is_scaled=False), False, None),
+        (DENSE(), _ByType(is_scaled=False), False, r"give the module normalise\(x\)"),
+        (CoBoosting(), _ByType(is_scaled=False), False, r"give the module normalise\(x\)"),
+        (CoBoosting(), _Normalised(is_scaled=False), False, None),
+        (FedCVAE(), _ByType(is_scaled=False), False, None),  # its images are uint8 throughout
+    ],
+)
+def test_a_model_and_data_that_cannot_be_distilled_are_refused(
+    algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None
+) -> None:
+    dataset = datasets.load("digits", datasets.digits)
+    if is_float:
+        dataset = replace(dataset, train=replace(dataset.train, x=dataset.train.x.float()))
+    if said is None:
+        require_distillable(algorithm, module, dataset)
+    else:
+        with pytest.raises(UserError, match=said):
+            require_distillable(algorithm, module, dataset)

@@ -1,0 +1,179 @@
+"""FedDDPM, one-shot Fedssyn and FedVAE: SGD of the server on the pool, and what is federated of an autoencoder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fedcommons
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.statement import statement
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedddpm import FedDDPM
+from fedcommons.algorithms.fedvae import FedVAE
+from fedcommons.algorithms.one_shot import OneShot
+from fedcommons.config import presets
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Receipt
+from fedcommons.seeds import generator, seed_for
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.server_synthetic import ServerSynthetic
+from fedcommons.sharing.stage import Contribution, Shared, share
+from fedcommons.tensors import data, scalar, sub
+from fedcommons.testing import digits
+from lightning_modules import Classifier
+
+if TYPE_CHECKING:
+    from fedcommons.testing import Federation
+
+    Digits = Callable[..., Federation]
+
+LR, N = 0.05, 30
+"""Of the server; images a client gives to the pool."""
+
+
+def on_pool(federation: "Federation", images: Examples, model: torch.Tensor, number: int, epochs: int) -> torch.Tensor:
+    """SGD on the images in batches of 16, in round ``number``: softmax regression, as a loop of its own."""
+    module = federation.module()
+    assert isinstance(module, Classifier)
+    x = module.normalise(images.x).flatten(1).double()
+    weight, bias = model.double()[:640].reshape(10, 64).clone(), model.double()[640:].clone()
+    for epoch in range(epochs):
+        order = torch.randperm(len(x), generator=generator(seed_for(0, "merge", number), "order", epoch))
+        for rows in order.split(16):
+            error = F.softmax(x[rows] @ weight.T + bias, 1) - F.one_hot(images.y[rows], 10)
+            weight -= LR * error.T @ x[rows] / len(rows)
+            bias -= LR * error.mean(0)
+    return torch.cat([weight.flatten(), bias])
+
+
+@pytest.fixture
+def federation() -> "Federation":
+    """Softmax regression; the pool is the clients' data."""
+    return digits(linear=True, lr=LR, method=FedDDPM()).training(LocalSGD(1, 16))
+
+
+def test_a_round_of_fedddpm_is_fedavgs_and_then_sgd_on_the_pool(federation: "Federation") -> None:
+    averaged = federation.play(FedAvg(), federation.plan(1))[0][0]
+    corrected = federation.play(FedDDPM(server_epochs=2), federation.plan(1))[0][0]
+    expected = on_pool(federation, federation.data.clients.store, data(averaged.model), 1, 2)
+    torch.testing.assert_close(data(corrected.model).double(), expected, rtol=0, atol=2e-6)
+
+
+def test_the_plus_corrects_once_after_the_first_slow_round(federation: "Federation") -> None:
+    """Where every round from the second on counts as slow, the second is corrected; where none does, none is."""
+    plan, store = federation.plan(4), federation.data.clients.store
+    plain = [data(now.model) for now, _ in federation.play(FedAvg(), plan)]
+    often = [now for now, _ in federation.play(FedDDPM(correct="slow", slow=0.99), plan)]
+    assert [int(scalar(now.state, "corrections")) for now in often] == [0, 1, 1, 1]
+    assert torch.equal(data(often[0].model), plain[0])
+    expected = on_pool(federation, store, plain[1], 2, 1)
+    torch.testing.assert_close(data(often[1].model).double(), expected, rtol=0, atol=2e-6)
+    never = [now for now, _ in federation.play(FedDDPM(correct="slow", slow=0.0), plan)]
+    losses = [scalar(now.state, "pool_loss") for now in never]
+    assert losses == sorted(losses, reverse=True)  # convex, so no round is slow
+    assert all(torch.equal(data(now.model), x) for now, x in zip(never, plain, strict=True))
+
+
+@pytest.mark.long
+def test_a_diffusion_model_is_federated(tmp_path: Path) -> None:
+    """Its loss on test data falls, and the model of the last round draws images."""
+    values = {
+        "algorithm": "fedddpm", "model": "ddpm", "model.channels": (8, 8), "sharing": "server_synthetic",
+        "generator.channels": (8, 8), "generator.epochs": 1, "generator.sampling_steps": 2, "data.limit": 60,
+        "partition.n_clients": 2, "client.optimizer": "adam", "client.lr": 0.01, "client.epochs": 4,
+        "federation.rounds": 3, "measure.every": 0, "target": "loss <= 1", "tracking.wandb": "off",
+        "artifacts": str(tmp_path / "artifacts"),
+    }  # fmt: skip
+    fedcommons.run(presets.experiment("smoke", "digits", values), tmp_path / "run")
+    rounds = fedcommons.load_rounds(tmp_path / "run")
+    assert rounds["test/loss"].iloc[-1] < 0.8 * rounds["test/loss"].iloc[0]
+    model = fedcommons.load(tmp_path / "run").model
+    images = model.ddpm.sample(torch.arange(3), 0, sampler="ddim", steps=2)  # pyright: ignore
+    assert (images.dtype, tuple(images.shape)) == (torch.uint8, (3, 1, 8, 8))
+
+
+def shared_by(federation: "Federation", receipt: Receipt | None = None, of_labels: Receipt | None = None) -> Shared:
+    """Each client contributes ``N`` random images."""
+    dealt, draws, contributions = Dealt(federation.data.own, 10, False, 0), generator(0, "images of a test"), []
+    for _ in range(len(federation.data.own)):
+        x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
+        contributions.append(Contribution(Examples(x, torch.arange(N) % 10), receipt, 1, of_labels))
+    return share(ServerSynthetic(), dealt, contributions)
+
+
+def with_pool(shared: Shared, federation: "Federation") -> "Federation":
+    """The federation after sharing, two epochs of batches of 16."""
+    data = replace(shared.data, sets=federation.data.sets, n_classes=10)
+    return replace(federation, data=data).training(LocalSGD(2, 16))
+
+
+@pytest.mark.parametrize("epochs", [None, 3])
+def test_one_shot_is_sgd_on_the_pool_which_alone_travels(epochs: int | None) -> None:
+    """Two rounds without a client; up once 5 clients times N images of 64 pixels and a label."""
+    federation = digits(linear=True, lr=LR)
+    shared = shared_by(federation)
+    federation = with_pool(shared, federation)
+    played = federation.play(OneShot(epochs), federation.plan(2))
+    pool = shared.data.pool
+    assert pool is not None
+    model, images = data(federation.model), pool.store[torch.from_numpy(pool.rows.flat)]
+    for number in (1, 2):
+        model = on_pool(federation, images, model, number, epochs or 2)
+    torch.testing.assert_close(data(played[-1][0].model).double(), model, rtol=0, atol=2e-6)
+    rounds = [(facts["clients"], facts["comm/up_bytes"], facts["comm/down_bytes"]) for _, facts in played]
+    assert rounds == [(0, 0, 0)] * 2
+    assert (shared.traffic + played[-1][0].traffic).total == 5 * N * 65
+
+
+COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
+
+
+@pytest.mark.parametrize(("receipt", "of_labels", "is_finite"),
+    [(COVERED, COVERED, True), (COVERED, Receipt(), False), (None, None, False)], ids=["private", "counts", "plain"],
+)  # fmt: skip
+def test_the_release_of_the_pool_decides_the_overall_guarantee(
+    receipt: Receipt | None, of_labels: Receipt | None, is_finite: bool
+) -> None:
+    """No update leaves a client, so the guarantee of all messages is that of the pool."""
+    federation = digits(linear=True)
+    shared = shared_by(federation, receipt, of_labels)
+    federation = with_pool(shared, federation)
+    plan = federation.plan(2)
+    start = replace(federation.start(OneShot(), plan), ledger=Ledger.of(shared.releases))
+    end = federation.play(OneShot(), plan, start=start)[-1][0]
+    said = statement(end.ledger, 5, 1e-5, rejected=0, local=False, secret=True)
+    assert said["overall"] == (said["pool_epsilon_max"] if is_finite else "none")
+    assert (said["epsilon_of_messages"] is not None) == is_finite
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(3, 30), (None, 20)])
+def test_one_shots_steps_are_those_of_the_pool(epochs: int | None, steps: int) -> None:
+    facts = Facts(5, [9] * 5, 1, pool=150)
+    assert OneShot(epochs).pieces(facts, LocalSGD(2, 16), 1, []) == {"server_steps": steps}
+
+
+def test_every_part_of_fedvaes_model_learns() -> None:
+    federation = digits(method=FedVAE()).training(LocalSGD(2, 5))
+    played = federation.play(FedVAE(), federation.plan(1))
+    assert all(change.any() for change in sub(played[0][0].model, federation.model).values())
+
+
+@pytest.mark.long
+def test_fedvaes_learning_rate_decays_after_every_ten_epochs() -> None:
+    """With 4 epochs a round, rounds 1 to 6 begin after 0, 4, 8, 12, 16 and 20 epochs."""
+    federation = digits(method=FedVAE()).training(LocalSGD(4, 5))
+    plan = federation.plan(6)
+    halved = [now for now, _ in federation.play(FedVAE(decay=0.5), plan)]
+    before = replace(federation.start(FedVAE(), plan), state=halved[2].state, round=3)
+    for first, now, rate in ((before, halved[3], 0.05), (halved[4], halved[5], 0.025)):
+        slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 5))
+        plain = slow.play(FedVAE(), replace(plan, facts=replace(plan.facts, rounds=now.round)), start=first)
+        assert torch.equal(plain[-1][0].model.buffer, now.model.buffer)
