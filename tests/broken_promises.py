@@ -106,9 +106,12 @@ def _draws(draw: Callable[[int], Tensor]) -> Broken:
 
     def noisy(reply: Reply, given: Any) -> Reply:
         step = _step(reply)
-        return _with_step(reply, Flat(step.layout, step.buffer + 1e-3 * draw(step.layout.size).float()))
+        return _with_step(reply, Flat(step.layout, step.buffer + 1e-3 * given.noise))
 
-    return Broken(reply=noisy)
+    def drawn(given: Any) -> None:  # before the training, which sets torch's generator
+        given.noise = draw(flat(given.message.common, "model").layout.size).float()
+
+    return Broken(given=drawn, reply=noisy)
 
 
 def _declares(*names: str) -> Broken:

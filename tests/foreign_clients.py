@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,59 +61,31 @@ class FlowerProximal(FlowerStyle):
         return super().fit(parameters, config)
 
 
-class FlowerLoops:
-    """By autograd alone, without an optimizer or batches, and with draws of its own seed."""
+class Seeding:
+    """A client of PFLlib's form, which seeds torch when it is built; its number of examples is that of its data."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, seed: int
+        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
     ) -> None:
-        self.net, self.loss, self.x, self.y, self.rate, self.epochs, self.seed = module, loss, x, y, rate, epochs, seed
-
-    def get_parameters(self, config: Mapping[str, Any]) -> list[np.ndarray]:
-        return [w.detach().numpy() for w in self.net.parameters()]
-
-    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
-        weights = [*self.net.parameters()]
-        with torch.no_grad():
-            for w, value in zip(weights, parameters, strict=True):
-                w.copy_(torch.from_numpy(value))
-        for epoch in range(self.epochs):
-            rows = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(self.seed % 2**32 + epoch))
-            slopes = torch.autograd.grad(self.loss(self.net(self.x[rows]), self.y[rows]), weights)
-            with torch.no_grad():
-                for w, slope in zip(weights, slopes, strict=True):
-                    w -= self.rate * slope
-        return self.get_parameters({}), len(self.y), {}
-
-
-class PFLlibStyle:
-    """clientAVG: it is built with ``args``, an id and numbers of examples, and reads its data itself."""
-
-    def __init__(self, args: SimpleNamespace, id: int, train_samples: int, test_samples: int) -> None:
-        self.args, self.model, self.id, self.train_samples = args, args.model, id, train_samples
+        torch.manual_seed(0)
+        self.model, self.data, self.loss, self.rate = module, [*zip(x, y, strict=True)], loss, rate
+        self.epochs, self.batch_size = epochs, batch_size
 
     def set_parameters(self, model: nn.Module) -> None:
         for new, old in zip(model.parameters(), self.model.parameters(), strict=True):
             old.data = new.data.clone()
 
+    def order(self, n: int) -> Any:
+        return torch.randperm(n)
+
     def train(self) -> None:
-        a = self.args
-        train(self.model, a.loss, a.x, a.y, a.rate, a.epochs, a.batch_size)
-
-
-class PFLlibOwnData(PFLlibStyle):
-    """Its number of examples is the length of its data."""
-
-    def __init__(self, args: SimpleNamespace, id: int, train_samples: int, test_samples: int) -> None:
-        self.args, self.model, self.data = args, args.model, [*zip(args.x, args.y, strict=True)]
-
-
-def pfllib(
-    kind: type[PFLlibStyle],
-    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int,
-) -> PFLlibStyle:  # fmt: skip
-    args = SimpleNamespace(model=module, loss=loss, x=x, y=y, rate=rate, epochs=epochs, batch_size=batch_size)
-    return kind(args, 0, len(y), 0)
+        x, y = (torch.stack(each) for each in zip(*self.data, strict=True))
+        optimizer = torch.optim.SGD(self.model.parameters(), self.rate)
+        for _ in range(self.epochs):
+            for rows in torch.as_tensor(np.asarray(self.order(len(y)))).split(self.batch_size):
+                optimizer.zero_grad()
+                self.loss(self.model(x[rows]), y[rows]).backward()
+                optimizer.step()
 
 
 class Average:

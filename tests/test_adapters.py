@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_clients import (
-    AsksForMore,
-    Average,
-    Fitted,
-    FlowerLoops,
-    FlowerProximal,
-    FlowerStyle,
-    Neither,
-    PFLlibOwnData,
-    PFLlibStyle,
-    pfllib,
-)
+from foreign_clients import AsksForMore, Average, Fitted, FlowerProximal, FlowerStyle, Neither, Seeding
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
@@ -34,12 +23,27 @@ from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.federations import digits
 from fedcommons.testing.referee import Claims, Verdict
 
+
+class SeededByUs(FlowerStyle):
+    """It orders its examples by the seed that it takes."""
+
+    def __init__(self, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, seed: int) -> None:
+        rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed % 2**32))
+        super().__init__(module, loss, x[rows], y[rows], rate, epochs, batch_size=1000)
+
+
+class Counted(Seeding):
+    @property
+    def train_samples(self) -> int:
+        return len(self.data)
+
+
 RIGHT = {
     "Flower": (FlowerStyle, None),
     "Flower, with a strategy": (FlowerStyle, Average),
-    "Flower, by autograd alone": (FlowerLoops, None),
-    "PFLlib": (partial(pfllib, PFLlibStyle), None),
-    "PFLlib, with its data": (partial(pfllib, PFLlibOwnData), None),
+    "Flower, with our seed": (SeededByUs, None),
+    "PFLlib": (Counted, None),
+    "PFLlib, with its data": (Seeding, None),
 }
 
 
@@ -73,7 +77,7 @@ class WrongSign(FlowerStyle):
         return [x - (y - x) for x, y in zip(parameters, after, strict=True)], n, metrics
 
 
-class Stale(PFLlibStyle):
+class Stale(Seeding):
     def set_parameters(self, model: nn.Module) -> None:
         """Keep the old weights."""
 
@@ -83,7 +87,7 @@ FAULTS = {
     "alike": (FlowerStyle, Unweighted, "special case", "where clients weigh by their examples"),
     "momentum": (KeepsMomentum, None, "no client shows in the next", "something is kept"),
     "sign": (WrongSign, None, "its training lowers its loss", "with the wrong sign"),
-    "stale": (partial(pfllib, Stale), None, "it begins at the weights that it is given", "stale ones"),
+    "stale": (Stale, None, "it begins at the weights that it is given", "stale ones"),
 }
 
 
@@ -180,33 +184,26 @@ ORDERS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-class Seeded:
-    """A client of PFLlib's form, which seeds everything when it is built."""
+class Ordered(Seeding):
+    """It seeds all that it draws from when it is built."""
 
-    def __init__(self, order: str, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float) -> None:
-        torch.manual_seed(0)
+    def __init__(
+        self, by: str, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+    ) -> None:
+        super().__init__(module, loss, x, y, rate, epochs, batch_size)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
-        self.of_torch, self.of_numpy = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        self.by, self.of_torch, self.of_numpy = by, torch.Generator().manual_seed(0), np.random.default_rng(0)
         self.old_numpy, self.of_python = np.random.RandomState(0), random.Random(0)
         rows = TensorDataset(torch.arange(len(y)))
         self.loader = DataLoader(rows, shuffle=True, generator=torch.Generator().manual_seed(0))
         self.sampled = DataLoader(rows, sampler=RandomSampler(rows, generator=torch.Generator().manual_seed(0)))
-        self.model, self.loss, self.x, self.y, self.rate, self.train_samples = module, loss, x, y, rate, len(y)
-        self.order = partial(ORDERS[order], self)
 
-    def set_parameters(self, model: nn.Module) -> None:
-        self.model.load_state_dict(model.state_dict())
-
-    def train(self) -> None:
-        optimizer = torch.optim.SGD(self.model.parameters(), self.rate)
-        for rows in torch.as_tensor(np.asarray(self.order(len(self.y)))).split(4):
-            optimizer.zero_grad()
-            self.loss(self.model(self.x[rows]), self.y[rows]).backward()
-            optimizer.step()
+    def order(self, n: int) -> Any:
+        return ORDERS[self.by](self, n)
 
 
-class SeedsInTraining(Seeded):
+class SeedsInTraining(Seeding):
     def train(self) -> None:
         torch.manual_seed(0)
         super().train()
@@ -227,7 +224,7 @@ def trained(algorithm: Adapted, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_client_that_seeds_when_it_is_built_draws_other_batches_for_each_seed(order: str) -> None:
-    algorithm = adapted(partial(Seeded, order))
+    algorithm = adapted(partial(Ordered, order))
     first, other, again = (trained(algorithm, seed) for seed in (1, 2, 1))
     assert not torch.equal(first, other)
     assert torch.equal(first, again)
@@ -238,7 +235,7 @@ def test_a_strategy_is_built_by_the_seed_of_the_run() -> None:
     facts, model, drawn = Facts(2, [1, 1], rounds=3), digits(linear=True).model, []
     for seed in (1, 2, 1):
         np.random.seed(len(drawn))  # noqa: NPY002
-        algorithm = adapted(partial(Seeded, "torch's generator"), Drawn)
+        algorithm = adapted(Seeding, Drawn)
         state = algorithm.start(model, facts, seed)
         drawn.append(algorithm.server[0].drawn)
         algorithm.server.clear()  # as in another process
@@ -249,6 +246,6 @@ def test_a_strategy_is_built_by_the_seed_of_the_run() -> None:
 
 def test_a_client_that_seeds_while_it_trains_is_detected() -> None:
     check = theirs.CHECKS["it_draws_anew_in_each_round"]
-    check(adapted(partial(Seeded, "torch's generator")), theirs.FULL)
+    check(adapted(Seeding), theirs.FULL)
     with pytest.raises(AssertionError, match="seeds torch's generator"):
-        check(adapted(partial(SeedsInTraining, "torch's generator")), theirs.FULL)
+        check(adapted(SeedsInTraining), theirs.FULL)

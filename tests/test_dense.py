@@ -14,10 +14,9 @@ from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Ensemble, divergence, to_learn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.upsampling import Upsampler
-from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD
-from fedcommons.errors import UserError
+from fedcommons.federation.stragglers import PerClient
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data
 from lightning_modules import Classifier
@@ -123,7 +122,7 @@ def _gap(client: Classifier, x: Tensor) -> Tensor:
 
 VARIANTS = {
     "uniform": SMALL,
-    "samples": replace(SMALL, server_epochs=2, start_from="server"),
+    "samples": replace(SMALL, server_epochs=2, start_from="server", boundary=2.0, boundary_temperature=3.0),
 }
 
 
@@ -173,14 +172,6 @@ def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -
     assert [layer.training for layer in layers] == [False, True, False]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0, 20.0])
-def test_the_divergence_is_torchs_and_zero_between_equals(temperature: float) -> None:
-    a, b = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    wanted = temperature**2 * _kl(a / temperature, b / temperature)
-    assert torch.allclose(divergence(a, b, temperature), wanted, atol=1e-12)
-    assert divergence(a, a + 1, temperature).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize(("bn", "batch_norm"), [("paper", True), ("released", True), ("paper", False)])
 def test_the_term_of_statistics_is_there_only_where_there_are_any(digits: "Digits", bn: str, batch_norm: bool) -> None:
     federation = digits((9, 7), batch_norm=batch_norm)
@@ -196,38 +187,13 @@ def test_the_term_of_statistics_is_there_only_where_there_are_any(digits: "Digit
     assert bool(wanted > 0) == there
 
 
-def test_the_boundary_counts_only_images_that_ensemble_and_student_class_differently(digits: "Digits") -> None:
-    work = digits((9, 7)).work()
-    work.module.eval()
-    ensemble = Ensemble(work, -3 * work.initial.buffer[None], work.initial_buffers.buffer[None])
-    x, y = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(40, dtype=torch.int64)
-    f, mine = ensemble.logits(x)[0], ensemble.student(x)
-    rows = [i for i in range(40) if f[i].argmax() != mine[i].argmax()]
-    assert 0 < len(rows) <= 40
-    one, without = torch.ones(1), DENSE(boundary=0.0)
-    for t in (1.0, 3.0):
-        wanted = -2.0 * t**2 * sum(_kl(f[i : i + 1] / t, mine[i : i + 1] / t) for i in rows) / 40
-        method = DENSE(boundary=2.0, boundary_temperature=t)
-        found = method.score(ensemble, one, x, y) - without.score(ensemble, one, x, y)
-        assert float(found) == pytest.approx(float(wanted), rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.long
-def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits", seed: int) -> None:
-    """On real images that nobody trained on, whatever it started from."""
+def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits") -> None:
+    """On real images on which no client trained."""
     federation = digits((9, 16, 12), lr=0.3).training(LocalSGD(8, 4))
-    method = replace(
-        SMALL,
-        generated=24,
-        width=4,
-        generator_steps=4,
-        server_epochs=3,
-        start_from="server",
-        temperature=1.0,
-        server_lr=0.1,
-    )
-    now = federation.play(method, federation.plan(3, seed=seed))[-1][0]
+    student = replace(SMALL, start_from="server", temperature=1.0, server_lr=0.1, server_epochs=3)
+    method = replace(student, generated=24, width=4, generator_steps=4)
+    now = federation.play(method, federation.plan(3))[-1][0]
     work, images = federation.work(), federation.data.sets["test"].x
     ensemble = Ensemble(work, data(now.state["ensemble"]), torch.zeros(3, 0))
     with torch.no_grad():
@@ -252,11 +218,8 @@ def test_models_cross_the_wire_once_and_warming_up_is_fedavg(digits: "Digits", w
 
 
 def test_the_ensemble_weighs_as_clients_do_and_a_late_client_is_not_in_it(digits: "Digits") -> None:
-    from fedcommons.federation.stragglers import PerClient
-
     federation = digits((9, 7, 8)).training(LOOP, weighting="samples")
-    plan = federation.plan(1, late=PerClient((0.0, 1.0, 0.0)))
-    state = federation.play(SMALL, plan)[-1][0].state
+    state = federation.play(SMALL, federation.plan(1, late=PerClient((0.0, 1.0, 0.0))))[-1][0].state
     assert data(state["weights"]).tolist() == pytest.approx([9 / 17, 8 / 17])
 
 
@@ -281,16 +244,10 @@ def test_the_server_asks_again_until_a_model_has_come(
     assert [facts["clients"] for _, facts in played] == [3] * (warmup + 3) + [0, 0]
     models = [now.model.buffer for now, _ in played]
     assert models[warmup].equal(models[warmup + 1])
+    assert models[0].equal(federation.model.buffer) == (warmup == 0)  # no model came: untrained
     assert not models[warmup + 2].equal(models[warmup + 3])
     assert data(played[-1][0].state["weights"]).tolist() == [1.0]
     assert len(data(played[-1][0].state["images"])) == 3 * method.generated
-
-
-def test_a_run_in_which_no_model_comes_keeps_its_untrained_model(digits: "Digits") -> None:
-    federation = digits((9, 7, 8)).training(LOOP)
-    played = federation.play(SMALL, federation.plan(3, late=_Late(1, 4)))
-    assert [facts["clients"] for _, facts in played] == [3, 3, 3]
-    assert played[-1][0].model.buffer.equal(federation.model.buffer)
 
 
 def test_a_client_of_its_own_epochs_trains_so_long_in_the_last_round_alone(digits: "Digits") -> None:
@@ -314,9 +271,6 @@ def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: 
     for variant, _ in method.smaller(3):
         how = variant.making
         assert Upsampler((1, 4, 4), how.latent, how.width)(torch.randn(how.images, how.latent)).shape[1:] == (1, 4, 4)
-    field = fields_for({"algorithm": [type(method).__name__.lower()]})
-    with pytest.raises(UserError, match=r"generated must lie in \[2, 1e6\], got 1"):
-        field[f"{type(method).__name__.lower()}.generated"].check("generated", 1)
 
 
 def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_biases() -> None:

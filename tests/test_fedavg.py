@@ -76,6 +76,7 @@ def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_sq
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-13)
 
 
+@pytest.mark.long
 def test_many_local_steps_of_fedprox_stop_at_the_fixed_point_of_exact_local_minima(least_squares: "Problem") -> None:
     """x = mean_i (H_i + mu)^-1 (c_i + mu x), which a larger mu brings nearer to the joint optimum."""
     problem, eye, distances = least_squares(), np.eye(3), []

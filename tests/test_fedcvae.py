@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms.decoders import Drawing, Networks, Training, batches, draw, quotas, taught
+from fedcommons.algorithms.decoders import Drawing, Networks, Training, draw, quotas
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.core.algorithm import Facts, Reply
 from fedcommons.core.local import LocalSGD
@@ -62,9 +62,6 @@ def _drawing(samples: int, histograms: list[list[int]], again: Training | None =
     decoders = [_decoder(number, networks) for number in range(len(histograms))]
     sizes = [sum(counts) for counts in histograms]
     return Drawing(networks, decoders, sizes, torch.tensor(histograms), samples, bound, again)
-
-
-# --- an independent server
 
 
 def _decoded(networks: Networks, weights: Flat, z: Tensor, y: Tensor) -> Tensor:
@@ -194,9 +191,6 @@ def test_three_rounds_are_those_of_an_independent_server(
     assert (wanted - played[0].model.buffer).abs().max() > 1e-3
 
 
-# --- what is drawn
-
-
 @pytest.mark.parametrize(
     ("samples", "sizes"), [(5000, [1, 2, 4]), (5000, [130] * 10), (7, [1000, 1, 1]), (10, [3]), (1, [1, 5, 1])]
 )
@@ -205,14 +199,6 @@ def test_a_client_makes_its_share_and_the_last_one_the_rest(samples: int, sizes:
     assert found[:-1] == [floor(samples * size / n) for size in sizes[:-1]]
     assert sum(found) == samples
     assert ceil(samples * sizes[-1] / n) <= found[-1] < ceil(samples * sizes[-1] / n) + len(sizes)
-
-
-@pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
-def test_codes_are_in_bounds_and_have_mean_0(bound: float) -> None:
-    z = truncated_normal(20_000, 2, bound, torch.Generator().manual_seed(0))
-    assert z.abs().max() <= bound
-    assert z.abs().max() > 0.95 * bound
-    assert z.mean(0).abs().max() < 4 * bound / 20_000**0.5
 
 
 def test_labels_follow_the_histograms(worker: Worker) -> None:
@@ -228,29 +214,6 @@ def test_labels_follow_the_histograms(worker: Worker) -> None:
     assert len(draw(worker, _drawing(3, [*histograms]), 0)[1]) == 3
 
 
-def test_labels_of_kd_are_uniform_whatever_the_histograms(worker: Worker) -> None:
-    _, y = draw(worker, _drawing(2000, [[30, 10, 0, 0], [0, 3, 0, 0]], Training(1, 500, 0.01)), 0)
-    assert (y.bincount(minlength=4) - 500).abs().max() < 4 * (2000 * 3 / 16) ** 0.5
-
-
-@pytest.mark.long
-def test_the_servers_decoder_comes_to_make_what_it_was_taught() -> None:
-    """Two classes, black and white images."""
-    networks, y = _networks(classes=2), torch.arange(40) % 2
-    z = truncated_normal(40, 3, 1.0, torch.Generator().manual_seed(0))
-    images = y.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
-    found = taught(networks, Training(60, 8, 0.01), z, y, images, 0).eval()(z, y).sigmoid()
-    assert (found - images).abs().mean() < 0.05
-
-
-def test_every_pass_has_each_row_once_and_a_row_alone_stands_twice() -> None:
-    steps = list(batches(9, 2, 4, 0, torch.device("cpu")))
-    assert [(epoch, len(rows)) for epoch, rows in steps] == [(0, 4), (0, 4), (0, 2), (1, 4), (1, 4), (1, 2)]
-    first = torch.cat([rows for epoch, rows in steps if epoch == 0])
-    assert set(first.tolist()) == set(range(9))
-    assert first[-1] == first[-2]
-
-
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
 def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(shape: tuple[int, ...], worker: Worker) -> None:
     networks = Networks(shape, 4, (4, 4, 4), 3)
@@ -259,9 +222,6 @@ def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(shape: t
     assert images.shape == (6, *shape)
     assert images.dtype == torch.uint8
     assert networks.loss == ("squares" if shape[0] == 3 else "cross_entropy")
-
-
-# --- the wire, and the course of a run
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])

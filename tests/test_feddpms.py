@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Draws, Noise
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
@@ -47,9 +45,6 @@ def _play(digits: "Digits", method: FedDPMS, *given: Any, **options: Any) -> tup
 
 def _decoder(model: Flat) -> Flat:
     return select(model, [name for name in model if name.startswith("decoder.")])
-
-
-# The two stages
 
 
 @pytest.mark.parametrize("helpers", [1, 2])
@@ -185,9 +180,6 @@ def test_clients_weigh_by_their_data_with_the_images_that_joined(digits: "Digits
     assert any(call.reply.weight != n for call, n in zip(spy.calls[-5:], SIZES, strict=True))
 
 
-# Privacy
-
-
 SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
 
 
@@ -238,24 +230,6 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
     assert counts.startswith("class counts (read by the method")
     assert said["pool_epsilon_max"] is said["epsilon_of_messages"] is None
     assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in said["in_words"][0]
-
-
-def test_a_mean_without_noise_among_others_uncovers_the_codes(
-    digits: "Digits", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last of a client's, so that it is not the first that decides."""
-    noisy, calls = codes.noisy_mean, count(1)
-
-    def bare_at_last(*args: Any) -> tuple[torch.Tensor, Release]:
-        mean, release = noisy(*args)
-        return mean, replace(release, sigma=0.0) if next(calls) % 2 == 0 else release  # of two classes
-
-    monkeypatch.setattr(codes, "noisy_mean", bare_at_last)
-    federation = digits(method=SOUND).training(LocalSGD(1, 5), "samples")
-    ledger = federation.play(replace(SOUND, tries=5), federation.plan(2))[-1][0].ledger
-    assert next(calls) == 11  # five clients gave
-    assert not ledger.commons.covered
-    assert ledger.commons.uncovered["codes"] == 5
 
 
 @pytest.mark.long
@@ -332,9 +306,6 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: "
     assert played[-1].ledger.given_away
     *_, nothing = _play(digits, replace(NEAR, receive="nothing"), 4)[1].calls
     assert "images" not in (nothing.reply.memory or {})
-
-
-# Costs
 
 
 def test_the_bytes_are_the_closed_forms(digits: "Digits") -> None:

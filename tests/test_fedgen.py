@@ -168,15 +168,11 @@ def test_label_weights_sum_to_one_in_every_class_that_anybody_owns() -> None:
     assert torch.allclose(sums[counts.sum(0) > 0], torch.ones(1))
 
 
-@pytest.mark.parametrize("labels", ["counts", "uniform"])
-def test_labels_come_by_their_shares_and_never_a_class_that_nobody_owns(labels: str) -> None:
-    counts, n = torch.tensor([0, 3, 0, 1, 0]), 100_000
-    cumulated = replace(TINY, labels=labels)._cumulated(counts)
-    y = labels_at(cumulated.float(), torch.rand(n, generator=generator("places")))
-    wanted = torch.tensor([0, 0.75, 0, 0.25, 0] if labels == "counts" else [0, 0.5, 0, 0.5, 0])
-    assert torch.allclose(torch.bincount(y, minlength=5) / n, wanted, atol=4 / n**0.5)
-    ends = labels_at(cumulated, torch.tensor([0.0, 1 - 2**-24], dtype=torch.float64))
-    assert ends.tolist() == [1, 3]
+def test_labels_come_by_their_shares_and_never_a_class_that_no_client_has() -> None:
+    shares, n = torch.tensor([0, 0.75, 0, 0.25, 0]), 20_000
+    y = labels_at(shares.cumsum(0), torch.rand(n, generator=generator("places")))
+    assert torch.allclose(torch.bincount(y, minlength=5) / n, shares, atol=4 / n**0.5)
+    assert labels_at(shares.double().cumsum(0), torch.tensor([0.0, 1 - 2**-24]).double()).tolist() == [1, 3]
 
 
 def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: "Digits") -> None:
@@ -240,23 +236,20 @@ def test_the_head_judges_features_without_dropout_and_then_trains_on() -> None:
 
 
 def test_an_examples_weight_is_one_of_its_kl_term(digits: "Digits") -> None:
-    federation = digits(sizes=(6, 6)).training(NO_ORDER)
-    work, mine, method = federation.work(), federation.data.clients[0], replace(TINY, kl=10.0)
+    """With one step of all examples and without the term of the features, the step is linear in the weights."""
+    federation = digits(sizes=(6, 6)).training(LocalSGD(1, 100))
+    mine, method = federation.data.clients[0], replace(TINY, kl=10.0, weight=0.0)
     message = method.down(method.start(federation.model, federation.plan(2).facts, 0), 2, 0)
-    head, loss_of = Head(work.module), work.module.training_step
 
-    def term(*weights: Tensor) -> float:
-        batch = (mine.x, mine.y, *weights)
-        with head.watched(), torch.no_grad():
-            found = method._distil(work, head, message, 1, 1.0, 0)(batch, 0)
-            value = loss_of(batch, 0)
-        assert isinstance(value, Tensor)
-        return float(found - value)
+    def step(weight: Tensor | None, method: FedGEN = method) -> Tensor:
+        reply = method.client(federation.work(), message, {}, replace(mine, weight=weight), 2, 0)
+        return flat(reply.sums, "delta").buffer
 
-    each, w = [term(6 * row) for row in torch.eye(6)], torch.rand(6, generator=generator("weights"))
-    assert min(each) > 0
-    assert term() == pytest.approx(sum(each) / 6, rel=1e-4)
-    assert term(w) == pytest.approx(sum(a * b for a, b in zip(each, w.tolist(), strict=True)) / 6, rel=1e-4)
+    each, w = [step(6 * row) for row in torch.eye(6)], torch.rand(6, generator=generator("weights"))
+    for weight in (None, w):
+        mean = sum(a * b for a, b in zip(each, (torch.ones(6) if weight is None else weight).tolist(), strict=True))
+        assert torch.allclose(step(weight), torch.as_tensor(mean) / 6, rtol=0, atol=1e-6)
+    assert (step(None) - step(None, replace(method, kl=0.0))).abs().max() > 1e-4
 
 
 def test_steps_in_chunks_do_not_depend_on_how_many_were_expected() -> None:

@@ -1,6 +1,5 @@
 """The batched repetitions of gradient coding: equal to a plain loop, to enumeration and to gradient descent."""
 
-import re
 from dataclasses import replace
 from itertools import product
 
@@ -24,10 +23,14 @@ def digits() -> Dataset:
     return load(Data(validation=0))
 
 
+def problem_of(digits: Dataset, white: float = 1.0) -> Problem:
+    """6 images of each digit."""
+    return Problem.of(chosen(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, white, measured=float64)
+
+
 @pytest.fixture(scope="module")
 def small(digits: Dataset) -> Problem:
-    """6 images of each digit."""
-    return Problem.of(chosen(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, 1.0, measured=float64)
+    return problem_of(digits)
 
 
 @pytest.fixture(scope="module")
@@ -91,40 +94,35 @@ def assert_equal(found: study.Played, expected: np.ndarray, rtol: float = 1e-9) 
 
 
 GRID = [
-    ("iid", 0.0, 0.0, "exact", False), ("iid", 0.5, 0.3, "exact", True), ("dirichlet_plain", 0.7, 0.0, "exact", False),
-    ("dirichlet_plain", 0.7, 0.4, "binomial", False), ("single_class", 0.5, 0.0, "exact", False),
-    ("single_class", 0.9, 0.5, "exact", True),
+    ("iid", 0.0, 0.0, "exact", False, 1.0), ("iid", 0.5, 0.3, "exact", True, 1.0),
+    ("dirichlet_plain", 0.7, 0.0, "exact", False, 1.0), ("dirichlet_plain", 0.7, 0.4, "binomial", False, 1.0),
+    ("single_class", 0.5, 0.3, "exact", False, 255.0), ("single_class", 0.9, 0.5, "exact", True, 1.0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("partition", "q", "c", "sharing", "per_class"), GRID)
+@pytest.mark.parametrize(("partition", "q", "c", "sharing", "per_class", "white"), GRID)
 def test_it_is_the_plain_loop(
-    small: Problem, partition: str, q: float, c: float, sharing: str, per_class: bool
+    digits: Dataset, partition: str, q: float, c: float, sharing: str, per_class: bool, white: float
 ) -> None:
-    setting = Setting(partition, q, 3, c, sharing, per_class, rounds=6)
-    drawn = [draw(small, setting, r, seed=1) for r in range(4)]
-    assert_equal(play_block(small, setting, drawn), np.array([plain(small, setting, one) for one in drawn]))
-    if q == 0.9:
-        assert not all(one.answers.any(1).all() for one in drawn)  # a round that nobody answers is among them
-    if partition == "dirichlet_plain":
-        assert len({len(draw(small, setting, r, seed=1).held) for r in range(20)}) > 1  # clients were dropped
-    some = play(small, setting, range(2, 4), seed=1)
-    np.testing.assert_allclose(some.second_moment, play_block(small, setting, drawn).second_moment[2:], rtol=1e-9)
-
-
-def test_raw_pixels_are_the_plain_loop_too(digits: Dataset) -> None:
-    problem = Problem.of(chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 255.0, measured=float64)
-    assert problem.x.max() == 255
-    setting = Setting("single_class", 0.5, 3, 0.3, rounds=10)
+    problem = problem_of(digits, white)
+    assert problem.x.max() == white
+    setting = Setting(partition, q, 3, c, sharing, per_class, rounds=5)
     drawn = [draw(problem, setting, r, seed=1) for r in range(3)]
-    assert_equal(play_block(problem, setting, drawn), np.array([plain(problem, setting, one) for one in drawn]), 1e-7)
+    found = play_block(problem, setting, drawn)
+    assert_equal(found, np.array([plain(problem, setting, one) for one in drawn]), 1e-9 if white == 1 else 1e-7)
+    if q == 0.9:
+        assert not all(one.answers.any(1).all() for one in drawn)  # a round that no client answers is among them
+    if partition == "dirichlet_plain":
+        assert len({len(draw(problem, setting, r, seed=1).held) for r in range(20)}) > 1  # clients were dropped
+    some = play(problem, setting, range(1, 3), seed=1)
+    np.testing.assert_allclose(some.second_moment, found.second_moment[1:], rtol=1e-9)
 
 
 def test_what_is_measured_in_float32_moves_nothing(digits: Dataset) -> None:
     images = chosen(digits, 30, first=True, seed=0), digits.test
     for white, partition in product((1.0, 255.0), ("iid", "single_class")):
         single, double = (
-            play(Problem.of(*images, 10, white, measured), Setting(partition, 0.5, 3, 0.2, rounds=20), range(3), 0)
+            play(Problem.of(*images, 10, white, measured), Setting(partition, 0.5, 3, 0.2, rounds=10), range(2), 0)
             for measured in (torch.float32, float64)
         )
         np.testing.assert_allclose(single.accuracy, double.accuracy, atol=1 / 359)
@@ -162,7 +160,7 @@ def test_second_moment_is_its_enumeration_over_straggler_sets(tiny: Problem, par
     """E||g^||^2 = (1-q)^2 ||sum_i f_i||^2 + q (1-q) sum_i ||f_i||^2, and the draws estimate it without bias."""
     setting, differences = Setting(partition, 0.4, 2, c, rounds=3), []
     weight = [0.6 ** z.sum() * 0.4 ** (~z).sum() for z in patterns(4)]
-    for r in range(60):
+    for r in range(40):
         one = draw(tiny, setting, r, seed=0)
         held = torch.from_numpy(one.held).double()
         each = [replace(one, sampled=np.tile(z, (3, 1, 1))) for z in patterns(4)]
@@ -172,7 +170,7 @@ def test_second_moment_is_its_enumeration_over_straggler_sets(tiny: Problem, par
         assert exact[0] == pytest.approx(float(closed), rel=1e-10)
         drawn = play_block(tiny, setting, [one]).second_moment[0]
         differences.append(drawn - exact)
-    mean, error = np.mean(differences, 0), np.std(differences, 0, ddof=1) / 60**0.5
+    mean, error = np.mean(differences, 0), np.std(differences, 0, ddof=1) / 40**0.5
     assert (abs(mean) < 4 * error).all()
     assert (error > 0).all()
     nobody = replace(one, sampled=np.zeros((3, 15, 4), dtype=bool))
@@ -191,9 +189,6 @@ def test_a_round_that_nobody_answers_changes_nothing(small: Problem) -> None:
         with_it = getattr(found, name)
         assert with_it[0, 3] == with_it[0, 4]
         np.testing.assert_array_equal(np.delete(with_it, 3, axis=1), getattr(expected, name))
-    np.testing.assert_array_equal(
-        expected.accuracy, play_block(small, setting, [replace(one, answers=answers)]).accuracy
-    )
 
 
 def test_blocks_change_rounding_only(small: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,13 +208,8 @@ def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
         other = draw(small, base, repetition, seed)
         for name in ("start", "held", "answers", "sampled"):
             assert not np.array_equal(getattr(one, name), getattr(other, name))
-    for setting in (
-        replace(base, c=0.5),
-        replace(base, d=4),
-        replace(base, q=0.3),
-        replace(base, partition="single_class"),
-    ):
-        other = draw(small, setting, 0, 0)
+    for changes in ({"c": 0.5}, {"d": 4}, {"q": 0.3}, {"partition": "single_class"}):
+        other = draw(small, setting := replace(base, **changes), 0, 0)
         assert torch.equal(other.start, one.start)
         if setting.partition == "iid":
             assert (other.held | ~one.held).all()  # a larger c or d copies all that a smaller one copies
@@ -290,49 +280,32 @@ def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
         chosen(replace(digits, train=lacking), 30, first=True, seed=0)
 
 
-@pytest.mark.long
-def test_sharing_lowers_the_second_moment_and_quickens_learning(digits: Dataset) -> None:
-    problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
-    found = [play(problem, Setting("single_class", 0.7, 4, c), range(20), 0) for c in (0.0, 0.2, 0.5)]
-    found.append(play(problem, Setting("iid", 0.7, 4, 0.0), range(20), 0))
-    moments = [one.second_moment.mean() for one in found]
-    assert moments == sorted(moments, reverse=True)
-    accuracies = [one.accuracy[:, 10:].mean() for one in found]
-    assert accuracies == sorted(accuracies)
+BAD: list[tuple[dict, str]] = [
+    ({"q": 1.0}, r"q, .* \[0, 1\), got 1"), ({"q": -0.1}, "got -0.1"), ({"q": float("nan")}, "got nan"),
+    ({"c": 1.5}, r"c, .* \[0, 1\], got 1.5"), ({"d": 10}, r"\[1, 9\] for 10 clients"), ({"d": 0}, r"d, .* \[1, 9\]"),
+    ({"c": 0.003}, "c = 0.003 of all examples, 300"), ({"c": 0.03, "per_class": True}, "c = 0.03 of a class, 30"),
+    ({"partition": "single"}, "did you mean 'single_class'"), ({"sharing": "optimal"}, "Known: binomial, exact"),
+    ({"lr": 0.0}, "lr must be .* above 0"), ({"decay": 1.1}, r"decay must be in \(0, 1\]"), ({"decay": 0.0}, "decay"),
+    ({"rounds": 0}, "rounds must be at least 1"),
+]  # fmt: skip
 
 
-BAD = [
-    ({"q": 1.0}, "q, the probability to straggle, must be in [0, 1), got 1."),
-    ({"q": -0.1}, "got -0.1."),
-    ({"q": float("nan")}, "got nan."),
-    ({"c": 1.5}, "c, the share of examples that is not private, must be in [0, 1], got 1.5."),
-    ({"d": 10}, "d, the number of copies, must be in [1, 9] for 10 clients, got 10."),
-    ({"d": 0}, "d, the number of copies, must be in [1, 9]"),
-    ({"c": 0.003}, "c = 0.003 of all examples, 300 images, is less than one; use 0 or a larger c."),
-    ({"c": 0.03, "per_class": True}, "c = 0.03 of a class, 30 images, is less than one"),
-    ({"partition": "single"}, "unknown partition 'single'; did you mean 'single_class'?"),
-    ({"sharing": "optimal"}, "unknown sharing 'optimal'. Known: binomial, exact."),
-    ({"lr": 0.0}, "lr must be finite and above 0, got 0."),
-    ({"decay": 1.1}, "decay must be in (0, 1], got 1.1."),
-    ({"rounds": 0}, "rounds must be at least 1, got 0."),
-]
+@pytest.mark.parametrize(("changes", "said"), BAD)
+def test_what_cannot_be_run_is_refused(changes: dict, said: str) -> None:
+    right = Setting("iid", 0.5, 3, 0.1)
+    with pytest.raises(UserError, match=said):
+        check(replace(right, **changes), 10, [30] * 10)
 
 
-@pytest.mark.parametrize(("changes", "sentence"), BAD)
-def test_what_cannot_be_played_is_refused(changes: dict, sentence: str) -> None:
-    check(Setting("iid", 0.5, 3, 0.1), 10, [30] * 10)
-    with pytest.raises(UserError, match=re.escape(sentence)):
+def test_the_limits_of_settings_are_allowed() -> None:
+    for changes in ({"q": 0.0}, {"c": 0.0}, {"c": 1.0}, {"d": 1}, {"d": 9}, {"decay": 1.0}, {"rounds": 1}):
         check(replace(Setting("iid", 0.5, 3, 0.1), **changes), 10, [30] * 10)
-
-
-def test_one_client_is_refused() -> None:
     with pytest.raises(UserError, match="at least 2 clients, got 1"):
         check(Setting("iid", 0.5, 1, 0.1), 1, [30])
 
 
-def test_subnormal_numbers_are_flushed_and_leave_the_results_as_they_are() -> None:
+def test_subnormal_numbers_are_flushed_and_leave_the_results_as_they_are(digits: Dataset) -> None:
     """Raw pixels saturate the softmax, whose tails fall below 1e-308 within some rounds."""
-    digits = load(Data(validation=0.0))
     problem = Problem.of(chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 4000.0)
     setting, smallest = Setting("single_class", 0.5, 3, 0.2, rounds=20), torch.finfo(float64).tiny
     found = play(problem, setting, range(3), 0)

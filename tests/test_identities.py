@@ -15,7 +15,6 @@ from closed_forms import FULL, play, weights_of
 
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.algorithms.fedmix import FedMix, mean_images
@@ -69,7 +68,6 @@ EXACT: "dict[str, Algorithm]" = {
     "FedGEN(weight=0)": SMALL_GENERATOR,
     "FedVAE": FedVAE(),
     "Ditto's server": Ditto(),
-    "FedDDPM that never corrects": FedDDPM(correct="slow", slow=0.0),
 }
 
 
@@ -216,13 +214,3 @@ def test_identical_clients_are_one_client(method: Algorithm, least_squares: "Pro
     ours = play(many, method, LocalSGD(3, FULL), 8, 0.1)[-1].model.buffer.numpy()
     theirs = play(one, FedAvg(), LocalSGD(3, FULL), 8, 0.1)[-1].model.buffer.numpy()
     assert np.allclose(ours, theirs, rtol=0, atol=1e-13)
-
-
-@both_weightings
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova_is_fedavg_for_equal_steps_whatever_the_sizes(
-    momentum: float, weighting: str, least_squares: "Problem"
-) -> None:
-    federation = least_squares(sizes=(2, 9, 4, 17)).federation(0.05, momentum).training(LocalSGD(5, FULL), weighting)
-    ours, theirs = (course(federation, method(), 4, 0.5)[-1].model.buffer for method in (FedNova, FedAvg))
-    assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)

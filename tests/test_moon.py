@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, Payload, flat, put, select
+from fedcommons.tensors import Flat, Payload, flat
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 
@@ -214,20 +213,6 @@ def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
     assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
 
 
-def test_in_private_training_every_pass_is_of_one_example(rows: ClientData) -> None:
-    """Also those of the models that stand still: a network could mix the images of a batch in evaluation mode, too."""
-    sizes: list[int] = []
-
-    def watched() -> Classifier:
-        module = _plain()
-        module.network.register_forward_hook(lambda _, given, __: sizes.append(len(given[0])))
-        return module
-
-    _epochs(rows, LocalSGD(2, 100, dp=DPSGD(1.0, 1.0)), watched)
-    assert len(sizes) == 2 * len(rows) * 3
-    assert {*sizes} == {1}
-
-
 def _epochs(rows: ClientData, loop: LocalSGD, make: Make = _dropout) -> tuple[Tensor, int]:
     """What a client sends after its epochs, and how many passes it made through its network."""
     work = Work(make(), torch.device("cpu"))
@@ -273,32 +258,3 @@ def test_the_first_selection_compares_with_the_initial_model_however_late_it_com
     assert torch.equal(_after(late, x).buffer, _after(told, x).buffer)
     other = algorithm.client(work, Message({"model": x}), as_if | {"previous": x}, rows, 2, SEED)
     assert (flat(late.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3
-
-
-class _WithDecoder(Classifier):
-    """An auxiliary decoder, registered last, looks at the logits: its linear layer is the last one of the module."""
-
-    decoder: torch.nn.Linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        self.decoder(logits.detach())
-        return logits
-
-
-def test_a_decoder_that_is_registered_last_misleads_nobody(rows: ClientData) -> None:
-    """The features are the input of the layer that the module names: with a decoder as without it."""
-
-    def decorated() -> Classifier:
-        plain = _plain()
-        module = _WithDecoder(plain.network, lr=LR, mean=(0.3,), std=(0.4,)).double()
-        module.decoder = torch.nn.Linear(10, 7).double()
-        return module
-
-    x = _moved(Work(_plain(), torch.device("cpu")).initial)
-    plain = _client(MOON(), _plain, _Model(x, {}), {}, rows)
-    whole = Work(decorated(), torch.device("cpu")).initial
-    reply = _client(MOON(), decorated, _Model(put(whole, x), {}), {}, rows)
-    assert isinstance(list(decorated().modules())[-1], torch.nn.Linear)
-    assert float(reply.metrics["loss"]) == float(plain.metrics["loss"])
-    assert torch.equal(select(flat(reply.sums, "delta"), list(x)).buffer, flat(plain.sums, "delta").buffer)

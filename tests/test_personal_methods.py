@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from closed_forms import FULL, quadratic
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
 
     Problem = Callable[..., LeastSquares]
     Digits = Callable[..., Federation]
-
-FULL = 1000
-"""A batch size above every client's number of examples: full-batch steps."""
-
-
-def quadratic(problem: "LeastSquares", i: int) -> tuple[np.ndarray, np.ndarray]:
-    """f_i(y) = y H y / 2 - b y + const."""
-    a, b = problem.a[i], problem.b[i]
-    return a.T @ a / len(b), a.T @ b / len(b)
 
 
 def descended(problem: "LeastSquares", i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int):
@@ -90,21 +82,16 @@ def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_square
 
 
 def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: "Digits") -> None:
+    """And BatchNorm's statistics of the personal models are not in those that are averaged: these are FedAvg's."""
     algorithm, federation = Ditto(), digits(batch_norm=True)
     plan = federation.plan(1, participation=0.4)
-    now, _ = federation.play(algorithm, plan)[-1]
+    now, other = (federation.play(each, plan)[-1][0] for each in (algorithm, FedAvg()))
+    assert torch.equal(now.buffers.buffer, other.buffers.buffer)
     for client in range(5):
         model, buffers = personal_model(algorithm, now, client, keep_buffers=False)
         is_shared = model.buffer.equal(now.model.buffer)
         assert is_shared == (client not in now.memory)
         assert buffers.buffer.equal(now.buffers.buffer) == is_shared
-
-
-def test_dittos_server_statistics_are_fedavgs(digits: "Digits") -> None:
-    """BatchNorm's statistics of the personal model do not get into those that are averaged."""
-    federation = digits(batch_norm=True)
-    ditto, fedavg = (federation.play(method, federation.plan(2))[-1][0] for method in (Ditto(), FedAvg()))
-    assert torch.equal(ditto.buffers.buffer, fedavg.buffers.buffer)
 
 
 def test_fedper_with_all_layers_personal_is_local_training(least_squares: "Problem") -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -120,20 +119,6 @@ FALSE: list[tuple[Algorithm, Claims, str]] = [
 @pytest.mark.long
 def test_a_false_claim_fails(method: Algorithm, claims: Claims, check: str, claims_only: None) -> None:
     assert check in failed(method, claims)
-
-
-@pytest.mark.long
-def test_a_result_that_shares_memory_fails_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last local model is kept without a copy, so the next client's training overwrites it."""
-
-    class Aliased(FedAvg):
-        def client(self, work: Work, message: Message, memory: Payload, data: Any, round: int, seed: int) -> Reply:
-            x = flat(message.common, "model")
-            trained = work.local(x, data, seed)
-            return weighted_reply(x, trained, work.weight(data), {"previous": trained.model})
-
-    verdicts = {one.check: one.passed for one in islice(referee.referee(Aliased()), 5)}
-    assert verdicts["what a client returned is not the workers buffer"] is False
 
 
 def test_what_is_reported_fits_into_a_line(claims_only: None) -> None:

@@ -151,6 +151,7 @@ OPTIMAL: list[tuple[Algorithm, str, int]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @both_weightings
 @all_or_half
 @pytest.mark.parametrize(("algorithm", "client", "steps"), OPTIMAL)
@@ -160,10 +161,8 @@ def test_it_reaches_the_joint_optimum_of_different_clients(
     """That of sum_i f_i, or of sum_i n_i f_i; there the controls are the clients' gradients. FedAvg stops elsewhere."""
     sizes = (6, 9, 7, 17)
     problem, local, rounds = least_squares(sizes=sizes), LocalSGD(steps, FULL), 60 if participation == 1 else 110
-    best, other = (
-        optimum(problem, weights_of(each, sizes))
-        for each in (weighting, {"uniform": "samples"}.get(weighting, "uniform"))
-    )
+    best = optimum(problem, weights_of(weighting, sizes))
+    other = optimum(problem, weights_of("uniform" if weighting == "samples" else "samples", sizes))
     end = play(problem, algorithm, local, rounds, 0.2, participation, weighting)[-1]
     assert np.linalg.norm(end.model.buffer.numpy() - best) < 1e-8
     assert np.allclose(memories(end, client), problem.gradients(best), rtol=0, atol=1e-7)
