@@ -1,7 +1,6 @@
 """Least squares for the tests of the algorithms: f_i(y) = y H_i y / 2 - c_i y, and federations on it."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,21 +9,23 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat
+from fedcommons.testing.federations import Federation, LeastSquares
 
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
+Digits = Callable[..., Federation]
+Problem = Callable[..., LeastSquares]
+"""The types of the fixtures ``digits`` and ``least_squares``."""
 
 FULL = 1000
 """A batch size above every client's number of examples: full-batch steps, in which the order only rounds."""
 
 
-def quadratic(problem: "LeastSquares", i: int) -> tuple[np.ndarray, np.ndarray]:
+def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
     """H_i and c_i."""
     a, b = problem.a[i], problem.b[i]
     return a.T @ a / len(b), a.T @ b / len(b)
 
 
-def optimum(problem: "LeastSquares", weights: Sequence[float] | np.ndarray) -> np.ndarray:
+def optimum(problem: LeastSquares, weights: Sequence[float] | np.ndarray) -> np.ndarray:
     """The minimiser of sum_i weights_i f_i."""
     parts = [(w, *quadratic(problem, i)) for i, w in enumerate(weights)]
     return np.linalg.solve(sum(w * h for w, h, _ in parts), sum(w * c for w, _, c in parts))
@@ -35,7 +36,7 @@ def weights_of(weighting: str, sizes: Sequence[int]) -> np.ndarray:
 
 
 def play(
-    problem: "LeastSquares",
+    problem: LeastSquares,
     algorithm: Algorithm,
     local: LocalSGD,
     rounds: int,
@@ -47,14 +48,14 @@ def play(
     return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
 
 
-def round_from(federation: "Federation", algorithm: Algorithm, start: np.ndarray) -> np.ndarray:
+def round_from(federation: Federation, algorithm: Algorithm, start: np.ndarray) -> np.ndarray:
     """The model after one round from ``start``."""
     plan, model = federation.plan(1), Flat(federation.model.layout, torch.from_numpy(start.copy()))
     played = federation.play(algorithm, plan, start=Standing(0, algorithm.start(model, plan.facts, 0)))
     return played[-1][0].model.buffer.numpy()
 
 
-def fixed_point(federation: "Federation", algorithm: Algorithm, tolerance: float = 1e-12) -> np.ndarray:
+def fixed_point(federation: Federation, algorithm: Algorithm, tolerance: float = 1e-12) -> np.ndarray:
     """Where the federation stops. A round is an affine map w -> M w + c, so d + 1 rounds give M and c."""
     c = round_from(federation, algorithm, np.zeros(3))
     m = np.stack([round_from(federation, algorithm, unit) - c for unit in np.eye(3)], axis=1)

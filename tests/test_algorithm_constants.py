@@ -1,11 +1,12 @@
 """What the algorithms refuse: constants out of range, experiments, models and data that they are not defined for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits, Problem
 from torch import Tensor, nn
 
 from fedcommons.algorithms.coboosting import CoBoosting
@@ -31,10 +32,8 @@ from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.modules import require_distillable
 from fedcommons.tensors import flatten
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
 
 LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "fedprox.mu": ((0.0, 1e38), (-1e-9,)),
@@ -148,12 +147,12 @@ def test_with_an_autoencoder_it_is_prepared(name: str) -> None:
     prepare(presets.experiment("smoke", "digits", {"algorithm": name, "model.name": "vae"}))
 
 
-def _client(algorithm: Algorithm, federation: "Federation") -> None:
+def _client(algorithm: Algorithm, federation: Federation) -> None:
     state = algorithm.start(federation.model, federation.plan(1).facts, 0)
     algorithm.client(federation.work(), algorithm.down(state, 1, 0), {}, federation.data.clients[0], 1, 0)
 
 
-def _with_optimizer(federation: "Federation", **options: Any) -> "Federation":
+def _with_optimizer(federation: Federation, **options: Any) -> Federation:
     def module() -> Classifier:
         created = federation.module()
         assert isinstance(created, Classifier)
@@ -168,7 +167,7 @@ def _with_optimizer(federation: "Federation", **options: Any) -> "Federation":
 
 
 @pytest.mark.parametrize("algorithm", [FedNova(), FedPVR(), SCAFFOLD(1), SCAFFOLD(2)])
-def test_another_optimizer_is_refused(algorithm: Algorithm, digits: "Callable[..., Federation]") -> None:
+def test_another_optimizer_is_refused(algorithm: Algorithm, digits: Digits) -> None:
     with pytest.raises(ValueError, match=r"SGD with one learning rate.*Adam"):
         _client(algorithm, _with_optimizer(digits()))
 
@@ -182,16 +181,14 @@ def test_another_optimizer_is_refused(algorithm: Algorithm, digits: "Callable[..
     ],
 )
 def test_momentum_is_refused_where_the_formula_would_be_wrong(
-    algorithm: Algorithm, options: dict[str, Any], said: str, digits: "Callable[..., Federation]"
+    algorithm: Algorithm, options: dict[str, Any], said: str, digits: Digits
 ) -> None:
     with pytest.raises(ValueError, match=said):
         _client(algorithm, _with_optimizer(digits(), **options))
 
 
 @pytest.mark.parametrize("algorithm", [MOON(), FedMix(), FedDM()])
-def test_a_module_that_names_no_head_is_refused(
-    algorithm: Algorithm, least_squares: "Callable[..., LeastSquares]"
-) -> None:
+def test_a_module_that_names_no_head_is_refused(algorithm: Algorithm, least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     commons = Examples(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
     clients = federation.data.clients.with_commons(commons)
@@ -200,14 +197,14 @@ def test_a_module_that_names_no_head_is_refused(
 
 
 @pytest.mark.parametrize("name", ["", "network.lost"])
-def test_a_head_that_does_not_exist_is_refused(name: str, digits: "Callable[..., Federation]") -> None:
+def test_a_head_that_does_not_exist_is_refused(name: str, digits: Digits) -> None:
     module: Any = digits().module()
     module.head = name
     with pytest.raises(ValueError, match=f"Classifier.head .* got '{name}'"):
         Head(module)
 
 
-def test_fedmix_without_means_is_refused(digits: "Callable[..., Federation]") -> None:
+def test_fedmix_without_means_is_refused(digits: Digits) -> None:
     with pytest.raises(ValueError, match="FedMix needs the means"):
         _client(FedMix(), digits(method=FedAvg()))
 
@@ -220,16 +217,14 @@ def test_fedmix_without_means_is_refused(digits: "Callable[..., Federation]") ->
         (FedPer(None), "^fedper.layers.*names no head.*network.last"),
     ],
 )
-def test_layers_that_are_not_there_are_refused(
-    algorithm: Algorithm, said: str, digits: "Callable[..., Federation]"
-) -> None:
+def test_layers_that_are_not_there_are_refused(algorithm: Algorithm, said: str, digits: Digits) -> None:
     with pytest.raises(UserError, match=said):
         algorithm.start(digits().model, Facts(1, [1], 1), 0)
 
 
 @pytest.mark.parametrize("arrival", [None, [0.5, 0.0, 0.5, 0.5]])
 def test_a_client_whose_reply_may_never_arrive_is_refused_by_gradient_coding(
-    arrival: list[float] | None, least_squares: "Callable[..., LeastSquares]"
+    arrival: list[float] | None, least_squares: Problem
 ) -> None:
     federation = least_squares().federation(0.1)
     with pytest.raises(UserError, match="probability that a client's reply arrives"):

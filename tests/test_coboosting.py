@@ -1,12 +1,12 @@
 """Co-Boosting against its equations: an independent slow loop, a step of the weights by hand, DENSE without them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import cos, pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,26 +17,22 @@ from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.core.local import LocalSGD
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 SMALL = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, weight_step=0.05)
 LOOP = LocalSGD(epochs=1, batch_size=8)
 
 
 @pytest.fixture
-def doubled(digits: "Digits") -> "Federation":
+def doubled(digits: Digits) -> Federation:
     """Three clients and a CNN in float64."""
     federation = digits((9, 7, 8)).training(LOOP)
     module = federation.module
     return replace(federation, module=lambda: module().double())
 
 
-def _filled(federation: "Federation", model: Tensor) -> Classifier:
+def _filled(federation: Federation, model: Tensor) -> Classifier:
     work = federation.work()
     work.load(Flat(work.params.layout, model))
     assert isinstance(work.module, Classifier)
@@ -48,7 +44,7 @@ def _kl(teacher: Tensor, student: Tensor, t: float) -> Tensor:
     return t**2 * F.kl_div((student / t).log_softmax(1), (teacher / t).softmax(1), reduction="none").sum(1)
 
 
-def _slow(federation: "Federation", sent: Tensor, w: Tensor, method: CoBoosting) -> tuple[Tensor, Tensor, Tensor]:
+def _slow(federation: Federation, sent: Tensor, w: Tensor, method: CoBoosting) -> tuple[Tensor, Tensor, Tensor]:
     """Three rounds of the server from its three steps, in plain torch; the model, the pool, and the weights."""
     clients, student = [_filled(federation, y) for y in sent], _filled(federation, w @ sent)
     before, epochs, t = method.warmup_rounds, 3 * method.server_epochs, method.boundary_temperature
@@ -111,7 +107,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("weighting", VARIANTS)
-def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation", weighting: str) -> None:
+def test_three_rounds_are_those_of_an_independent_loop(doubled: Federation, weighting: str) -> None:
     """The weights start at the clients' shares, and epochs are counted from the first round after the warm-up."""
     method, sizes = VARIANTS[weighting], torch.tensor([9.0, 7, 8], dtype=torch.float64)
     played = [now for now, _ in doubled.training(LOOP, weighting).play(method, doubled.plan(method.warmup_rounds + 3))]
@@ -145,9 +141,9 @@ def test_weights_that_would_all_be_zero_stay() -> None:
     assert stayed
 
 
-def test_with_equal_weights_and_images_that_stay_it_is_denses_distillation(doubled: "Federation") -> None:
+def test_with_equal_weights_and_images_that_stay_it_is_denses_distillation(doubled: Federation) -> None:
     models = torch.stack([doubled.work().initial.buffer * factor for factor in (0.5, 1.1, 1.4)])
-    images, batches, found = doubled.data.clients.store.x[:6], torch.arange(6).split(4), []
+    images, batches, result = doubled.data.clients.store.x[:6], torch.arange(6).split(4), []
     for method in (CoBoosting(move=0.0, server_decay=0.0, clip=1e30), DENSE(temperature=4.0, server_lr=0.01)):
         work = doubled.work()
         work.module.eval()
@@ -159,9 +155,9 @@ def test_with_equal_weights_and_images_that_stay_it_is_denses_distillation(doubl
         else:
             u = torch.rand(6, 10, dtype=torch.float64)
             method.distil(work, ensemble, torch.full((3,), 0.7).double(), images, velocity, 0.01, batches, u)
-        found.append(work.snapshot().buffer)
-    assert torch.allclose(*found, rtol=0, atol=1e-9)
-    assert not found[0].equal(doubled.model.buffer)
+        result.append(work.snapshot().buffer)
+    assert torch.allclose(*result, rtol=0, atol=1e-9)
+    assert not result[0].equal(doubled.model.buffer)
 
 
 def test_the_mixture_is_a_mean_whatever_the_sum_of_the_weights() -> None:
@@ -169,7 +165,7 @@ def test_the_mixture_is_a_mean_whatever_the_sum_of_the_weights() -> None:
     assert mixed(torch.tensor([0.2, 0.2, 0.4]), logits).equal((logits[0] + logits[1] + 2 * logits[2]) / 4)
 
 
-def test_a_constant_rate_asks_for_no_number_of_rounds(digits: "Digits") -> None:
+def test_a_constant_rate_asks_for_no_number_of_rounds(digits: Digits) -> None:
     federation = digits((9, 7, 8)).training(LOOP)
     method = replace(SMALL, server_schedule="constant")
     few, many = (federation.play(method, federation.plan(rounds))[1][0].model.buffer for rounds in (2, 4))

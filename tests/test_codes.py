@@ -1,12 +1,12 @@
 """What FedDPMS does with codes: who helps whom, which draws are kept, what a mean hides, what a client trains on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.feddpms import FedDPMS
@@ -15,11 +15,6 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
 from lightning_modules import VAEClassifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 SIZES = (30, 40, 36, 50, 28)
 
@@ -49,13 +44,13 @@ def test_abundant_and_scarce_classes() -> None:
     assert codes.scarce(torch.stack([counts, counts.flip(0)]), 3).tolist() == [[1, 4, 0], [3, 0, 1]]
 
 
-def test_the_counts_are_those_of_the_clients(digits: "Digits") -> None:
+def test_the_counts_are_those_of_the_clients(digits: Digits) -> None:
     some = digits(SIZES).data.clients[1:4]
     assert some.counts(10).tolist() == [client.y.bincount(minlength=10).tolist() for client in some]
 
 
 @pytest.fixture
-def work(digits: "Digits") -> Work:
+def work(digits: Digits) -> Work:
     """A module that was trained on all clients' images, so that it takes decoded ones for several classes."""
     federation = digits(SIZES, method=FedDPMS(), lr=0.2).training(LocalSGD(4, 5))
     work, images = federation.work(), federation.data.sets["train"]
@@ -72,7 +67,7 @@ def _decoded(work: Work) -> list[int]:
     return seen
 
 
-def test_the_quota_is_exact_and_every_code_kept_is_recognised(digits: "Digits") -> None:
+def test_the_quota_is_exact_and_every_code_kept_is_recognised(digits: Digits) -> None:
     """With a class that three in five draws are taken for, so that the last try finds more than are missing.
 
     The module is not trained: what a training leads to depends on the CPU.
@@ -85,35 +80,35 @@ def test_the_quota_is_exact_and_every_code_kept_is_recognised(digits: "Digits") 
         behind = logits[:, torch.arange(10) != label].max(1).values - logits[:, label]
         work.named["classifier.bias"][label] += behind.quantile(0.6)
     seen, centre, draws = _decoded(work), torch.zeros(8), generator("a test")
-    found, labels = codes.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
-    assert (found.shape, labels) == ((7, 8), [label] * 7)
+    result, labels = codes.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
+    assert (result.shape, labels) == ((7, 8), [label] * 7)
     assert 1 < len(seen) < 100
     drawn = torch.cat([spread * torch.randn(7, 8, generator=draws) for _ in seen])
     with codes.looking(work):
         wanted = drawn[module(module.decoder(drawn)).argmax(1) == label]
     assert len(wanted) > 7
-    assert torch.equal(wanted[:7], found)  # the first ones, in the order of the draws
+    assert torch.equal(wanted[:7], result)  # the first ones, in the order of the draws
 
 
 def test_two_helpers_means_of_one_class_have_a_quota_each(work: Work) -> None:
     with codes.looking(work):
         label = int(work.module(work.module.decoder(torch.zeros(1, 8))).argmax())  # pyright: ignore[reportCallIssue]
     centres = [(label, torch.zeros(8)), (label, torch.full((8,), 1e-3))]
-    found, labels = codes.recognised(work, centres, 0.0, 3, 2, generator("a test"))
+    result, labels = codes.recognised(work, centres, 0.0, 3, 2, generator("a test"))
     assert labels == [label] * 6
-    assert torch.equal(found, torch.stack([centre for _, centre in centres]).repeat_interleave(3, 0))
+    assert torch.equal(result, torch.stack([centre for _, centre in centres]).repeat_interleave(3, 0))
 
 
 def test_no_more_than_the_bounded_number_of_tries(work: Work) -> None:
     with codes.looking(work):
         label = int(work.module(work.module.decoder(torch.zeros(1, 8))).argmax())  # pyright: ignore[reportCallIssue]
     seen, other = _decoded(work), (label + 1) % 10
-    found, labels = codes.recognised(work, [(other, torch.zeros(8))], 0.0, 5, 6, generator("a test"))
+    result, labels = codes.recognised(work, [(other, torch.zeros(8))], 0.0, 5, 6, generator("a test"))
     assert seen == [5] * 6
-    assert (found.shape, labels) == ((0, 8), [])
+    assert (result.shape, labels) == ((0, 8), [])
 
 
-def test_it_trains_on_as_many_points_as_it_has_drawn_from_its_own_and_the_decoded(digits: "Digits") -> None:
+def test_it_trains_on_as_many_points_as_it_has_drawn_from_its_own_and_the_decoded(digits: Digits) -> None:
     own = digits(SIZES).data.clients[0]
     images, labels = torch.full((300, 1, 8, 8), 255, dtype=torch.uint8), torch.full((300,), 9)
     bar = codes.augmented(own, images, labels, 3)
@@ -126,7 +121,7 @@ def test_it_trains_on_as_many_points_as_it_has_drawn_from_its_own_and_the_decode
     assert not torch.equal(codes.augmented(own, images, labels, 4).y, bar.y)
 
 
-def test_weights_of_examples_go_with_them_and_a_decoded_image_weighs_one(digits: "Digits") -> None:
+def test_weights_of_examples_go_with_them_and_a_decoded_image_weighs_one(digits: Digits) -> None:
     own = digits((4,)).data.clients[0]
     own = replace(own, weight=torch.tensor([0.5, 0.5, 1.5, 1.5]), total=2.0)  # raw weights 1/4, 1/4, 3/4, 3/4
     bar = codes.augmented(own, torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.full((4,), 9), 1)

@@ -1,11 +1,12 @@
 """DENSE against its equations: an independent slow loop, the terms by hand, FedDF, bytes, rounds, refusals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,12 +20,8 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.federation.stragglers import PerClient
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 SMALL = DENSE(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, server_lr=0.01, temperature=3.0)
 COBOOSTING = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4)
@@ -32,7 +29,7 @@ LOOP = LocalSGD(epochs=1, batch_size=8)
 
 
 @pytest.fixture
-def doubled(digits: "Digits") -> "Federation":
+def doubled(digits: Digits) -> Federation:
     """Three clients and a CNN with BatchNorm, in float64."""
     federation = digits((9, 7, 8), batch_norm=True).training(LOOP)
     module = federation.module
@@ -44,7 +41,7 @@ def _kl(teacher: Tensor, student: Tensor) -> Tensor:
     return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
 
 
-def _filled(federation: "Federation", model: Tensor, buffers: Tensor) -> Classifier:
+def _filled(federation: Federation, model: Tensor, buffers: Tensor) -> Classifier:
     """A module of its own with these weights and BatchNorm's statistics."""
     work = federation.work()
     work.load(Flat(work.params.layout, model))
@@ -54,7 +51,7 @@ def _filled(federation: "Federation", model: Tensor, buffers: Tensor) -> Classif
     return module
 
 
-def _slow(federation: "Federation", state: Any, method: DENSE, rounds: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _slow(federation: Federation, state: Any, method: DENSE, rounds: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The server's rounds from the paper's equations, in plain torch with whole modules; the model, and the pool.
 
     Of the package only the network of the generator and the keys of the draws.
@@ -127,7 +124,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("weighting", VARIANTS)
-def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation", weighting: str) -> None:
+def test_three_rounds_are_those_of_an_independent_loop(doubled: Federation, weighting: str) -> None:
     """A round of the clients, in which the server begins, and two of the server."""
     method, doubled = VARIANTS[weighting], doubled.training(LOOP, weighting)
     plan = doubled.plan(3)
@@ -147,7 +144,7 @@ def test_three_rounds_are_those_of_an_independent_loop(doubled: "Federation", we
     assert not torch.allclose(played[0].model.buffer, model, atol=1e-4)
 
 
-def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(doubled: "Federation") -> None:
+def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(doubled: Federation) -> None:
     """FedDF: the student's step down KL(softmax(mean of the clients' logits) || softmax(student's))."""
     work, images = doubled.work(), doubled.data.clients.store.x[:5]
     models = torch.stack([work.initial.buffer * factor for factor in (0.5, 1.1, 1.4)])
@@ -173,22 +170,22 @@ def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -
 
 
 @pytest.mark.parametrize(("bn", "batch_norm"), [("paper", True), ("released", True), ("paper", False)])
-def test_the_term_of_statistics_is_there_only_where_there_are_any(digits: "Digits", bn: str, batch_norm: bool) -> None:
+def test_the_term_of_statistics_is_there_only_where_there_are_any(digits: Digits, bn: str, batch_norm: bool) -> None:
     federation = digits((9, 7), batch_norm=batch_norm)
     work = federation.work()
     work.module.eval()
     statistics = work.initial_buffers.buffer.expand(2, -1)
     ensemble, weights = Ensemble(work, work.initial.buffer.expand(2, -1), statistics), torch.tensor([0.25, 0.75])
     x, y = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(6)
-    found = DENSE(bn=bn, boundary=0.0).score(ensemble, weights, x, y) - F.cross_entropy(ensemble.student(x), y)
+    result = DENSE(bn=bn, boundary=0.0).score(ensemble, weights, x, y) - F.cross_entropy(ensemble.student(x), y)
     there = batch_norm and bn == "paper"
     wanted = _gap(work.module, x) if there else torch.zeros(())  # pyright: ignore[reportArgumentType]
-    assert float(found.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
+    assert float(result.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
     assert bool(wanted > 0) == there
 
 
 @pytest.mark.long
-def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits") -> None:
+def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: Digits) -> None:
     """On real images on which no client trained."""
     federation = digits((9, 16, 12), lr=0.3).training(LocalSGD(8, 4))
     student = replace(SMALL, start_from="server", temperature=1.0, server_lr=0.1, server_epochs=3)
@@ -205,7 +202,7 @@ def test_distilling_brings_the_server_nearer_to_the_ensemble(digits: "Digits") -
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
-def test_models_cross_the_wire_once_and_warming_up_is_fedavg(digits: "Digits", warmup: int) -> None:
+def test_models_cross_the_wire_once_and_warming_up_is_fedavg(digits: Digits, warmup: int) -> None:
     federation = digits((9, 7, 8)).training(LOOP)
     plan, method = federation.plan(warmup + 3), replace(SMALL, warmup_rounds=warmup)
     played, rounds_with_clients = federation.play(method, plan), (warmup + 1) * 3
@@ -217,7 +214,7 @@ def test_models_cross_the_wire_once_and_warming_up_is_fedavg(digits: "Digits", w
         assert played[warmup - 1][0].model.buffer.equal(averaged)
 
 
-def test_the_ensemble_weighs_as_clients_do_and_a_late_client_is_not_in_it(digits: "Digits") -> None:
+def test_the_ensemble_weighs_as_clients_do_and_a_late_client_is_not_in_it(digits: Digits) -> None:
     federation = digits((9, 7, 8)).training(LOOP, weighting="samples")
     state = federation.play(SMALL, federation.plan(1, late=PerClient((0.0, 1.0, 0.0))))[-1][0].state
     assert data(state["weights"]).tolist() == pytest.approx([9 / 17, 8 / 17])
@@ -236,9 +233,7 @@ class _Late:
 
 @pytest.mark.parametrize("method", [SMALL, COBOOSTING], ids=["dense", "coboosting"])
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_the_server_asks_again_until_a_model_has_come(
-    digits: "Digits", method: DENSE | CoBoosting, warmup: int
-) -> None:
+def test_the_server_asks_again_until_a_model_has_come(digits: Digits, method: DENSE | CoBoosting, warmup: int) -> None:
     federation, method = digits((9, 7, 8)).training(LOOP), replace(method, warmup_rounds=warmup)
     played = federation.play(method, federation.plan(warmup + 5, late=_Late(warmup + 1, warmup + 3)))
     assert [facts["clients"] for _, facts in played] == [3] * (warmup + 3) + [0, 0]
@@ -250,7 +245,7 @@ def test_the_server_asks_again_until_a_model_has_come(
     assert len(data(played[-1][0].state["images"])) == 3 * method.generated
 
 
-def test_a_client_of_its_own_epochs_trains_so_long_in_the_last_round_alone(digits: "Digits") -> None:
+def test_a_client_of_its_own_epochs_trains_so_long_in_the_last_round_alone(digits: Digits) -> None:
     federation = digits((9, 7, 8)).training(LOOP)
     method = replace(SMALL, warmup_rounds=1, client_epochs=3)
     steps = [facts.get("train/steps") for _, facts in federation.play(method, federation.plan(3))]
@@ -276,5 +271,5 @@ def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: 
 def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_biases() -> None:
     linear, first, second, last = 257 * 128 * 64, 128 * 128 * 9 + 128, 128 * 64 * 9 + 64, 64 * 3 * 9 + 3
     norms = 2 * (128 + 128 + 64)
-    found = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
-    assert found == linear + first + second + last + norms
+    result = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
+    assert result == linear + first + second + last + norms

@@ -1,12 +1,10 @@
 """FedAvg, FedProx and the server optimizers against closed forms and the papers' recursions on least squares."""
 
-from collections.abc import Callable
 from math import copysign, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from closed_forms import FULL, fixed_point, play, quadratic, slope
+from closed_forms import FULL, Problem, fixed_point, play, quadratic, slope
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedprox import FedProx
@@ -15,18 +13,14 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import flat
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import LeastSquares
-
-    Problem = Callable[..., LeastSquares]
+from fedcommons.testing.federations import LeastSquares
 
 Adaptive = FedAdagrad | FedAdam | FedYogi
 RATE = 0.1
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
 
 
-def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: "Problem") -> None:
+def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: Problem) -> None:
     problem, rounds, steps = least_squares(sizes=(8,)), 4, 5
     shrink = np.linalg.matrix_power(np.eye(3) - RATE * quadratic(problem, 0)[0], rounds * steps)
     model = play(problem, FedAvg(), LocalSGD(steps, FULL), rounds, RATE)[-1].model.buffer.numpy()
@@ -34,7 +28,7 @@ def test_one_client_in_r_rounds_of_k_steps_takes_r_k_steps(least_squares: "Probl
 
 
 @both_weightings
-def test_weights_are_one_or_the_number_of_samples(weighting: str, least_squares: "Problem") -> None:
+def test_weights_are_one_or_the_number_of_samples(weighting: str, least_squares: Problem) -> None:
     sizes = (2, 9, 4, 17)
     problem, local = least_squares(sizes=sizes), LocalSGD(epochs=2, batch_size=3)
     federation = problem.federation(RATE)
@@ -49,7 +43,7 @@ def test_weights_are_one_or_the_number_of_samples(weighting: str, least_squares:
     assert np.abs(y.mean(0) - (np.array(sizes)[:, None] * y).sum(0) / sum(sizes)).max() > 1e-3
 
 
-def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(least_squares: "Problem") -> None:
+def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(least_squares: Problem) -> None:
     """K > 1 local steps on different clients stop at a distance O(lr K) from the optimum; one step has no bias."""
     problem, rates = least_squares(), np.array([0.001, 0.002, 0.004, 0.008])
 
@@ -63,7 +57,7 @@ def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(lea
 
 @pytest.mark.parametrize("mu", [0.01, 2.0])
 @pytest.mark.parametrize("steps", [2, 7])
-def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_squares: "Problem") -> None:
+def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_squares: Problem) -> None:
     """Gradient descent on f_i(y) + (mu/2) ||y - x||^2: y_K = y* + (I - eta (H + mu))^K (x - y*)."""
     problem, eye, x = least_squares(), np.eye(3), np.zeros(3)
     for now in play(problem, FedProx(mu), LocalSGD(steps, FULL), 3, RATE):
@@ -77,7 +71,7 @@ def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_sq
 
 
 @pytest.mark.long
-def test_many_local_steps_of_fedprox_stop_at_the_fixed_point_of_exact_local_minima(least_squares: "Problem") -> None:
+def test_many_local_steps_of_fedprox_stop_at_the_fixed_point_of_exact_local_minima(least_squares: Problem) -> None:
     """x = mean_i (H_i + mu)^-1 (c_i + mu x), which a larger mu brings nearer to the joint optimum."""
     problem, eye, distances = least_squares(), np.eye(3), []
     for mu in (1.0, 4.0):
@@ -90,7 +84,7 @@ def test_many_local_steps_of_fedprox_stop_at_the_fixed_point_of_exact_local_mini
     assert distances[1] < 0.5 * distances[0]
 
 
-def test_fedproxs_logged_loss_has_no_proximal_term(least_squares: "Problem") -> None:
+def test_fedproxs_logged_loss_has_no_proximal_term(least_squares: Problem) -> None:
     """At x it is f_i(x), here mean b^2 / 2; over two steps the mean of f_i at both places."""
     problem = least_squares()
     for steps, tolerance in ((1, 1e-6), (2, 1e-6)):
@@ -101,12 +95,12 @@ def test_fedproxs_logged_loss_has_no_proximal_term(least_squares: "Problem") -> 
         assert facts["train/loss"] == pytest.approx(np.mean(losses), rel=tolerance)
 
 
-def server_models(problem: "LeastSquares", method: Algorithm, rounds: int, weighting: str = "uniform"):
+def server_models(problem: LeastSquares, method: Algorithm, rounds: int, weighting: str = "uniform"):
     """With one full-batch step Delta = -0.1 sum_i w_i grad f_i(x)."""
     return [now.model.buffer.numpy() for now in play(problem, method, LocalSGD(1, FULL), rounds, RATE, 1.0, weighting)]
 
 
-def delta(problem: "LeastSquares", x: np.ndarray, weighting: str) -> np.ndarray:
+def delta(problem: LeastSquares, x: np.ndarray, weighting: str) -> np.ndarray:
     sizes = [len(b) for b in problem.b]
     w = np.array(sizes if weighting == "samples" else [1.0] * len(sizes))
     return -RATE * (w / w.sum()) @ problem.gradients(x)
@@ -129,7 +123,7 @@ def second_moment(method: Adaptive, v: float, d: float) -> float:
         FedYogi(0.5, 0.3, 0.1, 0.05), FedYogi(0.0, 0.0, 0.1, 0.05),
     ],
 )  # fmt: skip
-def test_algorithm_2_element_by_element(method: Adaptive, weighting: str, least_squares: "Problem") -> None:
+def test_algorithm_2_element_by_element(method: Adaptive, weighting: str, least_squares: Problem) -> None:
     problem = least_squares(sizes=(8, 3, 12, 5))
     x, m, v = np.zeros(3), [0.0] * 3, [method.tau**2] * 3
     for model in server_models(problem, method, 8, weighting):
@@ -141,7 +135,7 @@ def test_algorithm_2_element_by_element(method: Adaptive, weighting: str, least_
 
 
 @pytest.mark.parametrize(("beta", "server_lr"), [(0.0, 1.0), (0.5, 1.0), (0.9, 0.3)])
-def test_fedavgm_is_the_heavy_ball(beta: float, server_lr: float, least_squares: "Problem") -> None:
+def test_fedavgm_is_the_heavy_ball(beta: float, server_lr: float, least_squares: Problem) -> None:
     """x_(t+1) = x_t + eta Delta(x_t) + beta (x_t - x_(t-1)), x_0 = x_(-1) = 0."""
     problem = least_squares()
     before = x = np.zeros(3)
@@ -150,7 +144,7 @@ def test_fedavgm_is_the_heavy_ball(beta: float, server_lr: float, least_squares:
         assert np.allclose(model, x, rtol=0, atol=1e-13)
 
 
-def test_fedavgm_converges_at_the_rate_of_its_companion_matrix(least_squares: "Problem") -> None:
+def test_fedavgm_converges_at_the_rate_of_its_companion_matrix(least_squares: Problem) -> None:
     problem, beta, eye = least_squares(), 0.5, np.eye(3)
     hessian = np.mean([quadratic(problem, i)[0] for i in range(4)], axis=0)
     companion = np.block([[eye - RATE * hessian + beta * eye, -beta * eye], [eye, np.zeros((3, 3))]])
@@ -162,7 +156,7 @@ def test_fedavgm_converges_at_the_rate_of_its_companion_matrix(least_squares: "P
 
 @pytest.mark.parametrize("kind", [FedAdagrad, FedYogi])
 def test_little_adaptivity_is_fedavg_up_to_the_second_order(
-    kind: type[FedAdagrad] | type[FedYogi], least_squares: "Problem"
+    kind: type[FedAdagrad] | type[FedYogi], least_squares: Problem
 ) -> None:
     """sqrt(v) = tau (1 + O(1/tau^2)), so with eta = 2 tau and beta_1 = 0 the error falls by 4 where tau doubles."""
     problem, taus = least_squares(), np.array([4.0, 8.0, 16.0])
@@ -172,7 +166,7 @@ def test_little_adaptivity_is_fedavg_up_to_the_second_order(
     assert slope(taus, errors) == pytest.approx(-2, abs=0.1)
 
 
-def test_fedyogi_forgets_more_slowly_than_fedadam(least_squares: "Problem") -> None:
+def test_fedyogi_forgets_more_slowly_than_fedadam(least_squares: Problem) -> None:
     """After a large v, v of FedAdam falls geometrically, that of FedYogi by Delta^2 at most (the paper's section 3)."""
     problem = least_squares()
     adam, yogi = (

@@ -1,13 +1,14 @@
 """FedCVAE against its code's rules: an independent slow server, counts, codes, labels, bytes, resuming, refusals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,13 +20,9 @@ from fedcommons.core.worker import Worker
 from fedcommons.federation.stragglers import PerClient
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from fedcommons.tensors import Flat, data, flat, flatten
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 from lightning_modules.cvae import CVAE, Decoder, truncated_normal
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 SMALL = FedCVAE(
     latent=3, channels=(4, 6), hidden=16, local_epochs=3, samples=20, batch_size=8, decoder_epochs=2, server_batch=6
@@ -37,13 +34,13 @@ EPSILON = 1e-4
 
 
 @pytest.fixture
-def three(digits: "Digits") -> "Federation":
+def three(digits: Digits) -> Federation:
     """Three clients of unequal size, who hold classes 0 and 1, 2 and 3, 4 and 5."""
     return digits((9, 7, 8)).training(LOOP)
 
 
 @pytest.fixture
-def worker(three: "Federation") -> Worker:
+def worker(three: Federation) -> Worker:
     return three.serial(SMALL).worker
 
 
@@ -68,14 +65,14 @@ def _decoded(networks: Networks, weights: Flat, z: Tensor, y: Tensor) -> Tensor:
     """Pixels of these codes by a walk through the layers, one image after another, in evaluation."""
     names = iter(weights.values())
     linear, bias, first, first_bias, gain, shift, mean, variance, last, last_bias = names
-    found = []
+    result = []
     for code, label in zip(z, y.tolist(), strict=True):
         h = F.relu(linear @ torch.cat([code, torch.eye(networks.n_classes)[label]]) + bias).view(1, 6, 2, 2)
         h = F.conv_transpose2d(h, first, first_bias, stride=2, padding=1)[0]
         scale = (gain / (variance + 1e-3).sqrt()).view(-1, 1, 1)
         h = F.relu((h - mean.view(-1, 1, 1)) * scale + shift.view(-1, 1, 1))
-        found.append(1 / (1 + torch.exp(-F.conv_transpose2d(h[None], last, last_bias, stride=2, padding=1)[0])))
-    return torch.stack(found)
+        result.append(1 / (1 + torch.exp(-F.conv_transpose2d(h[None], last, last_bias, stride=2, padding=1)[0])))
+    return torch.stack(result)
 
 
 def _in_numbers(decoder: Decoder) -> Flat:
@@ -113,7 +110,7 @@ def _slow_images(method: FedCVAE, sent: list[Any], seed: int) -> tuple[Tensor, T
     return (255 * _decoded(networks, _in_numbers(student), z, y)).round().to(torch.uint8), y
 
 
-def _slow_adam(federation: "Federation", method: FedCVAE, x: Tensor, y: Tensor, rounds: range) -> Tensor:
+def _slow_adam(federation: Federation, method: FedCVAE, x: Tensor, y: Tensor, rounds: range) -> Tensor:
     """The classifier after these rounds, by Adam as Kingma and Ba print it."""
     module = federation.module()
     assert isinstance(module, Classifier)
@@ -153,7 +150,7 @@ def _slow_decoder(method: FedCVAE, x: Tensor, y: Tensor, seed: int) -> Flat:
     return _in_numbers(vae.decoder)
 
 
-def test_a_clients_decoder_is_that_of_an_independent_loop(three: "Federation", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clients_decoder_is_that_of_an_independent_loop(three: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nine images in batches of eight the last is alone, and stands twice."""
     monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=10 * EPSILON))
     method, mine = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
@@ -166,7 +163,7 @@ def test_a_clients_decoder_is_that_of_an_independent_loop(three: "Federation", m
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
 def test_three_rounds_are_those_of_an_independent_server(
-    three: "Federation", method: FedCVAE, monkeypatch: pytest.MonkeyPatch
+    three: Federation, method: FedCVAE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A bias before BatchNorm has no gradient but rounding errors, other ones on each CPU, of which Adam with its
     # epsilon of 1e-8 makes whole steps. With this epsilon they are nothing.
@@ -195,10 +192,10 @@ def test_three_rounds_are_those_of_an_independent_server(
     ("samples", "sizes"), [(5000, [1, 2, 4]), (5000, [130] * 10), (7, [1000, 1, 1]), (10, [3]), (1, [1, 5, 1])]
 )
 def test_a_client_makes_its_share_and_the_last_one_the_rest(samples: int, sizes: list[int]) -> None:
-    found, n = quotas(samples, sizes), sum(sizes)
-    assert found[:-1] == [floor(samples * size / n) for size in sizes[:-1]]
-    assert sum(found) == samples
-    assert ceil(samples * sizes[-1] / n) <= found[-1] < ceil(samples * sizes[-1] / n) + len(sizes)
+    result, n = quotas(samples, sizes), sum(sizes)
+    assert result[:-1] == [floor(samples * size / n) for size in sizes[:-1]]
+    assert sum(result) == samples
+    assert ceil(samples * sizes[-1] / n) <= result[-1] < ceil(samples * sizes[-1] / n) + len(sizes)
 
 
 def test_labels_follow_the_histograms(worker: Worker) -> None:
@@ -226,7 +223,7 @@ def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(shape: t
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
 def test_decoders_sizes_and_histograms_cross_the_wire_once_and_nothing_covers_them(
-    three: "Federation", method: FedCVAE
+    three: Federation, method: FedCVAE
 ) -> None:
     played = three.play(method, three.plan(3))
     linear = (3 + 10) * 24 + 24
@@ -247,12 +244,12 @@ def test_a_decoder_of_the_paper_has_its_size() -> None:
     assert weights.buffer.numel() == 144_001 + 2 * (64 + 32 + 32)
 
 
-def test_a_late_client_is_not_in_it(three: "Federation") -> None:
+def test_a_late_client_is_not_in_it(three: Federation) -> None:
     state = three.play(SMALL, three.plan(1, late=PerClient((0.0, 1.0, 0.0))))[-1][0].state
     assert set(data(state["labels"]).tolist()) <= {0, 1, 4, 5}
 
 
-def test_the_server_asks_again_until_a_decoder_has_come(three: "Federation") -> None:
+def test_the_server_asks_again_until_a_decoder_has_come(three: Federation) -> None:
     def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         return {i: 0.0 for i in joined if round < 3 or i != 1}
 
@@ -264,7 +261,7 @@ def test_the_server_asks_again_until_a_decoder_has_come(three: "Federation") -> 
     assert not models[3].equal(models[2])
 
 
-def test_half_the_work_is_half_the_steps(three: "Federation") -> None:
+def test_half_the_work_is_half_the_steps(three: Federation) -> None:
     work, state = three.work(), SMALL.start(three.model, three.plan(1).facts, 0)
 
     def sent(method: FedCVAE, share: float) -> Tensor:

@@ -1,11 +1,12 @@
 """FedDM against its formulas in float64: losses, pixel gradients, the ball, equation 15, message sizes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor, nn
 
 from fedcommons.algorithms import matching
@@ -22,11 +23,6 @@ from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, data, layout_of, norm, sub
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 COUNTS = (4, 6, 5)  # real images of three classes
 IPC = 3
@@ -72,11 +68,11 @@ def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
 
 def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_and_so_are_the_gradients() -> None:
     module, real, images = _case()
-    found = _all_losses(module, real, images)
+    result = _all_losses(module, real, images)
     alone = [images.detach()[c * IPC : (c + 1) * IPC].requires_grad_() for c in range(3)]
     wanted = [_loss_of_class(module, *pair) for pair in zip(real.split(COUNTS), alone, strict=True)]
-    assert torch.allclose(found, torch.stack(wanted), rtol=1e-12)
-    (gradient,) = torch.autograd.grad(found.sum(), images)
+    assert torch.allclose(result, torch.stack(wanted), rtol=1e-12)
+    (gradient,) = torch.autograd.grad(result.sum(), images)
     each = [torch.autograd.grad(loss, of)[0] for loss, of in zip(wanted, alone, strict=True)]
     assert torch.allclose(gradient, torch.cat(each), rtol=1e-10)
 
@@ -99,9 +95,9 @@ def test_identical_sets_have_no_loss_and_no_gradient() -> None:
     module, real = _module(), _draw(3 * IPC, 4)
     twice = real.unflatten(0, (3, IPC)).repeat(1, 2, 1).flatten(0, 1).requires_grad_()
     mine = torch.block_diag(*[torch.ones(1, IPC)] * 3)
-    found = matching.losses(_u(module, twice), matching.means(_u(module, real), mine).detach())
-    (gradient,) = torch.autograd.grad(found.sum(), twice)
-    assert found.max() < 1e-28
+    result = matching.losses(_u(module, twice), matching.means(_u(module, real), mine).detach())
+    (gradient,) = torch.autograd.grad(result.sum(), twice)
+    assert result.max() < 1e-28
     assert gradient.abs().max() < 1e-14
 
 
@@ -141,8 +137,8 @@ def test_projection_gives_the_nearest_point_of_the_ball() -> None:
 def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
     """Of each class, its (n_c, ipc, 4) terms."""
     of_class = _u(module, real).detach().split(COUNTS)
-    found = torch.stack(list(matching.terms(images, _u(module, images), of_class)))
-    return [found[:n, c] for c, n in enumerate(COUNTS)]
+    result = torch.stack(list(matching.terms(images, _u(module, images), of_class)))
+    return [result[:n, c] for c, n in enumerate(COUNTS)]
 
 
 def test_the_batch_gradient_is_the_mean_of_the_terms_with_their_factor_two() -> None:
@@ -188,8 +184,8 @@ def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> N
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     of_class = list(_u(module, real).detach().split(COUNTS))
     assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
-    nobody = [of[:0] for of in of_class]
-    assert not _private(module, nobody, images, DPSGD(0.0, 1.0)).any()
+    empty = [of[:0] for of in of_class]
+    assert not _private(module, empty, images, DPSGD(0.0, 1.0)).any()
 
 
 @pytest.mark.parametrize("variant", ["paper", "per example"])
@@ -197,10 +193,10 @@ def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> No
     """2,000 numbers a class: the sample's is off by about 1.6 %."""
     module, images = _module(), _draw(3 * 500, 4).requires_grad_()
     if variant == "paper":
-        found = matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
+        result = matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
     else:
-        found = _private(module, [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))
-    for part, n in zip(found.chunk(3), COUNTS, strict=True):
+        result = _private(module, [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))
+    for part, n in zip(result.chunk(3), COUNTS, strict=True):
         assert float(part.std()) == pytest.approx(3 * 0.5 / n, rel=0.08)
 
 
@@ -289,7 +285,7 @@ def test_a_step_draws_its_real_images_anew_if_a_class_has_more_than_a_batch() ->
     assert set(drawn[:, 5:].flatten().tolist()) == set(range(5, 45))
 
 
-def test_dropout_is_off_while_images_are_matched(digits: "Digits") -> None:
+def test_dropout_is_off_while_images_are_matched(digits: Digits) -> None:
     ends = []
     for dropout in (0.0, 0.9):
         federation = digits(sizes=(30,), dropout=dropout)
@@ -298,7 +294,7 @@ def test_dropout_is_off_while_images_are_matched(digits: "Digits") -> None:
     assert torch.equal(*ends)
 
 
-def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(digits: "Digits") -> None:
+def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(digits: Digits) -> None:
     """One epoch in one batch; ``examples``: an image weighs n_k / (n n_k^S), times the number of images."""
     federation = digits(sizes=(30, 12), linear=True)
     plan = federation.plan(1)
@@ -317,7 +313,7 @@ def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(
 
 
 @pytest.mark.long
-def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digits") -> None:
+def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: Digits) -> None:
     federation = digits()
     for keep in (True, False):
         method = FedDM(radius=0.05, server_lr=0.1, project=keep)
@@ -327,7 +323,7 @@ def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: "Digit
         assert min(steps) > 0.04
 
 
-def test_the_order_of_the_servers_batches_is_keyed(digits: "Digits") -> None:
+def test_the_order_of_the_servers_batches_is_keyed(digits: Digits) -> None:
     federation, labels = digits(linear=True), torch.arange(12) % 10
     images = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     sgd = ServerSGD(2, 4, 0.1, 0.0, 0.0)

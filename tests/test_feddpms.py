@@ -1,13 +1,13 @@
 """FedDPMS: who gives when, who receives from whom, what is kept, and what it comes to without an exchange."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 
 from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
@@ -26,19 +26,16 @@ from fedcommons.testing.spy import Spy
 from lightning_modules import VAEClassifier
 from papers.feddpms import costs as feddpms_costs
 
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
-
 LOCAL = LocalSGD(4, 5)
 NEAR = FedDPMS(preliminary_rounds=2, quota=4, sigma=0.1, tries=100)
 SIZES = (30, 40, 36, 50, 28)
 
 
 @cache
-def _play(digits: "Digits", method: FedDPMS, *given: Any, **options: Any) -> tuple[list[Standing], Spy, Plan]:
-    federation = digits(sizes=SIZES, method=method, lr=0.2).training(LOCAL)
+def _play(
+    digits: Digits, method: FedDPMS, *given: Any, weighting: str = "uniform", **options: Any
+) -> tuple[list[Standing], Spy, Plan]:
+    federation = digits(sizes=SIZES, method=method, lr=0.2).training(LOCAL, weighting)
     plan, spy = federation.plan(*given, **options), Spy(method)
     return [now for now, _ in federation.play(spy, plan)], spy, plan
 
@@ -47,10 +44,13 @@ def _decoder(model: Flat) -> Flat:
     return select(model, [name for name in model if name.startswith("decoder.")])
 
 
-@pytest.mark.parametrize("helpers", [1, 2])
+@pytest.mark.parametrize(("helpers", "weighting"), [(1, "uniform"), (2, "samples")])
 @pytest.mark.long
-def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(helpers: int, digits: "Digits") -> None:
-    played, spy, _ = _play(digits, replace(NEAR, helpers=helpers), 6)
+def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(
+    helpers: int, weighting: str, digits: Digits
+) -> None:
+    """From then on clients weigh by their data with the images that joined, or alike."""
+    played, spy, _ = _play(digits, replace(NEAR, helpers=helpers), 6, weighting=weighting)
     calls = {(call.round, client): call for call, client in zip(spy.calls, 6 * [0, 1, 2, 3, 4], strict=False)}
     given = {client: data(calls[3, client].reply.each["labels"]).tolist() for client in range(5)}
     assert sum(map(bool, given.values())) >= 3
@@ -66,7 +66,7 @@ def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(hel
             assert torch.equal(data(call.message.own["codes"]), theirs)
             assert call.reply.memory is not None
             assert len(data(call.reply.memory["images"])) == len(theirs) == sum(len(given[j]) for j in from_whom)
-            assert call.reply.weight == 1
+            assert call.reply.weight == (SIZES[client] + len(theirs) if weighting == "samples" else 1)
     assert received >= 3 * helpers  # some have two
     assert sorted(data(played[-1].state["received"]).tolist()) == sorted(
         client for client in range(5) if "codes" in calls[4, client].message.own
@@ -76,7 +76,7 @@ def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(hel
 @pytest.mark.parametrize("rule", [None, Independent(0.4)], ids=["all reply", "some are late"])
 @pytest.mark.long
 def test_with_partial_participation_each_gives_at_its_first_selection_and_receives_at_the_first_it_can(
-    rule: Independent | None, digits: "Digits"
+    rule: Independent | None, digits: Digits
 ) -> None:
     """Against the rule played by hand over who answered in which round; a lost reply is as if not selected."""
     method = replace(NEAR, preliminary_rounds=1)
@@ -106,8 +106,8 @@ def test_with_partial_participation_each_gives_at_its_first_selection_and_receiv
     assert late
 
 
-def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: "Digits") -> None:
-    """With this seed nobody answers in round 2, the last of stage I."""
+def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: Digits) -> None:
+    """With this seed no client answers in round 2, the last of stage I."""
     method = replace(NEAR, preliminary_rounds=2)
     for seed in range(100):
         federation = digits(sizes=SIZES, method=method).training(LocalSGD(1, 50))
@@ -119,7 +119,7 @@ def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: "Digits") -> None
     assert [bool(data(now.state["second"])) for now in played] == [False, False, True, True]
 
 
-def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_changes_again(digits: "Digits") -> None:
+def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_changes_again(digits: Digits) -> None:
     played, spy, _ = _play(digits, NEAR, 6)
     initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)
     assert torch.equal(_decoder(played[0].model).buffer, initial.buffer)
@@ -136,8 +136,8 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_change
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.long
-def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(weighting: str, digits: "Digits") -> None:
-    """Through both stages: codes that are given in the last round reach nobody."""
+def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(weighting: str, digits: Digits) -> None:
+    """Through both stages: codes that are given in the last round reach no client."""
     local = LocalSGD(1, 10)
     federation = digits(SIZES, dropout=0.3, method=NEAR).training(local, weighting)
     make = federation.module
@@ -158,26 +158,16 @@ def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(weighting: str, di
 
 
 @pytest.mark.parametrize(("second", "alike"), [(True, True), (False, False)])
-def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: bool, digits: "Digits") -> None:
+def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: bool, digits: Digits) -> None:
     federation = digits(SIZES, method=NEAR).training(LOCAL)
-    rows, found = federation.data.clients[0], []
+    rows, result = federation.data.clients[0], []
     for trade_off in (0.05, 5.0):
         work = federation.work()
         assert isinstance(work.module, VAEClassifier)
         work.module.trade_off = trade_off
         state = {**NEAR.start(federation.model, federation.plan(4).facts, 0), "second": torch.tensor(second)}
-        found.append(data(NEAR.client(work, NEAR.down(state, 1, 0), {}, rows, 1, 7).sums["delta"]))
-    assert torch.equal(*found) == alike
-
-
-@pytest.mark.long
-def test_clients_weigh_by_their_data_with_the_images_that_joined(digits: "Digits") -> None:
-    federation = digits(sizes=SIZES, method=NEAR, lr=0.2).training(LOCAL, "samples")
-    spy = Spy(NEAR)
-    federation.play(spy, federation.plan(5))
-    for call, n in zip(spy.calls[-5:], SIZES, strict=True):
-        assert call.reply.weight == n + len(data((call.reply.memory or {}).get("images", torch.empty(0))))
-    assert any(call.reply.weight != n for call, n in zip(spy.calls[-5:], SIZES, strict=True))
+        result.append(data(NEAR.client(work, NEAR.down(state, 1, 0), {}, rows, 1, 7).sums["delta"]))
+    assert torch.equal(*result) == alike
 
 
 SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
@@ -191,7 +181,7 @@ class OfNoData(Noise):
 
 
 def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_clients_data(
-    digits: "Digits",
+    digits: Digits,
 ) -> None:
     """Another image of one class changes that class's mean alone: not the others', through the trained encoder.
 
@@ -213,7 +203,7 @@ def test_private_means_are_made_with_the_servers_encoder_which_has_not_seen_the_
     assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
 
 
-def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: "Digits") -> None:
+def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: Digits) -> None:
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=SOUND).training(dp, "samples")
     spy = Spy(replace(SOUND, tries=5))
@@ -233,7 +223,7 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
 
 
 @pytest.mark.long
-def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits") -> None:
+def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: Digits) -> None:
     dp = LocalSGD(2, 5, dp=DPSGD(1.0, 1.0))
     federation = digits(method=NEAR).training(dp)
     ledger = federation.play(replace(NEAR, tries=20), federation.plan(3))[-1][0].ledger
@@ -248,12 +238,17 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: "Digits
 
 @pytest.mark.parametrize("helpers", [1, 3])
 @pytest.mark.long
-def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers: int, digits: "Digits") -> None:
+def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers: int, digits: Digits) -> None:
     """Of each mean at most the quota."""
     method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers)
     played, spy, _ = _play(digits, method, 4)
     module = digits(sizes=SIZES, method=method).module()
-    work, found, agreed, most = Work(module, torch.device("cpu")), 0, 0, 0  # most: classes that one client got means of
+    work, result, agreed, most = (
+        Work(module, torch.device("cpu")),
+        0,
+        0,
+        0,
+    )  # most: classes that one client got means of
     work.load(played[2].model)
     for call in (call for call in spy.calls if call.round == 4 and "codes" in call.message.own):
         kept = call.reply.memory or {}
@@ -266,14 +261,14 @@ def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers
         most = max(most, int(means.sum()))
         with codes.looking(work):
             agreed += int((work.module(images).argmax(1) == labels).sum())
-        found += len(labels)
-    assert agreed > 0.9 * found > 0  # pixels were rounded since
+        result += len(labels)
+    assert agreed > 0.9 * result > 0  # pixels were rounded since
     assert (most > 2) == (helpers > 1)  # each gives two
 
 
 @pytest.mark.long
-def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_does(digits: "Digits") -> None:
-    """With this much noise some clients recognise nothing at first; nobody is helped after it was served."""
+def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_does(digits: Digits) -> None:
+    """With this much noise some clients recognise nothing at first; no client is helped after it was served."""
     method = replace(SOUND, sigma=2.0, spread=0.1, quota=1, tries=1)
     played, spy, _ = _play(digits, method, 9)
     served: dict[int, list[bool]] = {}
@@ -289,7 +284,7 @@ def test_with_sound_who_got_nothing_that_is_recognised_is_helped_again_until_it_
 
 
 @pytest.mark.long
-def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: "Digits") -> None:
+def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: Digits) -> None:
     """At most the quota of each class; what is given raw counts as given away."""
     federation = digits(sizes=SIZES, method=NEAR)
     own = [{x.numpy().tobytes() for x in federation.data.clients[i].x} for i in range(5)]
@@ -308,7 +303,7 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: "
     assert "images" not in (nothing.reply.memory or {})
 
 
-def test_the_bytes_are_the_closed_forms(digits: "Digits") -> None:
+def test_the_bytes_are_the_closed_forms(digits: Digits) -> None:
     """Under full participation every client gets the decoder once, and sends it once; the rest are codes."""
     played, spy, _ = _play(digits, NEAR, 6)
     theta, decoder = len(played[0].model.buffer) - (w := len(_decoder(played[0].model).buffer)), w
@@ -327,12 +322,12 @@ def test_the_bytes_are_the_closed_forms(digits: "Digits") -> None:
 
 def test_the_expected_downloads_are_the_mean_number_of_clients_drawn_in_stage_two() -> None:
     clients, rounds, last = 20, 12, 5
-    found = [
+    result = [
         len({i for round in range(last + 1, rounds + 1) for i in participants(clients, 0.2, seed, round)})
         for seed in range(400)
     ]
     expected = feddpms_costs.expected_downloads(rounds, last, clients, 4)
-    assert np.mean(found) == pytest.approx(expected, abs=4 * np.std(found) / 400**0.5)
+    assert np.mean(result) == pytest.approx(expected, abs=4 * np.std(result) / 400**0.5)
     assert feddpms_costs.of_codes(200, 3, 128, 10**6) == pytest.approx(0.0768)  # A.9's example
 
 

@@ -1,12 +1,9 @@
 """FedDyn's local steps: its objective, and clipping. (Its server: test_scaffold.py; alpha -> 0 is not FedAvg.)"""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL
+from closed_forms import FULL, Problem
 from torch import nn
 
 from fedcommons.algorithms.feddyn import FedDyn
@@ -16,19 +13,15 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flat
+from fedcommons.testing.federations import LeastSquares
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import LeastSquares
-
-    Problem = Callable[..., LeastSquares]
 
 SIZES = (6, 9, 7, 17)
 X, G = np.array([0.4, -1.0, 0.7]), np.array([0.3, 0.2, -0.5])
 """A server model and a client's g_i."""
 
 
-def trained(problem: "LeastSquares", client: int, steps: int, lr: float, **options: float | None) -> np.ndarray:
+def trained(problem: LeastSquares, client: int, steps: int, lr: float, **options: float | None) -> np.ndarray:
     """The local model after so many full-batch steps from ``X`` with memory ``G``."""
     federation = problem.federation(lr).training(LocalSGD(steps, FULL))
     algorithm, layout = FedDyn(**options), federation.model.layout  # pyright: ignore
@@ -43,7 +36,7 @@ def trained(problem: "LeastSquares", client: int, steps: int, lr: float, **optio
 
 @pytest.mark.parametrize("squared", [True, False])
 @pytest.mark.parametrize("step", [2, 5])
-def test_a_local_step_goes_down_the_printed_objective(squared: bool, step: int, least_squares: "Problem") -> None:
+def test_a_local_step_goes_down_the_printed_objective(squared: bool, step: int, least_squares: Problem) -> None:
     """(y_{k-1} - y_k)/eta is the central difference of f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2 at y_{k-1}.
 
     Unsquared, ||y - x|| takes the square's place.
@@ -62,7 +55,7 @@ def test_a_local_step_goes_down_the_printed_objective(squared: bool, step: int, 
 
 
 @pytest.mark.parametrize("squared", [True, False])
-def test_the_first_step_has_no_proximal_part(squared: bool, least_squares: "Problem") -> None:
+def test_the_first_step_has_no_proximal_part(squared: bool, least_squares: Problem) -> None:
     """At y = x, where the unsquared term has no gradient and ours is zero."""
     problem = least_squares(sizes=SIZES)
     y = trained(problem, 2, 1, 0.1, alpha=5.0, squared=squared, clip=None)
@@ -70,7 +63,7 @@ def test_the_first_step_has_no_proximal_part(squared: bool, least_squares: "Prob
 
 
 @pytest.mark.parametrize("clip", [0.05, 0.5, 1e3])
-def test_clipping_bounds_the_whole_gradient_and_keeps_its_direction(clip: float, least_squares: "Problem") -> None:
+def test_clipping_bounds_the_whole_gradient_and_keeps_its_direction(clip: float, least_squares: Problem) -> None:
     """The corrected gradient, not the loss's: with alpha = 50 it is the pull that is too long in the second step."""
     problem, lr = least_squares(sizes=SIZES), 0.1
     first, second = (trained(problem, 1, k, lr, alpha=50.0, clip=clip) for k in (1, 2))

@@ -5,11 +5,12 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits, Problem
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,12 +27,6 @@ from fedcommons.errors import ClientError
 from fedcommons.federation import evaluation
 from fedcommons.federation.participation import participants
 from fedcommons.tensors import Flat, Layout, Payload, data, flat
-
-if TYPE_CHECKING:
-    from conftest import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 FEDAVG = FedAvg()
@@ -98,7 +93,7 @@ class _Backwards:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_results_depend_neither_on_workers_nor_on_their_order(workers: int, digits: "Digits") -> None:
+def test_results_depend_neither_on_workers_nor_on_their_order(workers: int, digits: Digits) -> None:
     federation = digits(dropout=0.3).training(LocalSGD(1, 5, augment=True))
     algorithm = FedAvg()
     plan = federation.plan(2, blocks=3)
@@ -119,7 +114,7 @@ class _SeedsKept(FedAvg):
         return super().client(work, message, memory, data, round, seed)
 
 
-def test_every_client_has_a_seed_of_its_own_in_every_round(least_squares: "Problem") -> None:
+def test_every_client_has_a_seed_of_its_own_in_every_round(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     seeds: list[int] = []
     for run in (0, 1):
@@ -188,7 +183,7 @@ class _Wayward(FedAvg):
         return self.spoil(reply) if round >= 2 and where.tolist()[1] in self.who else reply
 
 
-def test_a_metric_is_averaged_over_the_clients_that_measured_it(digits: "Digits") -> None:
+def test_a_metric_is_averaged_over_the_clients_that_measured_it(digits: Digits) -> None:
     federation = digits()
     algorithm = _Wayward(lambda reply: replace(reply, metrics={**reply.metrics, "extra": 3.0}), (1, 3))
     first, second = (facts for _, facts in federation.play(algorithm, federation.plan(2)))
@@ -225,9 +220,7 @@ SPOILT: dict[str, Callable[[Reply], Reply]] = {
 
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(
-    name: str, blocks: int, least_squares: "Problem"
-) -> None:
+def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(name: str, blocks: int, least_squares: Problem) -> None:
     """The others go on as if the client, the last of four, did not exist: in one block bit for bit."""
     problem = least_squares()
     federation, algorithm = problem.federation(0.1), _Wayward(SPOILT[name], who=(3,))
@@ -240,7 +233,7 @@ def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(
     assert torch.equal(second.model.buffer, expected) if blocks == 1 else torch.allclose(second.model.buffer, expected)
 
 
-def test_the_server_sees_no_memory(least_squares: "Problem") -> None:
+def test_the_server_sees_no_memory(least_squares: Problem) -> None:
     seen: list[Payload | None] = []
 
     class Curious(_Wayward):
@@ -253,14 +246,14 @@ def test_the_server_sees_no_memory(least_squares: "Problem") -> None:
     assert seen == [None] * 8
 
 
-def test_a_large_reply_is_not_a_bad_one(least_squares: "Problem") -> None:
+def test_a_large_reply_is_not_a_bad_one(least_squares: Problem) -> None:
     """Finite numbers whose sum overflows are still numbers."""
     federation = least_squares().federation(0.1)
     huge = _Wayward(lambda r: replace(r, each={"x": torch.full((4,), 3e38)}), who=(3,))
     assert federation.play(huge, federation.plan(2))[-1][1]["rejected"] == 0
 
 
-def test_a_round_in_which_every_reply_is_rejected_is_an_error_and_a_block_is_not(least_squares: "Problem") -> None:
+def test_a_round_in_which_every_reply_is_rejected_is_an_error_and_a_block_is_not(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     with pytest.raises(ClientError, match=r"round 2, _Wayward: every reply was rejected; client 0: .*not finite"):
         federation.play(_Wayward(SPOILT["nan"], who=(0, 1, 2, 3)), federation.plan(2))
@@ -273,7 +266,7 @@ def _fail_on_purpose(reply: Reply) -> Reply:
     raise ZeroDivisionError("of no avail")
 
 
-def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: "Problem") -> None:
+def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     with pytest.raises(ClientError, match=r"client 2, round 2, _Wayward: ZeroDivisionError: of no avail") as caught:
         federation.play(_Wayward(_fail_on_purpose, who=(2,)), federation.plan(2))
@@ -282,7 +275,7 @@ def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: "Probl
 
 @pytest.mark.ray
 def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
-    least_squares: "Problem", ray_session: None
+    least_squares: Problem, ray_session: None
 ) -> None:
     from ray import cloudpickle
 
@@ -300,7 +293,7 @@ def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
-def test_evaluation_in_chunks_is_evaluation_of_the_whole(chunk: int, digits: "Digits") -> None:
+def test_evaluation_in_chunks_is_evaluation_of_the_whole(chunk: int, digits: Digits) -> None:
     federation = digits(dropout=0.5)  # which evaluation turns off
     executor = federation.serial(FEDAVG)
     model = federation.play(FEDAVG, federation.plan(2), executor)[-1][0].model
@@ -318,7 +311,7 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(chunk: int, digits: "Di
     assert not [name for name in measured if name.startswith("validation")]
 
 
-def test_fedavg_sends_two_models_per_client_and_round(digits: "Digits") -> None:
+def test_fedavg_sends_two_models_per_client_and_round(digits: Digits) -> None:
     """2 R N Mc with C = 1 (arXiv:2306.13263, section 5, for one client: 2 R Mc); with C < 1 of the drawn clients."""
     federation = digits()
     size = 4 * federation.model.layout.size

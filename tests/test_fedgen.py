@@ -1,11 +1,11 @@
 """FedGEN beside an independent slow loop, FedAvg, and its closed forms."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,13 +18,9 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, add, data, flat, flatten
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
-
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
 
 TINY = FedGEN(iterations=4, noise_size=3, hidden=8, batch_size=6)
 NO_ORDER = LocalSGD(epochs=2, batch_size=100)
@@ -40,7 +36,7 @@ OPTIONS = {
 class _Slow:
     """The paper's equations one after another, in modules of torch, for clients that train on all examples at once."""
 
-    def __init__(self, federation: "Federation", method: FedGEN, g: Flat) -> None:
+    def __init__(self, federation: Federation, method: FedGEN, g: Flat) -> None:
         self.method, self.clients, self.server = method, federation.data.clients, federation.module()
         self.counts = [torch.bincount(c.y, minlength=10).double() for c in map(self.data, range(len(self.clients)))]
         self.first, self.norm = nn.Linear(method.noise_size + 10, method.hidden), nn.BatchNorm1d(method.hidden)
@@ -130,7 +126,7 @@ def _copy(module: Any) -> Any:
     return copied
 
 
-def _round(federation: "Federation", method: FedGEN, state: State, joined: list[int], round: int, seed: int) -> State:
+def _round(federation: Federation, method: FedGEN, state: State, joined: list[int], round: int, seed: int) -> State:
     """A round as the engine plays it, with seeds of ours."""
     work, total = federation.work(), {}
     replies = {}
@@ -142,8 +138,8 @@ def _round(federation: "Federation", method: FedGEN, state: State, joined: list[
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digits: "Digits") -> None:
-    """In round 1 client 1 is away, so in round 2 nobody has trained the generator on its classes, and in 3 another."""
+def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digits: Digits) -> None:
+    """In round 1 client 1 is away, so in round 2 its classes are new to the generator, and in round 3 others are."""
     tiny, method = digits(sizes=(5, 6, 4)).training(NO_ORDER), OPTIONS[name]
     federation = replace(tiny, module=lambda: tiny.module().double())
     state = method.start(federation.model, federation.plan(3).facts, 0)
@@ -175,7 +171,7 @@ def test_labels_come_by_their_shares_and_never_a_class_that_no_client_has() -> N
     assert labels_at(shares.double().cumsum(0), torch.tensor([0.0, 1 - 2**-24]).double()).tolist() == [1, 3]
 
 
-def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: "Digits") -> None:
+def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: Digits) -> None:
     federation = digits().training(LocalSGD(1, 8))
     played = federation.play(TINY, federation.plan(3))
     standing, n = played[-1][0], 5
@@ -205,8 +201,8 @@ def test_diversity_falls_where_features_of_different_noises_part() -> None:
     assert 1 > diversity(eps, far) > diversity(eps, 5 * far)
 
 
-def test_the_generator_learns_features_that_the_heads_take_for_their_class(digits: "Digits") -> None:
-    """Also of classes that single clients alone own; a class that nobody owns is never asked for."""
+def test_the_generator_learns_features_that_the_heads_take_for_their_class(digits: Digits) -> None:
+    """Also of classes that single clients alone own; a class that no client has is never asked for."""
     federation = digits(sizes=(16, 16, 16), linear=True, lr=0.5).training(LocalSGD(4, 8))
     method = replace(TINY, iterations=40, server_lr=0.01, batch_size=32)
     end = federation.play(method, federation.plan(4))[-1][0].state
@@ -218,7 +214,7 @@ def test_the_generator_learns_features_that_the_heads_take_for_their_class(digit
     assert data(end["seen"])[6:].sum() == 0
 
 
-def test_dp_sgd_covers_the_model_and_not_the_counts(digits: "Digits") -> None:
+def test_dp_sgd_covers_the_model_and_not_the_counts(digits: Digits) -> None:
     federation = digits().training(replace(NO_ORDER, dp=DPSGD(1.0, 1.0)))
     ledger = federation.play(TINY, federation.plan(2))[-1][0].ledger
     assert list(ledger.uncovered) == ["counts"]
@@ -235,7 +231,7 @@ def test_the_head_judges_features_without_dropout_and_then_trains_on() -> None:
     assert all(layer.training for layer in module.last)
 
 
-def test_an_examples_weight_is_one_of_its_kl_term(digits: "Digits") -> None:
+def test_an_examples_weight_is_one_of_its_kl_term(digits: Digits) -> None:
     """With one step of all examples and without the term of the features, the step is linear in the weights."""
     federation = digits(sizes=(6, 6)).training(LocalSGD(1, 100))
     mine, method = federation.data.clients[0], replace(TINY, kl=10.0, weight=0.0)

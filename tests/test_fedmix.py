@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
@@ -24,11 +24,6 @@ from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share, share_by_method
 from fedcommons.tensors import flat
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 LR = 0.5
@@ -90,16 +85,16 @@ def _total(terms: tuple[float, float, float], mix: float, box: bool = False) -> 
 
 def _slopes(module: Classifier, value: Callable[[], float]) -> Tensor:
     """Central differences of ``value`` in every parameter of ``module``."""
-    h, found = 1e-5, []
+    h, result = 1e-5, []
     for parameter in module.parameters():
         entries = parameter.data.view(-1)
         for k in range(len(entries)):
             entries[k] += h
             above = value()
             entries[k] -= 2 * h
-            found.append((above - value()) / (2 * h))
+            result.append((above - value()) / (2 * h))
             entries[k] += h
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(result, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -132,7 +127,7 @@ def test_example_with_weight_zero_is_not_read() -> None:
     assert not torch.allclose(ours, _gradient(algorithm, replace(rows, x=changed, weight=None)), rtol=0, atol=1e-3)
 
 
-def test_images_and_their_means_are_normalised_alike(digits: "Digits") -> None:
+def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
     """u and x_bar are what the network sees: pixels scaled, less the mean, over the std, before (1 - lambda)."""
     federation, mix = digits(lr=LR), 0.3
     module = federation.module().double()
@@ -155,11 +150,11 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     assert means is not None
     possible = [_total(_terms(module, rows.x, rows, mix, means.x[j], means.y[j]), mix) for j in range(3)]
     algorithm = FedMix(mix=mix)
-    found = [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(300)]
-    drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in found]
-    assert found == pytest.approx([possible[j] for j in drawn], abs=1e-6)
+    result = [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(300)]
+    drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
+    assert result == pytest.approx([possible[j] for j in drawn], abs=1e-6)
     assert all(abs(drawn.count(j) - 100) < 4 * 8.2 for j in range(3))
-    assert found[:20] == [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(20)]
+    assert result[:20] == [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(20)]
 
 
 def test_every_step_draws_a_mean_of_its_own() -> None:
@@ -170,15 +165,15 @@ def test_every_step_draws_a_mean_of_its_own() -> None:
     module = _module()
     possible = [_total(_terms(module, rows.x, rows, mix, means.x[j], means.y[j]), mix) for j in range(3)]
     pairs = {round((possible[a] + possible[b]) / 2, 4): (a, b) for a in range(3) for b in range(a + 1)}
-    found = set()
+    result = set()
     for seed in range(60):
         module = _module()
         module.lr = 0.0
-        found.add(pairs[round(float(_client(FedMix(mix=mix), rows, seed, module, steps=2).metrics["loss"]), 4)])
-    assert len(pairs) == len(found) == 6
+        result.add(pairs[round(float(_client(FedMix(mix=mix), rows, seed, module, steps=2).metrics["loss"]), 4)])
+    assert len(pairs) == len(result) == 6
 
 
-def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: "Digits") -> None:
+def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: Digits) -> None:
     """One mean a client, whose losses at the untrained model differ."""
     federation = digits()
     clients = federation.data.clients.with_commons(mean_images(federation.data.clients, 20, 10, seed=0))
@@ -197,7 +192,7 @@ def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: "Di
 
 
 @pytest.mark.parametrize("size", [1, 4, 7, 100])
-def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: "Digits") -> None:
+def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: Digits) -> None:
     """And every mean has ``size`` images or more, where the client has as many."""
     clients = digits().data.clients
     for client, rows in enumerate(clients):
@@ -212,23 +207,23 @@ def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: 
         assert torch.allclose((sizes[:, None] * means.y).sum(0) / n, frequencies, atol=1e-6)
 
 
-def test_they_are_keyed_by_the_seed_and_the_client(digits: "Digits") -> None:
+def test_they_are_keyed_by_the_seed_and_the_client(digits: Digits) -> None:
     clients = digits().data.clients
     first, again, other = (mean_images(clients, 4, 10, seed) for seed in (0, 0, 1))
     assert torch.equal(first.x, again.x)
     assert not torch.equal(first.x, other.x)
-    fewer = mean_images(clients[slice(0, 2)], 4, 10, 0)  # another client changes nobody else's
+    fewer = mean_images(clients[slice(0, 2)], 4, 10, 0)  # another client changes no other's
     assert torch.equal(first.x[: len(fewer)], fewer.x)
 
 
-def test_the_exchange_is_counted_up_once_and_down_to_the_others(digits: "Digits") -> None:
+def test_the_exchange_is_counted_up_once_and_down_to_the_others(digits: Digits) -> None:
     clients = digits().data.clients
     of_all = 4 * len(mean_images(clients, 4, 10, 0)) * (64 + 10)
     shared = share_by_method(share(Real(), Dealt(clients, 10, False, 0)), FedMix(mean_size=4), 10, 0)
     assert shared.traffic.once == of_all + 4 * of_all
 
 
-def test_what_leaves_every_client_is_an_event_that_nothing_covers(digits: "Digits") -> None:
+def test_what_leaves_every_client_is_an_event_that_nothing_covers(digits: Digits) -> None:
     releases = FedMix(mean_size=4).share(digits().data.clients, 10, 0).releases
     assert [(r.client, r.what, r.covered) for r in releases] == [
         (client, ("means of images", "means of labels"), False) for client in range(5)

@@ -1,13 +1,11 @@
 """FedNova: the normaliser in closed form, and the bias of unequal local work that it takes away."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, fixed_point, optimum, round_from, slope
+from closed_forms import FULL, Problem, fixed_point, optimum, round_from, slope
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
@@ -18,11 +16,7 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.tensors import flat, scalar
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Problem = Callable[..., LeastSquares]
+from fedcommons.testing.federations import Federation, LeastSquares
 
 STEPS = (8, 1, 4, 2)
 """Local steps of the four clients, where they differ."""
@@ -43,7 +37,7 @@ class _Slope(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=self.momentum)
 
 
-def unequal(problem: "LeastSquares", lr: float, momentum: float = 0.0) -> "Federation":
+def unequal(problem: LeastSquares, lr: float, momentum: float = 0.0) -> Federation:
     """Its clients take ``STEPS`` full-batch steps in place of eight epochs, by the rule of equal work."""
     federation = problem.federation(lr, momentum).training(LocalSGD(8, FULL))
     clients = federation.data.clients
@@ -73,7 +67,7 @@ def test_on_a_constant_gradient_d_is_one_step_of_it(momentum: float, epochs: int
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_the_server_takes_the_mean_direction_for_the_mean_number_of_steps(
-    weighting: str, least_squares: "Problem"
+    weighting: str, least_squares: Problem
 ) -> None:
     """x - (sum_i w_i a_i)(sum_i w_i d_i), with w_i summing to one, from steps taken by hand."""
     sizes, lr = (16, 8, 40, 24), 0.05
@@ -89,7 +83,7 @@ def test_the_server_takes_the_mean_direction_for_the_mean_number_of_steps(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: float, least_squares: "Problem") -> None:
+def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: float, least_squares: Problem) -> None:
     """FedNova's error is of order eta (slope 1); FedAvg's tends to a constant (slope 0).
 
     With momentum r that needs the right a_i: for 8 steps it is 14.0 at r = 1/2, for one it is 1.
@@ -102,7 +96,7 @@ def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: flo
     assert abs(slopes[FedAvg]) < 0.05
 
 
-def test_fedavg_minimises_the_losses_weighted_by_the_steps_instead(least_squares: "Problem") -> None:
+def test_fedavg_minimises_the_losses_weighted_by_the_steps_instead(least_squares: Problem) -> None:
     """Its limit for eta -> 0 is the optimum of sum_i K_i f_i (objective inconsistency)."""
     problem, rates = least_squares(), np.array([0.0005, 0.001, 0.002])
     wrong = optimum(problem, STEPS)

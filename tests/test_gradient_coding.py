@@ -1,13 +1,13 @@
-"""Approximate gradient coding: unbiased over stragglers, by enumeration; gradient descent where nobody straggles."""
+"""Approximate gradient coding: unbiased over stragglers, by enumeration; gradient descent without stragglers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Problem
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,19 +24,13 @@ from fedcommons.tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation
 from papers.agc import gradient_coding as study
 
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
-
-EVERYBODY = (1.0,) * 4
+ALL_ARRIVE = (1.0,) * 4
 FULL = LocalSGD(1, 1000)  # one full-batch step
 SEVERAL = LocalSGD(3, 4)  # three epochs of batches of four
 WITH_COPIES = [[0, 1, 2, 3, 4, 9, 14], [4, 5, 6, 7, 8, 9, 0], [9, 10, 11, 12, 13, 14], [14, 15, 16, 17, 18, 19, 4]]
 
 
-def _copied(federation: "Federation", rows: Sequence[Sequence[int]] = WITH_COPIES) -> "Federation":
+def _copied(federation: Federation, rows: Sequence[Sequence[int]] = WITH_COPIES) -> Federation:
     """Its clients hold these rows; an example that d clients hold has the weight 1/d."""
     copies = np.bincount(np.concatenate(rows))
     parts = [np.array(r) for r in rows]
@@ -44,11 +38,11 @@ def _copied(federation: "Federation", rows: Sequence[Sequence[int]] = WITH_COPIE
     return replace(federation, data=RunData(clients, clients, {}))
 
 
-def _facts(federation: "Federation", arrival: Sequence[float] | None) -> Facts:
+def _facts(federation: Federation, arrival: Sequence[float] | None) -> Facts:
     return replace(federation.plan(1).facts, arrival=arrival)
 
 
-def _coded(federation: "Federation", method: GradientCoding, state: State) -> list[Tensor]:
+def _coded(federation: Federation, method: GradientCoding, state: State) -> list[Tensor]:
     """What each client sends."""
     work, sent = federation.work(), []
     for i, data in enumerate(federation.data.clients):
@@ -57,7 +51,7 @@ def _coded(federation: "Federation", method: GradientCoding, state: State) -> li
     return sent
 
 
-def _after(federation: "Federation", method: GradientCoding, state: State, sent: Sequence[Tensor]) -> np.ndarray:
+def _after(federation: Federation, method: GradientCoding, state: State, sent: Sequence[Tensor]) -> np.ndarray:
     """The server's step when these replies arrive; none without replies, as the engine skips the merge."""
     at = flat(state, "model")
     if not sent:
@@ -69,7 +63,7 @@ def _after(federation: "Federation", method: GradientCoding, state: State, sent:
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
 def test_without_stragglers_a_round_is_gradient_descent_on_the_different_examples(
-    form: str, least_squares: "Problem"
+    form: str, least_squares: Problem
 ) -> None:
     problem = least_squares(sizes=(5, 5, 5, 5))
     federation = _copied(problem.federation(0.1)).training(FULL)
@@ -83,11 +77,11 @@ def test_without_stragglers_a_round_is_gradient_descent_on_the_different_example
 @pytest.mark.parametrize("local", [FULL, SEVERAL], ids=["one step", "several steps"])
 @pytest.mark.parametrize("arrival", [(0.7, 0.7, 0.7, 0.7), (0.9, 0.3, 0.5, 0.8)], ids=["alike", "per client"])
 def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
-    local: LocalSGD, arrival: Sequence[float], least_squares: "Problem"
+    local: LocalSGD, arrival: Sequence[float], least_squares: Problem
 ) -> None:
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
     method = GradientCoding()
-    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, EVERYBODY))
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, ALL_ARRIVE))
     sent, expected = _coded(federation, method, state), np.zeros(3)
     for arrived in product([False, True], repeat=4):
         p = np.prod([a if here else 1 - a for a, here in zip(arrival, arrived, strict=True)])
@@ -99,17 +93,17 @@ def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
     assert not np.allclose(someone, whole, rtol=0.1)  # a single set of stragglers does not give it
 
 
-def test_the_mean_over_all_pairs_of_drawn_clients_is_the_step_of_all(least_squares: "Problem") -> None:
+def test_the_mean_over_all_pairs_of_drawn_clients_is_the_step_of_all(least_squares: Problem) -> None:
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(SEVERAL)
     method = GradientCoding()
-    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, EVERYBODY))
+    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in ([0.5] * 4, ALL_ARRIVE))
     sent = _coded(federation, method, state)
     steps = [_after(federation, method, state, [sent[i], sent[j]]) for i, j in combinations(range(4), 2)]
     whole = _after(federation, method, all_arrive, _coded(federation, method, all_arrive))
     assert np.allclose(np.mean(steps, 0), whole, rtol=1e-12)
 
 
-def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> None:
+def test_the_rate_decays_with_answered_rounds_only(least_squares: Problem) -> None:
     problem = least_squares(sizes=(5, 5, 5, 5))
     federation, method = problem.federation(0.1).training(FULL), GradientCoding(decay=0.5)
     a, b = np.concatenate(problem.a), np.concatenate(problem.b)
@@ -126,7 +120,7 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: "Problem") -> 
     assert torch.equal(late[0][0].model.buffer, late[2][0].model.buffer)
 
 
-def _answered(federation: "Federation", method: GradientCoding, seed: int) -> list[bool]:
+def _answered(federation: Federation, method: GradientCoding, seed: int) -> list[bool]:
     played = federation.play(method, federation.plan(4, seed=seed, late=Independent(0.9)))
     return [facts["stragglers"] < 4 for _, facts in played]
 
@@ -177,11 +171,11 @@ def test_the_engine_plays_what_the_batched_study_plays(setting: study.Setting) -
     models = [federation.model] + [
         now.model for now, _ in federation.play(method, replace(plan, facts=facts, late=late))
     ]
-    assert (~drawn.answers.any(1)).any() == (setting.q == 0.7)  # a round that nobody answers
+    assert (~drawn.answers.any(1)).any() == (setting.q == 0.7)  # a round that no client answers
     for r, model in enumerate(models[: setting.rounds]):
         module = _Softmax(model["w"], 0.1)
         total = torch.autograd.grad(len(train) * module.training_step((train.x, train.y), 0), [module.w])[0]
-        found = played.same_class[0, r] + played.cross_class[0, r]
-        assert float(total.square().sum()) == pytest.approx(found, rel=1e-5)
+        result = played.same_class[0, r] + played.cross_class[0, r]
+        assert float(total.square().sum()) == pytest.approx(result, rel=1e-5)
         right = (module(dataset.test.x).argmax(1) == dataset.test.y).double().mean()
         assert float(right) == played.accuracy[0, r]

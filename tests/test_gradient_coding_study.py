@@ -59,7 +59,7 @@ def coded(layer: nn.Linear, problem: Problem, setting: Setting, held: Tensor, z:
 
 def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]:
     """One repetition as a plain PyTorch loop; for each round what ``Played`` has."""
-    layer, found = linear(problem, drawn), []
+    layer, result = linear(problem, drawn), []
     optimizer = torch.optim.SGD(layer.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)
     held = torch.from_numpy(drawn.held).double()
@@ -69,7 +69,7 @@ def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]
         moments = [coded(layer, problem, setting, held, z).square().sum() for z in sampled]
         each = torch.stack([_of_one(layer, problem, j) for j in range(len(problem.y))])
         products = each @ each.T
-        found.append([
+        result.append([
             float((said == problem.test_y).double().mean()), float(torch.stack(moments).mean()),
             float(products[same].sum()), float(products[~same].sum()),
         ])  # fmt: skip
@@ -79,7 +79,7 @@ def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]
             layer.bias.grad = gradient[layer.weight.numel() :]
             optimizer.step()
             schedule.step()
-    return found
+    return result
 
 
 def _of_one(layer: nn.Linear, problem: Problem, j: int) -> Tensor:
@@ -87,9 +87,9 @@ def _of_one(layer: nn.Linear, problem: Problem, j: int) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(layer.parameters()))])
 
 
-def assert_equal(found: study.Played, expected: np.ndarray, rtol: float = 1e-9) -> None:
+def assert_equal(result: study.Played, expected: np.ndarray, rtol: float = 1e-9) -> None:
     """expected: (repetitions, rounds, 4)."""
-    for k, values in enumerate((found.accuracy, found.second_moment, found.same_class, found.cross_class)):
+    for k, values in enumerate((result.accuracy, result.second_moment, result.same_class, result.cross_class)):
         np.testing.assert_allclose(values, expected[..., k], rtol=rtol, atol=1e-12 * (1 + abs(expected[..., k]).max()))
 
 
@@ -108,14 +108,14 @@ def test_it_is_the_plain_loop(
     assert problem.x.max() == white
     setting = Setting(partition, q, 3, c, sharing, per_class, rounds=5)
     drawn = [draw(problem, setting, r, seed=1) for r in range(3)]
-    found = play_block(problem, setting, drawn)
-    assert_equal(found, np.array([plain(problem, setting, one) for one in drawn]), 1e-9 if white == 1 else 1e-7)
+    result = play_block(problem, setting, drawn)
+    assert_equal(result, np.array([plain(problem, setting, one) for one in drawn]), 1e-9 if white == 1 else 1e-7)
     if q == 0.9:
         assert not all(one.answers.any(1).all() for one in drawn)  # a round that no client answers is among them
     if partition == "dirichlet_plain":
         assert len({len(draw(problem, setting, r, seed=1).held) for r in range(20)}) > 1  # clients were dropped
     some = play(problem, setting, range(1, 3), seed=1)
-    np.testing.assert_allclose(some.second_moment, found.second_moment[1:], rtol=1e-9)
+    np.testing.assert_allclose(some.second_moment, result.second_moment[1:], rtol=1e-9)
 
 
 def test_what_is_measured_in_float32_moves_nothing(digits: Dataset) -> None:
@@ -134,7 +134,7 @@ def test_without_stragglers_every_partition_is_gradient_descent(small: Problem) 
     expected = None
     for partition, c in product(study.PARTITIONS, (0.0, 0.5)):
         setting = Setting(partition, 0.0, 3, c, rounds=8, decay=1.0)
-        found = play(small, setting, range(2), seed=0)
+        result = play(small, setting, range(2), seed=0)
         layer, accuracy, norms = linear(small, draw(small, setting, 0, 0)), [], []
         for _ in range(8):
             loss = F.cross_entropy(layer(small.x[:, :-1]), small.y)
@@ -144,11 +144,11 @@ def test_without_stragglers_every_partition_is_gradient_descent(small: Problem) 
             with torch.no_grad():
                 for p, g in zip(layer.parameters(), gradients, strict=True):
                     p -= setting.lr * g
-        np.testing.assert_allclose(found.accuracy[0], accuracy)
-        np.testing.assert_allclose(found.second_moment[0], norms, rtol=1e-10)
-        np.testing.assert_allclose(found.same_class + found.cross_class, found.second_moment * 60**2, rtol=1e-10)
-        expected = expected or found
-        np.testing.assert_allclose(found.second_moment, expected.second_moment, rtol=1e-10)
+        np.testing.assert_allclose(result.accuracy[0], accuracy)
+        np.testing.assert_allclose(result.second_moment[0], norms, rtol=1e-10)
+        np.testing.assert_allclose(result.same_class + result.cross_class, result.second_moment * 60**2, rtol=1e-10)
+        expected = expected or result
+        np.testing.assert_allclose(result.second_moment, expected.second_moment, rtol=1e-10)
 
 
 def patterns(n: int) -> np.ndarray:
@@ -173,20 +173,20 @@ def test_second_moment_is_its_enumeration_over_straggler_sets(tiny: Problem, par
     mean, error = np.mean(differences, 0), np.std(differences, 0, ddof=1) / 40**0.5
     assert (abs(mean) < 4 * error).all()
     assert (error > 0).all()
-    nobody = replace(one, sampled=np.zeros((3, 15, 4), dtype=bool))
-    assert not play_block(tiny, setting, [nobody]).second_moment.any()
+    empty = replace(one, sampled=np.zeros((3, 15, 4), dtype=bool))
+    assert not play_block(tiny, setting, [empty]).second_moment.any()
 
 
 def test_a_round_that_nobody_answers_changes_nothing(small: Problem) -> None:
     """Neither the model nor the rate: without the round all is the same."""
     setting = Setting("single_class", 0.5, 3, 0.2, rounds=8)
     one = draw(small, setting, 0, seed=0)
-    answers = one.answers | (np.arange(10) == 0)  # somebody answers in all rounds
+    answers = one.answers | (np.arange(10) == 0)  # a client answers in every round
     silent = np.insert(answers, 3, False, axis=0), np.insert(one.sampled, 3, one.sampled[3], axis=0)
-    found = play_block(small, replace(setting, rounds=9), [replace(one, answers=silent[0], sampled=silent[1])])
+    result = play_block(small, replace(setting, rounds=9), [replace(one, answers=silent[0], sampled=silent[1])])
     expected = play_block(small, setting, [replace(one, answers=answers)])
     for name in ("accuracy", "second_moment", "same_class", "cross_class"):
-        with_it = getattr(found, name)
+        with_it = getattr(result, name)
         assert with_it[0, 3] == with_it[0, 4]
         np.testing.assert_array_equal(np.delete(with_it, 3, axis=1), getattr(expected, name))
 
@@ -308,10 +308,10 @@ def test_subnormal_numbers_are_flushed_and_leave_the_results_as_they_are(digits:
     """Raw pixels saturate the softmax, whose tails fall below 1e-308 within some rounds."""
     problem = Problem.of(chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 4000.0)
     setting, smallest = Setting("single_class", 0.5, 3, 0.2, rounds=20), torch.finfo(float64).tiny
-    found = play(problem, setting, range(3), 0)
+    result = play(problem, setting, range(3), 0)
     assert torch.tensor(smallest, dtype=float64) / 2 > 0  # this thread is as it was
     kept = joined([play_block(problem, setting, [draw(problem, setting, r, 0) for r in range(3)])])
     for name in ("accuracy", "second_moment", "same_class", "cross_class"):
-        np.testing.assert_allclose(getattr(found, name), getattr(kept, name), rtol=1e-12)
+        np.testing.assert_allclose(getattr(result, name), getattr(kept, name), rtol=1e-12)
     with without_denormals():
         assert torch.tensor(smallest, dtype=float64) / 2 == 0

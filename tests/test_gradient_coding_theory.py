@@ -105,7 +105,7 @@ def answering(n_clients: int, q: Fraction) -> Iterator[tuple[set[int], Fraction]
 @pytest.mark.parametrize(("n_clients", "d"), [(n, d) for n in (2, 3, 4, 5) for d in range(1, n)])
 @pytest.mark.parametrize("q", [Fraction(0), Fraction(3, 10), Fraction(7, 10)])
 def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients: int, d: int, q: Fraction) -> None:
-    def found(a: list[set[int]], b: list[set[int]], itself: bool = False) -> float:
+    def result(a: list[set[int]], b: list[set[int]], itself: bool = False) -> float:
         pairs = [(one, one) for one in a] if itself else list(product(a, b))
         mean = Fraction(0)
         for (one, other), (here, chance) in product(pairs, answering(n_clients, q)):
@@ -117,13 +117,13 @@ def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients
     copied, copied_elsewhere = (holders(n_clients, d, owner, False) for owner in (0, 1))
     ours = coefficients(n_clients, d, float(q))
     enumerated = Pairs(
-        same_private=found(private, private_too),
-        same_mixed=found(private, copied),
-        same_open=found(copied, copied),
-        itself=found(copied, copied, itself=True),
-        other_private=found(private, elsewhere),
-        other_mixed=found(private, copied_elsewhere),
-        other_open=found(copied, copied_elsewhere),
+        same_private=result(private, private_too),
+        same_mixed=result(private, copied),
+        same_open=result(copied, copied),
+        itself=result(copied, copied, itself=True),
+        other_private=result(private, elsewhere),
+        other_mixed=result(private, copied_elsewhere),
+        other_open=result(copied, copied_elsewhere),
     )
     assert vars(ours) == pytest.approx(vars(enumerated), rel=1e-12)
     before = without_copies(float(q))
@@ -155,13 +155,13 @@ def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() 
     g = some_gradients(len(labels))
     gram = g @ g.T
     private = np.arange(len(labels)) % k < k // 2
-    rng, found = np.random.default_rng(0), []
+    rng, result = np.random.default_rng(0), []
     for _ in range(4_000):  # of the examples that are not private alone, so that these are the same in every draw
         held = np.eye(n_clients, dtype=bool)[labels]
         held[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
-        found.append(second_moment(held, gram, q))
+        result.append(second_moment(held, gram, q))
     of = sums(gram, labels, private)
-    assert errors_off(np.array(found), coefficients(n_clients, d, q) @ of) < 4
+    assert errors_off(np.array(result), coefficients(n_clients, d, q) @ of) < 4
     nothing = np.eye(n_clients, dtype=bool)[labels]
     assert without_copies(q) @ of == pytest.approx(second_moment(nothing, gram, q), rel=1e-12)
     assert sum(vars(of).values()) == pytest.approx(gram.sum(), rel=1e-12)
@@ -191,12 +191,12 @@ def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark_1_where_its_own_does() -> None:
     tried = holds = bound = negative = 0
     for where, gram, labels in courses():
-        found = {}
+        result = {}
         for c in (0.1, 0.2, 0.5, 1.0):
             private = np.ones(300, dtype=bool)
             private[opened(labels, labels, c, np.random.default_rng(0))] = False
-            found[c] = sums(gram, labels, private)
-        for of, d, q in product(found.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
+            result[c] = sums(gram, labels, private)
+        for of, d, q in product(result.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
             lower = without_copies(q) @ of - coefficients(10, d, q) @ of
             slack = 1e-9 * abs(lower)
             tried, bound = tried + 1, bound + (lower >= promised(of, d, q) - slack)
@@ -249,8 +249,8 @@ def test_at_fixed_dc_a_larger_c_helps_more() -> None:
         return whole, promised(of, d, 0.5), promised(of, d, 0.5, negative=True)
 
     for dc in (1, 2, 3):
-        found = [lowered(dc / d, d) for d in (6, 4, 3, 2, 1) if dc <= d]
-        whole = [one[0] for one in found]
+        result = [lowered(dc / d, d) for d in (6, 4, 3, 2, 1) if dc <= d]
+        whole = [one[0] for one in result]
         assert whole == sorted(whole)
         assert len(set(whole)) == len(whole)
     assert lowered(1 / 4, 4)[1] > lowered(1 / 2, 2)[1] > lowered(1.0, 1)[1] == 0

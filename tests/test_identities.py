@@ -3,15 +3,14 @@
 On digits with dropout and augmentation, so that a method which draws one random number more is detected.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, play, weights_of
+from closed_forms import FULL, Digits, Problem, play, weights_of
 
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
@@ -30,20 +29,15 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.tensors import Flat, flat
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
+from fedcommons.testing.federations import Federation
 
 LOCAL = LocalSGD(epochs=2, batch_size=5, augment=True)
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
 
 
 def tiny(
-    digits: "Digits", weighting: str, local: LocalSGD = LOCAL, method: Algorithm | None = None, **options: Any
-) -> "Federation":
+    digits: Digits, weighting: str, local: LocalSGD = LOCAL, method: Algorithm | None = None, **options: Any
+) -> Federation:
     federation = digits(**{"dropout": 0.3, "method": method or FedAvg(), **options}).training(local, weighting)
     if not isinstance(method, FedMix):
         return federation
@@ -51,7 +45,7 @@ def tiny(
     return replace(federation, data=replace(federation.data, clients=clients))
 
 
-def course(federation: "Federation", algorithm: Algorithm, rounds: int, participation: float = 1.0) -> list[Standing]:
+def course(federation: Federation, algorithm: Algorithm, rounds: int, participation: float = 1.0) -> list[Standing]:
     return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
 
 
@@ -73,7 +67,7 @@ EXACT: "dict[str, Algorithm]" = {
 
 @both_weightings
 @pytest.mark.parametrize("name", EXACT)
-def test_without_its_term_a_method_is_fedavg_bit_for_bit(name: str, weighting: str, digits: "Digits") -> None:
+def test_without_its_term_a_method_is_fedavg_bit_for_bit(name: str, weighting: str, digits: Digits) -> None:
     """In every round, also for clients that sat out in between."""
     method = EXACT[name]
     federation = tiny(digits, weighting, method=method)
@@ -91,7 +85,7 @@ ROUNDED: "dict[str, tuple[Algorithm, LocalSGD]]" = {
 @both_weightings
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", ROUNDED)
-def test_a_method_is_fedavg_up_to_rounding(name: str, momentum: float, weighting: str, digits: "Digits") -> None:
+def test_a_method_is_fedavg_up_to_rounding(name: str, momentum: float, weighting: str, digits: Digits) -> None:
     method, local = ROUNDED[name]
     federation = tiny(digits, weighting, local, method, momentum=momentum)
     ours, theirs = (course(federation, each, 2, 0.6) for each in (method, FedAvg()))
@@ -111,14 +105,14 @@ DIFFERENT: "dict[str, Algorithm]" = {
 }
 
 
-def test_with_their_terms_methods_differ_from_fedavg_and_each_other(digits: "Digits") -> None:
+def test_with_their_terms_methods_differ_from_fedavg_and_each_other(digits: Digits) -> None:
     methods = {**DIFFERENT, "FedAvg": FedAvg()}
     ends = {bits(course(tiny(digits, "uniform", method=each), each, 2)[-1].model) for each in methods.values()}
     assert len(ends) == len(methods)
 
 
 @pytest.mark.parametrize("weighting", ["samples"])
-def test_gradient_coding_without_stragglers_is_fedavg_weighted_by_sizes(weighting: str, digits: "Digits") -> None:
+def test_gradient_coding_without_stragglers_is_fedavg_weighted_by_sizes(weighting: str, digits: Digits) -> None:
     federation = digits().training(LocalSGD(3, 4), weighting)
     ours, theirs = (course(federation, method, 3)[-1].model.buffer for method in (GradientCoding(), FedAvg()))
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
@@ -131,7 +125,7 @@ FIRST_ROUND: "dict[str, Algorithm]" = {
 
 @both_weightings
 @pytest.mark.parametrize("name", FIRST_ROUND)
-def test_controls_that_are_zero_change_no_bit_of_the_first_round(name: str, weighting: str, digits: "Digits") -> None:
+def test_controls_that_are_zero_change_no_bit_of_the_first_round(name: str, weighting: str, digits: Digits) -> None:
     federation = tiny(digits, weighting)
     ours, theirs = (course(federation, each, 2) for each in (FIRST_ROUND[name], FedAvg()))
     assert bits(ours[0].model) == bits(theirs[0].model)
@@ -139,7 +133,7 @@ def test_controls_that_are_zero_change_no_bit_of_the_first_round(name: str, weig
 
 
 @both_weightings
-def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(weighting: str, digits: "Digits") -> None:
+def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(weighting: str, digits: Digits) -> None:
     """Models, server's and clients' controls."""
     federation = tiny(digits, weighting)
     ours, theirs = (course(federation, each, 3, 0.6) for each in (FedPVR(layers="*"), SCAFFOLD()))
@@ -150,7 +144,7 @@ def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(weighting: str, digits: "D
         assert kept == expected
 
 
-def test_dropout_augmentation_and_weights_matter_in_these_tests(digits: "Digits") -> None:
+def test_dropout_augmentation_and_weights_matter_in_these_tests(digits: Digits) -> None:
     def end(local: LocalSGD = LOCAL, weighting: str = "uniform", dropout: float = 0.3) -> bytes:
         return bits(course(tiny(digits, weighting, local, dropout=dropout), FedAvg(), 1)[0].model)
 
@@ -158,7 +152,7 @@ def test_dropout_augmentation_and_weights_matter_in_these_tests(digits: "Digits"
 
 
 @both_weightings
-def test_the_first_round_of_feddyn_is_fedprox_with_the_servers_step_doubled(weighting: str, digits: "Digits") -> None:
+def test_the_first_round_of_feddyn_is_fedprox_with_the_servers_step_doubled(weighting: str, digits: Digits) -> None:
     """With all clients, g_i = 0 and no clipping: h/alpha is minus the mean step, which is thus taken twice."""
     federation, alpha = tiny(digits, weighting), 0.3
     prox = course(federation, FedProx(mu=alpha), 1)[0].model
@@ -170,7 +164,7 @@ def test_the_first_round_of_feddyn_is_fedprox_with_the_servers_step_doubled(weig
 
 
 @both_weightings
-def test_the_first_round_of_moon_is_that_of_fedavg(weighting: str, digits: "Digits") -> None:
+def test_the_first_round_of_moon_is_that_of_fedavg(weighting: str, digits: Digits) -> None:
     """Server and previous model are both the initial one: l_con = log 2 at every local model, without a gradient."""
     federation = tiny(digits, weighting)
     (ours, one), (theirs, other) = (federation.play(a, federation.plan(1))[0] for a in (MOON(mu=5.0), FedAvg()))
@@ -192,7 +186,7 @@ ONE_STEP: "dict[str, tuple[Algorithm, float]]" = {
 
 @both_weightings
 @pytest.mark.parametrize("name", ONE_STEP)
-def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting: str, least_squares: "Problem") -> None:
+def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting: str, least_squares: Problem) -> None:
     """In every round: on sum_i n_i f_i, the loss of the pooled data, or on sum_i f_i.
 
     For SCAFFOLD and FedPVR because the weighted mean of c_i is c, so corrections cancel. It does not hold for FedDyn
@@ -208,7 +202,7 @@ def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting:
 
 
 @pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(1), SCAFFOLD(2), FedPVR(layers="*")])
-def test_identical_clients_are_one_client(method: Algorithm, least_squares: "Problem") -> None:
+def test_identical_clients_are_one_client(method: Algorithm, least_squares: Problem) -> None:
     one = least_squares(sizes=(8,))
     many = type(one)(list(one.a) * 5, list(one.b) * 5)
     ours = play(many, method, LocalSGD(3, FULL), 8, 0.1)[-1].model.buffer.numpy()

@@ -4,15 +4,16 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
@@ -20,11 +21,6 @@ from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, Payload, flat
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 LR, SEED = 0.1, 3
@@ -110,7 +106,7 @@ def _after(reply: Reply, x: Flat) -> Flat:
 def _last_step(
     make: Make, x: _Model, memory: Payload, rows: ClientData, steps: int, mu: float, temperature: float
 ) -> tuple[Flat, float, Tensor]:
-    """Where the last of so many full-batch steps began, and the loss and gradient that it found there."""
+    """Where the last of so many full-batch steps began, and its loss and gradient."""
     begin, losses = x.weights, 0.0
     for k in (steps - 1, steps):
         if k:
@@ -121,7 +117,7 @@ def _last_step(
 
 
 @pytest.fixture
-def rows(digits: "Digits") -> ClientData:
+def rows(digits: Digits) -> ClientData:
     """Nine images."""
     return digits().data.clients[0]
 
@@ -199,6 +195,7 @@ def _twice() -> Classifier:
         (LocalSGD(4, FULL), _plain, True),
         (LocalSGD(3, 4), _twice, True),
         (LocalSGD(4, 4, drop_last=True), _dropout, False),  # the first epoch has not all examples
+        (LocalSGD(4, 4, dp=DPSGD(1.0, 1.0)), _plain, False),  # an example's gradient must not depend on another one
     ],
 )
 def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
@@ -240,7 +237,7 @@ def test_a_client_remembers_the_model_it_trained(rows: ClientData) -> None:
         memory, x = reply.memory, _moved(x, 0.05)
 
 
-def test_the_first_selection_compares_with_the_initial_model_however_late_it_comes(digits: "Digits") -> None:
+def test_the_first_selection_compares_with_the_initial_model_however_late_it_comes(digits: Digits) -> None:
     """Client 0 sits out until the server has moved; then its step is the one with z_prev of the untrained module.
 
     Also on a worker that has trained others in between.
@@ -254,7 +251,7 @@ def test_the_first_selection_compares_with_the_initial_model_however_late_it_com
         x = _after(reply, x)
     late = algorithm.client(work, Message({"model": x}), {}, rows, 2, SEED)
     as_if = {"previous": initial, "previous buffers": Flat(work.buffers.layout, work.buffers.buffer.clone())}
-    told = algorithm.client(federation.work(), Message({"model": x}), as_if, rows, 2, SEED)
-    assert torch.equal(_after(late, x).buffer, _after(told, x).buffer)
+    explicit = algorithm.client(federation.work(), Message({"model": x}), as_if, rows, 2, SEED)
+    assert torch.equal(_after(late, x).buffer, _after(explicit, x).buffer)
     other = algorithm.client(work, Message({"model": x}), as_if | {"previous": x}, rows, 2, SEED)
     assert (flat(late.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3

@@ -1,12 +1,9 @@
 """Methods whose clients have models of their own: closed forms on least squares, and plain loops on images."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, quadratic
+from closed_forms import FULL, Digits, Problem, quadratic
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,15 +21,10 @@ from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, copy, data, flat, put, select
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Problem = Callable[..., LeastSquares]
-    Digits = Callable[..., Federation]
+from fedcommons.testing.federations import Federation, LeastSquares
 
 
-def descended(problem: "LeastSquares", i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int):
+def descended(problem: LeastSquares, i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int):
     """Gradient descent on f_i(v) + (lam/2) ||v - x||^2: v_K = v* + (I - eta (H + lam))^K (v - v*)."""
     hessian, b = quadratic(problem, i)
     pulled = hessian + lam * np.eye(3)
@@ -46,7 +38,7 @@ def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("steps", [1, 6])
-def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squares: "Problem") -> None:
+def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squares: Problem) -> None:
     """And its server model is FedAvg's, bit for bit. With lam = 0 clients train alone."""
     problem, lr = least_squares(), 0.1
     federation = problem.federation(lr).training(LocalSGD(steps, FULL))
@@ -63,7 +55,7 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
         assert np.allclose(v, alone, rtol=0, atol=1e-13)
 
 
-def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_squares: "Problem") -> None:
+def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_squares: Problem) -> None:
     """v* = (H_i + lam)^-1 (b_i + lam x), so the distance to x is at most |grad f_i(x)| / lam."""
     problem = least_squares()
     for lam, lr in ((0.0, 0.2), (1e5, 1e-5)):
@@ -74,14 +66,14 @@ def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_square
         gradients = problem.gradients(x)
         for i in range(4):
             hessian, b = quadratic(problem, i)
-            found = own(algorithm, now, i)
+            result = own(algorithm, now, i)
             if lam:
-                assert np.linalg.norm(found - x) <= np.linalg.norm(gradients[i]) / lam
+                assert np.linalg.norm(result - x) <= np.linalg.norm(gradients[i]) / lam
             else:
-                assert np.allclose(found, np.linalg.solve(hessian, b), rtol=0, atol=1e-4)
+                assert np.allclose(result, np.linalg.solve(hessian, b), rtol=0, atol=1e-4)
 
 
-def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: "Digits") -> None:
+def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: Digits) -> None:
     """And BatchNorm's statistics of the personal models are not in those that are averaged: these are FedAvg's."""
     algorithm, federation = Ditto(), digits(batch_norm=True)
     plan = federation.plan(1, participation=0.4)
@@ -94,7 +86,7 @@ def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: "Di
         assert buffers.buffer.equal(now.buffers.buffer) == is_shared
 
 
-def test_fedper_with_all_layers_personal_is_local_training(least_squares: "Problem") -> None:
+def test_fedper_with_all_layers_personal_is_local_training(least_squares: Problem) -> None:
     problem, algorithm = least_squares(), FedPer("*")
     federation = problem.federation(0.1).training(LocalSGD(4, FULL))
     now, facts = federation.play(algorithm, federation.plan(3))[-1]
@@ -104,7 +96,7 @@ def test_fedper_with_all_layers_personal_is_local_training(least_squares: "Probl
 
 
 @pytest.mark.parametrize("algorithm", [FedPer(""), FedBN()])
-def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: "Problem") -> None:
+def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     (now, facts), (other, others) = (federation.play(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
     assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
@@ -112,7 +104,7 @@ def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squ
     assert facts == others
 
 
-def test_fedper_is_the_plain_loop(digits: "Digits") -> None:
+def test_fedper_is_the_plain_loop(digits: Digits) -> None:
     """Each client trains (x, h_i), the server takes the mean of the x; only these travel."""
     federation, algorithm = digits(), FedPer()
     plan, work = federation.plan(2, blocks=1), federation.work()
@@ -129,12 +121,12 @@ def test_fedper_is_the_plain_loop(digits: "Digits") -> None:
         x = Flat(x.layout, (x.buffer.double() + torch.stack(ends).double().mean(0)).float())
         assert torch.allclose(flat(now.state, "shared").buffer, x.buffer, rtol=0, atol=1e-7)
         for i in range(5):
-            found, _ = personal_model(algorithm, now, i, keep_buffers=False)
-            assert torch.allclose(select(found, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
+            result, _ = personal_model(algorithm, now, i, keep_buffers=False)
+            assert torch.allclose(select(result, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
         assert facts["comm/up_bytes"] == 5 * x.buffer.nbytes
 
 
-def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(digits: "Digits") -> None:
+def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(digits: Digits) -> None:
     algorithm = FedBN()
     federation = digits(method=algorithm)
     plan, executor = federation.plan(2), federation.serial(algorithm)
@@ -143,18 +135,18 @@ def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(dig
     assert inside
     assert inside == set(plan.facts.batch_norm) == federation.model.keys() - flat(now.state, "shared").keys()
     assert facts["comm/up_bytes"] == 5 * flat(now.state, "shared").buffer.nbytes
-    found = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
+    result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
     statistics = [flat(now.memory[i], BUFFERS) for i in range(5)]
     assert not torch.equal(statistics[0].buffer, statistics[1].buffer)
     for i, mine in enumerate(federation.data.own):
         whole = put(put(federation.model, flat(now.state, "shared")), flat(now.memory[i], "own"))
         module = module_with(federation.module(), whole, statistics[i]).eval()
         with torch.no_grad():
-            assert found["loss"][i] == pytest.approx(F.cross_entropy(module(mine.x), mine.y).item(), rel=1e-5)
-        assert found["n"][i] == len(mine)
+            assert result["loss"][i] == pytest.approx(F.cross_entropy(module(mine.x), mine.y).item(), rel=1e-5)
+        assert result["n"][i] == len(mine)
 
 
-def embeddings(federation: "Federation", model: Flat, x: Tensor) -> Tensor:
+def embeddings(federation: Federation, model: Flat, x: Tensor) -> Tensor:
     module = module_with(federation.module(), model, EMPTY).eval()
     head = Head(module)
     with torch.no_grad(), head.watched():
@@ -162,26 +154,26 @@ def embeddings(federation: "Federation", model: Flat, x: Tensor) -> Tensor:
     return head.inputs
 
 
-def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: "Digits") -> None:
+def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: Digits) -> None:
     """Of the clients that took part, under their models after the round; the rest stay as they were."""
     federation, algorithm = digits(), FedProto()
     before = torch.zeros(10, 16)
     for now, _ in federation.play(algorithm, federation.plan(3, participation=0.4)):
         drawn = list(now.memory)
         z = {i: embeddings(federation, flat(now.memory[i], "own"), federation.data.own[i].x) for i in drawn}
-        found, known = data(now.state["prototypes"]), data(now.state["known"])
+        result, known = data(now.state["prototypes"]), data(now.state["known"])
         for label in range(10):
             rows = [z[i][federation.data.own[i].y == label] for i in drawn]
             mean = torch.cat(rows).mean(0) if sum(map(len, rows)) else None
             assert (known[label] > 0) == (mean is not None)
             # a class has one client here, and one that sat out left its prototype and its model as they were
             expected = before[label] if mean is None else mean
-            assert torch.allclose(found[label], expected, rtol=0, atol=1e-5)
-        before = found
+            assert torch.allclose(result[label], expected, rtol=0, atol=1e-5)
+        before = result
 
 
 @pytest.mark.parametrize("predict", ["prototype", "head"])
-def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(predict: str, digits: "Digits") -> None:
+def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(predict: str, digits: Digits) -> None:
     """Equation 4, over the classes that have a prototype; before there is one, the head decides."""
     algorithm = FedProto(lam=0.01, predict=predict)
     federation = digits(method=algorithm)
@@ -189,7 +181,7 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
     start = federation.start(algorithm, plan)
     differ = 0
     for now in (start, *(now for now, _ in federation.play(algorithm, plan, executor))):
-        found = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
+        result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
         prototypes, known = data(now.state["prototypes"]), data(now.state["known"])
         for i, mine in enumerate(federation.data.own):
             model, _ = personal_model(algorithm, now, i, keep_buffers=False)
@@ -199,12 +191,12 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
             if predict == "prototype" and now.round:
                 far = torch.cdist(embeddings(federation, model, mine.x), prototypes)
                 expected = far.masked_fill(known == 0, float("inf")).argmin(1)
-            assert found["accuracy"][i] == pytest.approx((expected == mine.y).float().mean().item())
+            assert result["accuracy"][i] == pytest.approx((expected == mine.y).float().mean().item())
             differ += int((expected != by_head).sum())
     assert (differ > 0) == (predict == "prototype")
 
 
-def test_fedproto_with_lam_0_is_local_training(digits: "Digits") -> None:
+def test_fedproto_with_lam_0_is_local_training(digits: Digits) -> None:
     federation, algorithm = digits(), FedProto(0.0)
     work, models = federation.work(), [federation.model] * 5
     for now, facts in federation.play(algorithm, federation.plan(2)):
@@ -214,7 +206,7 @@ def test_fedproto_with_lam_0_is_local_training(digits: "Digits") -> None:
         assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)  # of no model
 
 
-def test_a_step_of_fedproto_is_that_of_its_loss(digits: "Digits") -> None:
+def test_a_step_of_fedproto_is_that_of_its_loss(digits: Digits) -> None:
     """y - eta grad (CE + lam mean ||z - C^label||^2 / d), by autograd on the module itself."""
     federation, algorithm, lam = digits(lr=0.1).training(LocalSGD(1, FULL)), FedProto(2.0), 2.0
     (first, _), (second, _) = federation.play(algorithm, federation.plan(2))

@@ -1,12 +1,9 @@
 """SCAFFOLD, FedPVR and FedDyn's server: what the controls are, what they sum to and what they bring about."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, optimum, play, weights_of
+from closed_forms import FULL, Digits, Problem, optimum, play, weights_of
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
@@ -20,12 +17,6 @@ from fedcommons.seeds import generator, seed_for
 from fedcommons.tensors import flat, flatten
 from lightning_modules import Classifier
 from lightning_modules.networks import VGG11
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
 
 SIZES = (2, 9, 4, 17)
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -45,7 +36,7 @@ def memories(now: Standing, name: str = "control") -> np.ndarray:
 @both_weightings
 @all_or_half
 def test_scaffold_follows_the_paper_line_by_line(
-    option: int, weighting: str, participation: float, least_squares: "Problem"
+    option: int, weighting: str, participation: float, least_squares: Problem
 ) -> None:
     """Algorithm 1 written out. With 2 of 4 clients: the model divides by their weight, c by that of all four."""
     problem, lr, steps, w = least_squares(sizes=SIZES), 0.1, 3, weights_of(weighting, SIZES)
@@ -68,7 +59,7 @@ def test_scaffold_follows_the_paper_line_by_line(
 
 @both_weightings
 @all_or_half
-def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: float, least_squares: "Problem") -> None:
+def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: float, least_squares: Problem) -> None:
     """Algorithm 1 written out. The mean is over the drawn clients and plain; h divides by the weight of all four."""
     problem, lr, steps, alpha, w = least_squares(sizes=SIZES), 0.1, 3, 0.7, weights_of(weighting, SIZES)
     x, h, g = np.zeros(3), np.zeros(3), np.zeros((4, 3))
@@ -89,7 +80,7 @@ def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: fl
 
 @pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedPVR(layers="*")])
 def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(
-    algorithm: Algorithm, least_squares: "Problem"
+    algorithm: Algorithm, least_squares: Problem
 ) -> None:
     """c_i+ = c_i - c + (x - y_i)/(K eta), and y_i took K steps of g - c_i + c: only the mean of g is left.
 
@@ -110,7 +101,7 @@ def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(
         assert np.abs(correction[i]).max() > 1e-2
 
 
-def test_the_control_of_option_1_is_the_full_gradient_at_x_in_evaluation_mode(digits: "Digits") -> None:
+def test_the_control_of_option_1_is_the_full_gradient_at_x_in_evaluation_mode(digits: Digits) -> None:
     """Whatever dropout, augmentation and the batches do in the local steps; 20 examples in batches of 6."""
     federation, x = digits(dropout=0.5).training(LocalSGD(2, 6, augment=True)), digits().model
     rows, module = federation.data.clients[3], federation.module().eval()
@@ -135,7 +126,7 @@ CONTROLS: list[tuple[Algorithm, str, str]] = [
 @all_or_half
 @pytest.mark.parametrize(("algorithm", "server", "client"), CONTROLS)
 def test_the_mean_of_all_clients_controls_is_the_servers(
-    algorithm: Algorithm, server: str, client: str, participation: float, weighting: str, least_squares: "Problem"
+    algorithm: Algorithm, server: str, client: str, participation: float, weighting: str, least_squares: Problem
 ) -> None:
     """After every round, over all N clients, those never drawn counted with zero."""
     problem, w = least_squares(sizes=SIZES), weights_of(weighting, SIZES)
@@ -156,7 +147,7 @@ OPTIMAL: list[tuple[Algorithm, str, int]] = [
 @all_or_half
 @pytest.mark.parametrize(("algorithm", "client", "steps"), OPTIMAL)
 def test_it_reaches_the_joint_optimum_of_different_clients(
-    algorithm: Algorithm, client: str, steps: int, weighting: str, participation: float, least_squares: "Problem"
+    algorithm: Algorithm, client: str, steps: int, weighting: str, participation: float, least_squares: Problem
 ) -> None:
     """That of sum_i f_i, or of sum_i n_i f_i; there the controls are the clients' gradients. FedAvg stops elsewhere."""
     sizes = (6, 9, 7, 17)
@@ -173,7 +164,7 @@ def test_it_reaches_the_joint_optimum_of_different_clients(
     assert np.linalg.norm(other - best) > 1e-2
 
 
-def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: "Digits") -> None:
+def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None:
     """In one full-batch step from the same x the local model differs from FedAvg's by -eta (c - c_i), there only."""
     federation = digits(lr=0.1).training(LocalSGD(1, FULL))
     algorithm = FedPVR(layers="network.last, *conv1")
@@ -193,14 +184,14 @@ def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: "Digits") -> No
 
 
 @pytest.mark.parametrize(("layers", "numbers"), [("", 0), ("network.last", 170), ("*", None)])
-def test_fedpvr_sends_only_the_chosen_parts_of_the_controls(layers: str, numbers: int, digits: "Digits") -> None:
+def test_fedpvr_sends_only_the_chosen_parts_of_the_controls(layers: str, numbers: int, digits: Digits) -> None:
     federation = digits()
     traffic = federation.play(FedPVR(layers), federation.plan(1))[0][0].traffic
     size = federation.model.buffer.numel()
     assert (traffic.down, traffic.up) == (5 * 4 * (size + (size if numbers is None else numbers)),) * 2
 
 
-def test_fedpvr_corrects_the_linear_layers_by_default(digits: "Digits") -> None:
+def test_fedpvr_corrects_the_linear_layers_by_default(digits: Digits) -> None:
     """The three of VGG-11, as the authors do, of which two are in the head."""
     facts, algorithm = Facts(1, (1,), 1), FedPVR()
     cnn = flat(algorithm.start(digits().model, facts, 0), "control")

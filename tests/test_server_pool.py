@@ -1,9 +1,7 @@
 """FedDDPM, one-shot Fedssyn and FedVAE: SGD of the server on the pool, and what is federated of an autoencoder."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -28,18 +26,14 @@ from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.stage import Contribution, Shared, share
 from fedcommons.tensors import data, scalar, sub
 from fedcommons.testing import digits
+from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from fedcommons.testing import Federation
-
-    Digits = Callable[..., Federation]
 
 LR, N = 0.05, 30
 """Of the server; images a client gives to the pool."""
 
 
-def on_pool(federation: "Federation", images: Examples, model: torch.Tensor, number: int, epochs: int) -> torch.Tensor:
+def on_pool(federation: Federation, images: Examples, model: torch.Tensor, number: int, epochs: int) -> torch.Tensor:
     """SGD on the images in batches of 16, in round ``number``: softmax regression, as a loop of its own."""
     module = federation.module()
     assert isinstance(module, Classifier)
@@ -55,19 +49,19 @@ def on_pool(federation: "Federation", images: Examples, model: torch.Tensor, num
 
 
 @pytest.fixture
-def federation() -> "Federation":
+def federation() -> Federation:
     """Softmax regression; the pool is the clients' data."""
     return digits(linear=True, lr=LR, method=FedDDPM()).training(LocalSGD(1, 16))
 
 
-def test_a_round_of_fedddpm_is_fedavgs_and_then_sgd_on_the_pool(federation: "Federation") -> None:
+def test_a_round_of_fedddpm_is_fedavgs_and_then_sgd_on_the_pool(federation: Federation) -> None:
     averaged = federation.play(FedAvg(), federation.plan(1))[0][0]
     corrected = federation.play(FedDDPM(server_epochs=2), federation.plan(1))[0][0]
     expected = on_pool(federation, federation.data.clients.store, data(averaged.model), 1, 2)
     torch.testing.assert_close(data(corrected.model).double(), expected, rtol=0, atol=2e-6)
 
 
-def test_the_plus_corrects_once_after_the_first_slow_round(federation: "Federation") -> None:
+def test_the_plus_corrects_once_after_the_first_slow_round(federation: Federation) -> None:
     """Where every round from the second on counts as slow, the second is corrected; where none does, none is."""
     plan, store = federation.plan(4), federation.data.clients.store
     plain = [data(now.model) for now, _ in federation.play(FedAvg(), plan)]
@@ -100,16 +94,16 @@ def test_a_diffusion_model_is_federated(tmp_path: Path) -> None:
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (3, 1, 8, 8))
 
 
-def shared_by(federation: "Federation", receipt: Receipt | None = None, of_labels: Receipt | None = None) -> Shared:
+def shared_by(federation: Federation, receipt: Receipt | None = None, of_labels: Receipt | None = None) -> Shared:
     """Each client contributes ``N`` random images."""
-    dealt, draws, contributions = Dealt(federation.data.own, 10, False, 0), generator(0, "images of a test"), []
+    partitioned, draws, contributions = Dealt(federation.data.own, 10, False, 0), generator(0, "images of a test"), []
     for _ in range(len(federation.data.own)):
         x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
         contributions.append(Contribution(Examples(x, torch.arange(N) % 10), receipt, 1, of_labels))
-    return share(ServerSynthetic(), dealt, contributions)
+    return share(ServerSynthetic(), partitioned, contributions)
 
 
-def with_pool(shared: Shared, federation: "Federation") -> "Federation":
+def with_pool(shared: Shared, federation: Federation) -> Federation:
     """The federation after sharing, two epochs of batches of 16."""
     data = replace(shared.data, sets=federation.data.sets, n_classes=10)
     return replace(federation, data=data).training(LocalSGD(2, 16))
