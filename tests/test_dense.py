@@ -1,7 +1,8 @@
-"""DENSE against its equations: an independent slow loop, the terms by hand, FedDF, bytes, rounds, refusals."""
+"""DENSE and Co-Boosting against their equations: an independent slow server, terms by hand, FedDF, bytes, rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import cos, pi
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.coboosting import CoBoosting
+from fedcommons.algorithms.coboosting import CoBoosting, mixed
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Ensemble, divergence, to_learn
 from fedcommons.algorithms.fedavg import FedAvg
@@ -23,22 +24,22 @@ from fedcommons.tensors import Flat, data
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 
+Method = DENSE | CoBoosting
 SMALL = DENSE(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, server_lr=0.01, temperature=3.0)
-COBOOSTING = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4)
+BOOSTING = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, weight_step=0.05)
 LOOP = LocalSGD(epochs=1, batch_size=8)
 
 
-@pytest.fixture
-def doubled(digits: Digits) -> Federation:
-    """Three clients and a CNN with BatchNorm, in float64."""
-    federation = digits((9, 7, 8), batch_norm=True).training(LOOP)
+def doubled(digits: Digits, *, batch_norm: bool) -> Federation:
+    """Three clients and a CNN in float64."""
+    federation = digits((9, 7, 8), batch_norm=batch_norm).training(LOOP)
     module = federation.module
     return replace(federation, module=lambda: module().double())
 
 
-def _kl(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)) of each row, by torch."""
-    return F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
+def _kl(teacher: Tensor, student: Tensor, t: float) -> Tensor:
+    """t^2 KL of each row, by torch."""
+    return t**2 * F.kl_div((student / t).log_softmax(1), (teacher / t).softmax(1), reduction="none").sum(1)
 
 
 def _filled(federation: Federation, model: Tensor, buffers: Tensor) -> Classifier:
@@ -46,62 +47,77 @@ def _filled(federation: Federation, model: Tensor, buffers: Tensor) -> Classifie
     work = federation.work()
     work.load(Flat(work.params.layout, model))
     work.load_buffers(Flat(work.buffers.layout, buffers))
-    module = work.module.eval()
-    assert isinstance(module, Classifier)
-    return module
+    assert isinstance(work.module, Classifier)
+    return work.module.eval()
 
 
-def _slow(federation: Federation, state: Any, method: DENSE, rounds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The server's rounds from the paper's equations, in plain torch with whole modules; the model, and the pool.
+def _slow(federation: Federation, state: Any, start: Tensor, method: Method) -> tuple[Tensor, Tensor, Tensor]:
+    """Three rounds of the server, in plain torch with whole modules; the model, the pool, and the clients' weights.
 
     Of the package only the network of the generator and the keys of the draws.
     """
-    first = next(iter(rounds))
-    clients = [_filled(federation, w, b) for w, b in zip(state["ensemble"], state["statistics"], strict=True)]
-    share = state["weights"].tolist()
-    mean = sum((a * b.double() for a, b in zip(share, state["statistics"], strict=True)), torch.zeros(()))
-    assert isinstance(mean, Tensor)
-    student = _filled(federation, state["start"], mean)
-    sgd = torch.optim.SGD(student.parameters(), method.server_lr, method.server_momentum)
-    pool = torch.zeros(0, 1, 8, 8, dtype=torch.uint8)
+    w, sent, statistics = state["weights"].double(), state["ensemble"], state["statistics"].double()
+    clients = [_filled(federation, a, b) for a, b in zip(sent, statistics, strict=True)]
+    student = _filled(federation, start, w @ statistics)
+    decay = method.server_decay if isinstance(method, CoBoosting) else 0.0
+    sgd = torch.optim.SGD(student.parameters(), method.server_lr, method.server_momentum, weight_decay=decay)
+    pool, labels = torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+    epochs = 3 * method.server_epochs
 
-    def ensemble(x: Tensor) -> Tensor:
-        return sum((a * f(x) for a, f in zip(share, clients, strict=True)), torch.zeros(()))  # pyright: ignore[reportReturnType]
+    def ensemble(x: Tensor, w: Tensor) -> Tensor:
+        total: Any = sum(a * f(x) for a, f in zip(w, clients, strict=True))
+        return total / w.sum()
 
-    numbers = [number for number in rounds for _ in range(method.server_epochs)]
-    for epoch, number in enumerate(numbers, (first - 1) * method.server_epochs):
-        key = seed_for(seed_for(0, "merge", number), "epoch", epoch)
+    def step(optimizer: torch.optim.Optimizer, loss: Tensor, module: nn.Module) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        if isinstance(method, CoBoosting):
+            torch.nn.utils.clip_grad_norm_(module.parameters(), method.clip)
+        optimizer.step()
+
+    for e in range(epochs):
+        number, n = method.warmup_rounds + 1 + e // method.server_epochs, len(pool)
+        key = seed_for(seed_for(0, "merge", number), "epoch", e)
         draws = generator(key, "noise and labels")
         set_default_generator(key, "generator")
         network = Upsampler((1, 8, 8), method.latent, method.width).double()
         z = torch.randn(method.generated, method.latent, generator=draws).double().requires_grad_()
         y = torch.randint(10, (method.generated,), generator=draws)
         adam = torch.optim.Adam([*network.parameters(), z], method.generator_lr, betas=(0.5, 0.999))
-        best, lowest = None, float("inf")
-        student.eval()
+        best, lowest = torch.zeros(0), float("inf")
         for _ in range(method.generator_steps):
             pixels = network(z)
             x = student.normalise(255 * pixels)
-            f, mine = ensemble(x), student(x)
-            loss = F.cross_entropy(f, y) + sum(_gap(client, x) for client in clients) / len(clients)
-            apart, t = (f.argmax(1) != mine.argmax(1)).double(), method.boundary_temperature
-            loss = loss - method.boundary * t**2 * (apart * _kl(f / t, mine / t)).mean()
+            f, mine = ensemble(x, w), student(x)
+            if isinstance(method, CoBoosting):
+                hard = 1 - f.softmax(1)[torch.arange(len(y)), y].detach()
+                loss, apart = (hard * F.cross_entropy(f, y, reduction="none")).mean(), torch.ones(len(y))
+            else:
+                loss = F.cross_entropy(f, y) + sum(_gap(client, x) for client in clients) / len(clients)
+                apart = (f.argmax(1) != mine.argmax(1)).double()
+            loss = loss - method.boundary * (apart * _kl(f, mine, method.boundary_temperature)).mean()
             if float(loss.detach()) < lowest:
                 best, lowest = pixels.detach().clone(), float(loss.detach())
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-        assert best is not None
-        pool = torch.cat([pool, (best * 255).round().to(torch.uint8)])
-        order = torch.randperm(len(pool), generator=generator(key, "order"))
-        for rows in order.split(method.server_batch):
-            with torch.no_grad():
-                target = ensemble(pool[rows])
-            t = method.temperature
-            sgd.zero_grad()
-            (t**2 * _kl(target / t, student(pool[rows]) / t).mean()).backward()
-            sgd.step()
-    return torch.cat([p.detach().reshape(-1) for p in student.parameters()]), pool
+            step(adam, loss, network)
+        if n and isinstance(method, CoBoosting):
+            for rows in torch.randperm(n, generator=generator(seed_for(key, "weights"), "order")).split(4):
+                v = w.clone().requires_grad_()
+                F.cross_entropy(ensemble(student.normalise(pool[rows].double()), v), labels[rows]).backward()
+                assert v.grad is not None
+                w = (w - method.weight_step * 0.99**e * v.grad.sign()).clip(0, 1)
+        pool, labels = torch.cat([pool, (best * 255).round().to(torch.uint8)]), torch.cat([labels, y])
+        if isinstance(method, CoBoosting):
+            u = 2 * torch.rand(len(pool), 10, generator=generator(key, "directions")) - 1
+            sgd.param_groups[0]["lr"] = method.server_lr * (1 + cos(pi * e / epochs)) / 2
+        for rows in torch.randperm(len(pool), generator=generator(key, "order")).split(method.server_batch):
+            x = student.normalise(pool[rows].double())
+            if isinstance(method, CoBoosting):
+                pixels = (pool[rows].double() / 255).requires_grad_()
+                scores = (ensemble(student.normalise(255 * pixels), w) / method.temperature).softmax(1)
+                (slope,) = torch.autograd.grad((u[rows] * scores).sum(), pixels)  # pyright: ignore[reportPossiblyUnbound]
+                x = student.normalise(255 * (pixels.detach() + method.move / 255 * slope.sign()))
+            step(sgd, _kl(ensemble(x, w).detach(), student(x), method.temperature).mean(), student)
+    return torch.cat([p.detach().reshape(-1) for p in student.parameters()]), pool, w
 
 
 def _gap(client: Classifier, x: Tensor) -> Tensor:
@@ -117,43 +133,56 @@ def _gap(client: Classifier, x: Tensor) -> Tensor:
     return total
 
 
-VARIANTS = {
-    "uniform": SMALL,
-    "samples": replace(SMALL, server_epochs=2, start_from="server", boundary=2.0, boundary_temperature=3.0),
-}
+CASES: dict[str, tuple[Method, str]] = {
+    "dense": (SMALL, "uniform"),
+    "dense, all options": (
+        replace(SMALL, server_epochs=2, start_from="server", boundary=2.0, boundary_temperature=3.0), "samples",
+    ),
+    "co-boosting": (BOOSTING, "uniform"),
+    "co-boosting, all options": (
+        replace(BOOSTING, warmup_rounds=1, server_epochs=2, generator_lr=0.05, boundary=3.0, boundary_temperature=0.5,
+                clip=1e-3), "samples",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("weighting", VARIANTS)
-def test_three_rounds_are_those_of_an_independent_loop(doubled: Federation, weighting: str) -> None:
-    """A round of the clients, in which the server begins, and two of the server."""
-    method, doubled = VARIANTS[weighting], doubled.training(LOOP, weighting)
-    plan = doubled.plan(3)
-    start = replace(doubled.start(method, plan), buffers=doubled.work().initial_buffers)
-    played = [now for now, _ in doubled.play(method, plan, start=start)]
-    state = {name: data(x) for name, x in played[0].state.items()}
-    averaged = doubled.play(
-        FedAvg(), doubled.plan(1), start=replace(start, state=FedAvg().start(doubled.model, plan.facts, 0))
+@pytest.mark.parametrize("name", CASES)
+def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digits) -> None:
+    """The weights start at the clients' shares, the server at their mean; epochs count from the end of the warm-up."""
+    method, weighting = CASES[name]
+    federation = doubled(digits, batch_norm=isinstance(method, DENSE)).training(LOOP, weighting)
+    plan = federation.plan(method.warmup_rounds + 3)
+    start = replace(federation.start(method, plan), buffers=federation.work().initial_buffers)
+    played = [now for now, _ in federation.play(method, plan, start=start)]
+    first, last = played[method.warmup_rounds], played[-1]
+    state = {name: data(x) for name, x in first.state.items()}
+    before = replace(start, state=FedAvg().start(federation.model, plan.facts, 0))
+    mean = federation.play(FedAvg(), federation.plan(method.warmup_rounds + 1), start=before)[-1][0].model.buffer
+    assert state["weights"].tolist() == pytest.approx(
+        [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
     )
-    mean = averaged[-1][0].model.buffer
     assert torch.allclose(state["weights"] @ state["ensemble"], mean, atol=1e-12)
-    begun = mean if method.start_from == "average" else doubled.model.buffer
-    model, pool = _slow(doubled, {**state, "start": begun}, method, (1, 2, 3))
-    last = played[-1]
+    begun = mean if method.start_from == "average" else federation.model.buffer
+    model, pool, w = _slow(federation, state, begun, method)
     assert data(last.state["images"]).equal(pool)
     assert torch.allclose(last.model.buffer, model, rtol=0, atol=1e-6)
-    assert not torch.allclose(played[0].model.buffer, model, atol=1e-4)
+    assert not torch.allclose(first.model.buffer, model, atol=1e-4)
+    if isinstance(method, CoBoosting):
+        assert torch.allclose(data(last.state["learned"]), w, rtol=0, atol=1e-9)
+        assert not torch.allclose(w, w.mean())
 
 
-def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(doubled: Federation) -> None:
+def test_a_step_at_temperature_one_on_real_images_is_one_of_feddf(digits: Digits) -> None:
     """FedDF: the student's step down KL(softmax(mean of the clients' logits) || softmax(student's))."""
-    work, images = doubled.work(), doubled.data.clients.store.x[:5]
+    federation = doubled(digits, batch_norm=True)
+    work, images = federation.work(), federation.data.clients.store.x[:5]
     models = torch.stack([work.initial.buffer * factor for factor in (0.5, 1.1, 1.4)])
     statistics = work.initial_buffers.buffer.expand(3, -1)
     work.module.eval()
     with torch.no_grad():
         targets = Ensemble(work, models, statistics).logits(images).mean(0)
-    student = _filled(doubled, work.initial.buffer, statistics[0])
-    teachers = [_filled(doubled, model, statistics[0]) for model in models]
+    student = _filled(federation, work.initial.buffer, statistics[0])
+    teachers = [_filled(federation, model, statistics[0]) for model in models]
     mean = torch.stack([teacher(images) for teacher in teachers]).mean(0).detach()
     p = mean.softmax(1)
     (p * (p.log() - student(images).log_softmax(1))).sum(1).mean().backward()
@@ -231,9 +260,9 @@ class _Late:
         return {i: 0.0 for i in joined if self.first <= round < self.last or (round == self.last and i != 1)}
 
 
-@pytest.mark.parametrize("method", [SMALL, COBOOSTING], ids=["dense", "coboosting"])
+@pytest.mark.parametrize("method", [SMALL, BOOSTING], ids=["dense", "coboosting"])
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_the_server_asks_again_until_a_model_has_come(digits: Digits, method: DENSE | CoBoosting, warmup: int) -> None:
+def test_the_server_asks_again_until_a_model_has_come(digits: Digits, method: Method, warmup: int) -> None:
     federation, method = digits((9, 7, 8)).training(LOOP), replace(method, warmup_rounds=warmup)
     played = federation.play(method, federation.plan(warmup + 5, late=_Late(warmup + 1, warmup + 3)))
     assert [facts["clients"] for _, facts in played] == [3] * (warmup + 3) + [0, 0]
@@ -261,7 +290,7 @@ def test_the_generator_makes_images_of_any_size(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("method", [SMALL, CoBoosting()], ids=["dense", "coboosting"])
-def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: DENSE | CoBoosting) -> None:
+def test_what_is_timed_for_a_dry_run_can_be_made_of_the_smallest_images(method: Method) -> None:
     """Of images of 4x4 the generator's first maps are of 1x1, where BatchNorm needs two images."""
     for variant, _ in method.smaller(3):
         how = variant.making
@@ -273,3 +302,57 @@ def test_with_the_papers_numbers_the_generator_has_its_parameters_and_192_more_b
     norms = 2 * (128 + 128 + 64)
     result = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
     assert result == linear + first + second + last + norms
+
+
+def test_a_step_of_the_weights_by_hand() -> None:
+    """With two clients of which one knows the label, its weight grows and the other's falls, by the step."""
+    logits, labels = torch.tensor([[[3.0, 0.0]], [[0.0, 3.0]]]), torch.tensor([0])
+    after = BOOSTING.reweighed(torch.tensor([0.5, 0.5]), logits, labels, 0.1)
+    assert after.tolist() == pytest.approx([0.6, 0.4])
+    assert BOOSTING.reweighed(torch.tensor([0.95, 0.05]), logits, labels, 0.1).tolist() == [1.0, 0.0]
+
+
+def test_weights_that_would_all_be_zero_stay() -> None:
+    """As f does not change with the scale of w, sum_i w_i g_i = 0: only rounding's signs could make all weights 0."""
+    draws = torch.Generator().manual_seed(0)
+    stayed = 0
+    for _ in range(50):
+        logits, labels = torch.randn(1, 5, 4, generator=draws), torch.randint(4, (5,), generator=draws)
+        w = BOOSTING.reweighed(torch.tensor([0.05]), logits, labels, 1.0)
+        assert w.sum() > 0
+        stayed += w.tolist() == pytest.approx([0.05])
+    assert stayed
+
+
+def test_with_equal_weights_and_images_that_stay_it_is_denses_distillation(digits: Digits) -> None:
+    federation = doubled(digits, batch_norm=False)
+    models = torch.stack([federation.work().initial.buffer * factor for factor in (0.5, 1.1, 1.4)])
+    images, batches, result = federation.data.clients.store.x[:6], torch.arange(6).split(4), []
+    for method in (CoBoosting(move=0.0, server_decay=0.0, clip=1e30), DENSE(temperature=4.0, server_lr=0.01)):
+        work = federation.work()
+        work.module.eval()
+        ensemble, velocity = Ensemble(work, models, torch.zeros(3, 0)), torch.zeros_like(models[0])
+        if isinstance(method, DENSE):
+            with torch.no_grad():
+                targets = ensemble.logits(images).mean(0)
+            method.distil(work, images, targets, velocity, batches)
+        else:
+            u = torch.rand(6, 10, dtype=torch.float64)
+            method.distil(work, ensemble, torch.full((3,), 0.7).double(), images, velocity, 0.01, batches, u)
+        result.append(work.snapshot().buffer)
+    assert torch.allclose(*result, rtol=0, atol=1e-9)
+    assert not result[0].equal(federation.model.buffer)
+
+
+def test_the_mixture_is_a_mean_whatever_the_sum_of_the_weights() -> None:
+    logits = torch.arange(12.0).view(3, 2, 2)
+    assert mixed(torch.tensor([0.2, 0.2, 0.4]), logits).equal((logits[0] + logits[1] + 2 * logits[2]) / 4)
+
+
+def test_a_constant_rate_asks_for_no_number_of_rounds(digits: Digits) -> None:
+    federation = digits((9, 7, 8)).training(LOOP)
+    method = replace(BOOSTING, server_schedule="constant")
+    few, many = (federation.play(method, federation.plan(rounds))[1][0].model.buffer for rounds in (2, 4))
+    assert few.equal(many)
+    few, many = (federation.play(BOOSTING, federation.plan(rounds))[1][0].model.buffer for rounds in (2, 4))
+    assert not few.equal(many)

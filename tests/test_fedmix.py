@@ -173,24 +173,6 @@ def test_every_step_draws_a_mean_of_its_own() -> None:
     assert len(pairs) == len(result) == 6
 
 
-def test_the_means_of_all_clients_are_drawn_the_clients_own_included(digits: Digits) -> None:
-    """One mean a client, whose losses at the untrained model differ."""
-    federation = digits()
-    clients = federation.data.clients.with_commons(mean_images(federation.data.clients, 20, 10, seed=0))
-    data = clients[3]
-    assert data.commons is not None
-    assert len(data.commons) == 5
-    algorithm, work = FedMix(mix=0.5), federation.training(LocalSGD(1, FULL)).work()
-
-    def loss(rows: ClientData, seed: int) -> float:
-        reply = algorithm.client(work, Message({"model": federation.model}), {}, rows, 1, seed)
-        return round(float(reply.metrics["loss"]), 4)
-
-    alone = [loss(replace(data, commons=data.commons[slice(j, j + 1)]), 0) for j in range(5)]
-    assert len(set(alone)) == 5
-    assert {loss(data, seed) for seed in range(60)} == set(alone)
-
-
 @pytest.mark.parametrize("size", [1, 4, 7, 100])
 def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: Digits) -> None:
     """And every mean has ``size`` images or more, where the client has as many."""
