@@ -96,9 +96,20 @@ def _with_step(reply: Reply, step: Flat) -> Reply:
     return replace(reply, sums={"step": step})
 
 
-def spoil(x: Flat | Tensor) -> None:
+def spoil(x: Any) -> Any:
     """Change a tensor in place."""
     data(x).add_(1)
+    return x
+
+
+def _spoil_the_state(state: State, message: Message, client: int) -> Message:
+    spoil(state["model"])
+    return message
+
+
+def _forget_the_statistics(reply: Reply, given: Any) -> Reply:
+    given.work.load_buffers(given.work.initial_buffers)
+    return reply
 
 
 def _draws(draw: Callable[[int], Tensor]) -> Broken:
@@ -136,18 +147,6 @@ def _noted(name: str, value: Callable[[Flat], Any]) -> Callable[[Flat], Flat]:
         return model
 
     return begin
-
-
-def _smuggled(reply: Reply, given: Any) -> Reply:
-    NOTES.setdefault("pocket", []).append(_step(reply))
-    return replace(reply, sums={}, each={})
-
-
-def _from_the_pocket(state: State, total: Total, replies: Replies) -> Total:
-    step, *others = NOTES.pop("pocket")
-    for other in others:
-        step = add(step, other)
-    return {"step": step}
 
 
 def _silent(state: State, message: Message, client: int) -> Message:
@@ -260,11 +259,11 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Broken(given=lambda given: spoil(given.memory["moment"]) if given.memory else None),
         Broken(given=lambda given: spoil(given.data.x)),
         Broken(given=lambda given: spoil(given.data.commons.x)),
-        Broken(begin=lambda model: (spoil(model), model)[1]),
-        Broken(message=lambda state, message, client: (spoil(state["model"]), message)[1]),
-        Broken(total=lambda state, total, replies: spoil(state["model"])),
-        Broken(total=lambda state, total, replies: spoil(total["step"])),
-        Broken(total=lambda state, total, replies: spoil(next(iter(replies.values())).each["n"])),
+        Broken(begin=spoil),
+        Broken(message=_spoil_the_state),
+        Broken(total=lambda state, total, replies: {"step": total["step"], "spoilt": spoil(state["model"])}),
+        Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
+        Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
     ),
     "what_a_client_returned_is_not_the_workers_buffer": (
         Broken(
@@ -282,7 +281,6 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Broken(message=lambda state, message, client: Message({**message.common, "to": torch.tensor(client)})),
     ),
     "bytes_are_those_of_the_tensors": (
-        Broken(reply=_smuggled, total=_from_the_pocket),
         Broken(message=_silent, given=lambda given: vars(given).update(message=NOTES["message"])),
         Broken(reply=_free),
     ),
@@ -295,9 +293,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "continuing_from_a_checkpoint_is_never_having_stopped": (OWN_MOMENTUM,),
     "neither_the_worker_nor_the_order_decides_a_bit": (LAST_CLIENT,),
     "what_a_module_draws_is_keyed_in_every_mode": (DRAWS_FROM_NUMPY, LAST_CLIENT),
-    "batch_norms_statistics_follow_the_policy": (
-        Broken(reply=lambda reply, given: (given.work.load_buffers(given.work.initial_buffers), reply)[1]),
-    ),
+    "batch_norms_statistics_follow_the_policy": (Broken(reply=_forget_the_statistics),),
     "all_that_is_sent_is_named_by_a_release": (
         _declares(),
         _declares("step"),

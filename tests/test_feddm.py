@@ -66,27 +66,16 @@ def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
     return matching.losses(_u(module, images), matching.means(_u(module, real), _mine()).detach())
 
 
-def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_and_so_are_the_gradients() -> None:
+def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_the_gradient_of_differences() -> None:
     module, real, images = _case()
     result = _all_losses(module, real, images)
-    alone = [images.detach()[c * IPC : (c + 1) * IPC].requires_grad_() for c in range(3)]
-    wanted = [_loss_of_class(module, *pair) for pair in zip(real.split(COUNTS), alone, strict=True)]
-    assert torch.allclose(result, torch.stack(wanted), rtol=1e-12)
     (gradient,) = torch.autograd.grad(result.sum(), images)
-    each = [torch.autograd.grad(loss, of)[0] for loss, of in zip(wanted, alone, strict=True)]
-    assert torch.allclose(gradient, torch.cat(each), rtol=1e-10)
-
-
-def test_the_pixel_gradient_is_that_of_finite_differences() -> None:
-    module, real, images = _case()
-    (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
     step, images = 1e-5, images.detach()
-    for j in range(images.numel()):
-        bump = torch.zeros_like(images).view(-1)
-        bump[j] = step
-        bump = bump.view_as(images)
-        ends = [_all_losses(module, real, images + sign * bump).sum().item() for sign in (1, -1)]
-        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(gradient.view(-1)[j]), abs=1e-8)
+    wanted = [_loss_of_class(module, *pair) for pair in zip(real.split(COUNTS), images.split(IPC), strict=True)]
+    assert torch.allclose(result, torch.stack(wanted), rtol=1e-12)
+    for bump, slope in zip(step * torch.eye(images.numel()).double(), gradient.flatten(), strict=True):
+        ends = [_all_losses(module, real, images + sign * bump.view_as(images)).sum().item() for sign in (1, -1)]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(slope), abs=1e-8)
     assert gradient.abs().max() > 0.1
 
 
@@ -141,13 +130,6 @@ def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
     return [result[:n, c] for c, n in enumerate(COUNTS)]
 
 
-def test_the_batch_gradient_is_the_mean_of_the_terms_with_their_factor_two() -> None:
-    module, real, images = _case()
-    (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
-    means = torch.cat([of.mean(0) for of in _terms(module, real, images)])
-    assert torch.allclose(means, gradient, rtol=1e-10)
-
-
 def test_a_term_is_two_times_the_jacobian_times_the_gap() -> None:
     module, real, images = _case()
     mine = images.detach()[IPC : 2 * IPC]
@@ -179,9 +161,11 @@ def test_one_image_turns_the_papers_gradient_as_a_whole() -> None:
     assert float((moved[0] - moved[1]).abs()) == pytest.approx(2 * clip)
 
 
-def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> None:
+def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one_and_the_mean_of_the_terms() -> None:
     module, real, images = _case()
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
+    means = torch.cat([of.mean(0) for of in _terms(module, real, images)])
+    assert torch.allclose(means, gradient, rtol=1e-10)
     of_class = list(_u(module, real).detach().split(COUNTS))
     assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
     empty = [of[:0] for of in of_class]

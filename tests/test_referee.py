@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
@@ -30,9 +28,14 @@ FEW = ("the_loss_falls", "clients_with_one_sample_take_part")
 FOREIGN = Path(__file__).with_name("foreign_clients.py")
 
 
-def failed(algorithm: Algorithm, claims: Claims = referee.NOTHING) -> dict[str, str]:
-    """The failed checks, and why each failed."""
-    return {one.check: one.said for one in referee.referee(algorithm, claims) if one.passed is False}
+def failed(algorithm: Algorithm, claims: Claims = referee.NOTHING, until: str = "") -> dict[str, str]:
+    """The failed checks, and why each failed; ``until``: the last one, as least squares take seconds."""
+    result: dict[str, str] = {}
+    for one in referee.referee(algorithm, claims):
+        result |= {one.check: one.said} if one.passed is False else {}
+        if one.check == until:
+            break
+    return result
 
 
 @pytest.fixture
@@ -105,10 +108,8 @@ FALSE: list[tuple[Algorithm, Claims, str]] = [
     (WeightsForVariates(), EXACT, "exact"),
     (BOASTING, Claims(private=True), "sensitivity"),
     (SCAFFOLD(), Claims(down=1, up=2), "models"),
-    (SCAFFOLD(), Claims(down=2, up=1), "models"),
     (Changed(_fail, 10), EXACT, "exact"),
     (Leaves(), EXACT, "exact"),
-    (FedAvg(), EXACT, "exact"),
     (HALVES, Claims((HALVES, FedAvg())), "special case"),
     (SENDS_MORE, Claims(up=1), "models"),
     (SENDS_MORE, Claims(private=True), "covered"),
@@ -118,7 +119,7 @@ FALSE: list[tuple[Algorithm, Claims, str]] = [
 @pytest.mark.parametrize(("method", "claims", "check"), FALSE)
 @pytest.mark.long
 def test_a_false_claim_fails(method: Algorithm, claims: Claims, check: str, claims_only: None) -> None:
-    assert check in failed(method, claims)
+    assert check in failed(method, claims, check)
 
 
 def test_what_is_reported_fits_into_a_line(claims_only: None) -> None:
@@ -126,15 +127,10 @@ def test_what_is_reported_fits_into_a_line(claims_only: None) -> None:
 
 
 OURS: list[tuple[Algorithm, Claims]] = [
-    (FedAvg(), Claims(private=True, rate=True, down=1, up=1)),
-    (FedProx(), Claims((FedProx(mu=0.0), FedAvg()), down=1, up=1)),
+    (FedAvg(), Claims((FedProx(mu=0.0), FedAvg()), private=True, rate=True, down=1, up=1)),
     (SCAFFOLD(), Claims(exact=True, down=2, up=2)),
-    (SCAFFOLD(option=1), EXACT),
-    (FedPVR(), Claims((FedPVR(layers=""), FedAvg()))),
     (FedPVR(layers="*"), EXACT),
     (FedDyn(1.0), Claims(exact=True, down=1, up=1)),
-    (MOON(), Claims((MOON(mu=0.0), FedAvg()), down=1, up=1)),
-    (FedMix(), Claims((FedMix(mix=0.0), FedAvg()), down=1, up=1)),
 ]
 
 
@@ -155,10 +151,9 @@ def test_a_method_that_does_not_work_fails_whatever_it_claims(few: None) -> None
     assert all("not written yet" in one.said for one in verdicts)
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedcvae"])
 @pytest.mark.long
-def test_a_method_that_claims_nothing_fails_nothing(name: str, quick: Callable[[str], Algorithm], few: None) -> None:
-    verdicts = [*referee.referee(quick(name))]
+def test_a_method_that_claims_nothing_fails_nothing(quick: Callable[[str], Algorithm], few: None) -> None:
+    verdicts = [*referee.referee(quick("fedproto"))]
     assert [one.passed for one in verdicts[: len(FEW)]] == [True] * len(FEW)
     others = {one.check: one.passed for one in verdicts[len(FEW) :]}
     assert others == dict.fromkeys(["clients that are alike", "rate", "models"])
