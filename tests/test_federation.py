@@ -2,7 +2,7 @@
 
 import sys
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -18,10 +18,8 @@ from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.core.work import Work
-from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.federation import evaluation
@@ -76,31 +74,6 @@ def test_blocks_are_added_in_order_and_left_as_they_are() -> None:
     assert data(add_blocks(parts)["x"]).tolist() == [1.0]
     assert data(add_blocks(parts[:1])["x"]).tolist() == [1e17]
     assert add_blocks([]) == {}
-
-
-class _Backwards:
-    """Several workers that take jobs in turn, the last job first."""
-
-    def __init__(self, build: Callable[[RunData], Worker], data: RunData, workers: int) -> None:
-        self.workers = [build(data) for _ in range(workers)]
-
-    def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
-        done = {j: function(self.workers[j % len(self.workers)], shared, jobs[j]) for j in reversed(range(len(jobs)))}
-        return [done[j] for j in range(len(jobs))]
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_results_depend_neither_on_workers_nor_on_their_order(workers: int, digits: Digits) -> None:
-    federation = digits(dropout=0.3).training(LocalSGD(1, 5, augment=True))
-    algorithm = FedAvg()
-    plan = federation.plan(2, blocks=3)
-    executor = _Backwards(federation.build(algorithm), federation.data, workers)
-    there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
-    assert torch.equal(there[-1][0].model.buffer, here[-1][0].model.buffer)
-    assert [facts for _, facts in there] == [facts for _, facts in here]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.feature_generator import STATISTICS, diversity, features, label_weights, labels_at
+from fedcommons.algorithms.feature_generator import STATISTICS, label_weights, labels_at
 from fedcommons.algorithms.fedgen import FedGEN, _evaluated, in_chunks
 from fedcommons.core.algorithm import State
 from fedcommons.core.dp_sgd import DPSGD
@@ -192,26 +192,6 @@ def _facts(head: tuple[str, ...], batch_norm: tuple[str, ...] = ()) -> Any:
     from fedcommons.core.algorithm import Facts
 
     return Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
-
-
-def test_diversity_falls_where_features_of_different_noises_part() -> None:
-    eps = torch.rand(7, 3, generator=generator("eps"))
-    same, far = torch.ones(7, 4), torch.cat([eps, eps[:, :1]], 1)
-    assert diversity(eps, same) == 1
-    assert 1 > diversity(eps, far) > diversity(eps, 5 * far)
-
-
-def test_the_generator_learns_features_that_the_heads_take_for_their_class(digits: Digits) -> None:
-    """Also of classes that single clients alone own; a class that no client has is never asked for."""
-    federation = digits(sizes=(16, 16, 16), linear=True, lr=0.5).training(LocalSGD(4, 8))
-    method = replace(TINY, iterations=40, server_lr=0.01, batch_size=32)
-    end = federation.play(method, federation.plan(4))[-1][0].state
-    y = torch.arange(6).repeat_interleave(20)
-    z = features(flat(end, "generator"), torch.rand(len(y), 3, generator=generator("eps")), y)
-    model = flat(end, "model")
-    said = (z @ model["network.last.weight"].T + model["network.last.bias"]).argmax(1)
-    assert (said == y).float().mean() > 0.9
-    assert data(end["seen"])[6:].sum() == 0
 
 
 def test_dp_sgd_covers_the_model_and_not_the_counts(digits: Digits) -> None:

@@ -117,16 +117,6 @@ def test_the_loss_is_the_formula_and_the_gradient_that_of_all_three_terms(mix: f
     assert mix * torch.linalg.vector_norm(of_inner) > 1e-2
 
 
-def test_example_with_weight_zero_is_not_read() -> None:
-    rows = _rows(weights=True)
-    changed = rows.x.clone()
-    changed[0] += 1
-    algorithm = FedMix(mix=0.4)
-    ours, same = (_gradient(algorithm, r) for r in (rows, replace(rows, x=changed)))
-    assert torch.allclose(ours, same, rtol=0, atol=1e-14)
-    assert not torch.allclose(ours, _gradient(algorithm, replace(rows, x=changed, weight=None)), rtol=0, atol=1e-3)
-
-
 def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
     """u and x_bar are what the network sees: pixels scaled, less the mean, over the std, before (1 - lambda)."""
     federation, mix = digits(lr=LR), 0.3
