@@ -149,6 +149,16 @@ def _noted(name: str, value: Callable[[Flat], Any]) -> Callable[[Flat], Flat]:
     return begin
 
 
+def _smuggled(reply: Reply, given: Any) -> Reply:
+    NOTES.setdefault("pocket", []).append(_step(reply))
+    return replace(reply, sums={}, each={})
+
+
+def _from_the_pocket(state: State, total: Total, replies: Replies) -> Total:
+    steps = NOTES.pop("pocket")
+    return {"step": Flat(steps[0].layout, torch.stack([step.buffer for step in steps]).sum(0))}
+
+
 def _silent(state: State, message: Message, client: int) -> Message:
     NOTES["message"] = message
     return Message({})
@@ -283,6 +293,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "bytes_are_those_of_the_tensors": (
         Broken(message=_silent, given=lambda given: vars(given).update(message=NOTES["message"])),
         Broken(reply=_free),
+        Broken(reply=_smuggled, total=_from_the_pocket),
     ),
     "clients_with_one_sample_take_part": (
         Broken(reply=lambda reply, given: replace(reply, weight=len(given.data) - 1.0)),
