@@ -24,10 +24,9 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
 from fedcommons.config.flat import fields_for
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.core.features import Head
 from fedcommons.data import datasets
-from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.modules import require_distillable
@@ -188,12 +187,16 @@ def test_momentum_is_refused_where_the_formula_would_be_wrong(
 
 
 @pytest.mark.parametrize("algorithm", [MOON(), FedMix(), FedDM()])
-def test_a_module_that_names_no_head_is_refused(algorithm: Algorithm, least_squares: Problem) -> None:
-    federation = least_squares().federation(0.1)
-    commons = Examples(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    clients = federation.data.clients.with_commons(commons)
-    with pytest.raises(ValueError, match="Regression must have an attribute head"):
-        _client(algorithm, replace(federation, data=replace(federation.data, clients=clients)))
+def test_a_module_that_names_no_head_is_refused(algorithm: Algorithm, digits: Digits) -> None:
+    federation = digits()
+
+    def module() -> Any:
+        created: Any = federation.module()
+        created.head = None
+        return created
+
+    with pytest.raises(ValueError, match="Classifier must have an attribute head"):
+        _client(algorithm, replace(federation, module=module))
 
 
 @pytest.mark.parametrize("name", ["", "network.lost"])
@@ -205,8 +208,10 @@ def test_a_head_that_does_not_exist_is_refused(name: str, digits: Digits) -> Non
 
 
 def test_fedmix_without_means_is_refused(digits: Digits) -> None:
+    federation = digits()
+    rows = replace(federation.data.clients[0], commons=None)
     with pytest.raises(ValueError, match="FedMix needs the means"):
-        _client(FedMix(), digits(method=FedAvg()))
+        FedMix().client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_an_examples_weight_is_one_of_its_kl_term(digits: Digits) -> None:
 
     def step(weight: Tensor | None, method: FedGEN = method) -> Tensor:
         reply = method.client(federation.work(), message, {}, replace(mine, weight=weight), 2, 0)
-        return flat(reply.sums, "delta").buffer
+        return torch.cat([flat(reply.sums, name).buffer for name in ("body", "head")])
 
     each, w = [step(6 * row) for row in torch.eye(6)], torch.rand(6, generator=generator("weights"))
     for weight in (None, w):

@@ -110,6 +110,7 @@ FALSE: list[tuple[Algorithm, Claims, str]] = [
     (SCAFFOLD(), Claims(down=1, up=2), "models"),
     (Changed(_fail, 10), EXACT, "exact"),
     (Leaves(), EXACT, "exact"),
+    (FedAvg(), EXACT, "linear"),
     (HALVES, Claims((HALVES, FedAvg())), "special case"),
     (SENDS_MORE, Claims(up=1), "models"),
     (SENDS_MORE, Claims(private=True), "covered"),

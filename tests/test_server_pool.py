@@ -118,7 +118,7 @@ def test_one_shot_is_sgd_on_the_pool_which_alone_travels(epochs: int | None) -> 
     played = federation.play(OneShot(epochs), federation.plan(2))
     pool = shared.data.pool
     assert pool is not None
-    model, images = data(federation.model), pool.store[torch.from_numpy(pool.rows.flat)]
+    model, images = data(federation.model), Examples(pool.store.x[pool.rows.flat], pool.store.y[pool.rows.flat])
     for number in (1, 2):
         model = on_pool(federation, images, model, number, epochs or 2)
     torch.testing.assert_close(data(played[-1][0].model).double(), model, rtol=0, atol=2e-6)
