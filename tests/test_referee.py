@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedprox import FedProx
-from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
@@ -130,8 +129,6 @@ def test_what_is_reported_fits_into_a_line(claims_only: None) -> None:
 OURS: list[tuple[Algorithm, Claims]] = [
     (FedAvg(), Claims((FedProx(mu=0.0), FedAvg()), private=True, rate=True, down=1, up=1)),
     (SCAFFOLD(), Claims(exact=True, down=2, up=2)),
-    (FedPVR(layers="*"), EXACT),
-    (FedDyn(1.0), Claims(exact=True, down=1, up=1)),
 ]
 
 
