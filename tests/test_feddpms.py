@@ -119,6 +119,7 @@ def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: Digits) -> None:
     assert [bool(data(now.state["second"])) for now in played] == [False, False, True, True]
 
 
+@pytest.mark.long
 def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_never_changes_again(digits: Digits) -> None:
     played, spy, _ = _play(digits, NEAR, 6)
     initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)
@@ -298,6 +299,7 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: D
     assert "images" not in (nothing.reply.memory or {})
 
 
+@pytest.mark.long
 def test_the_bytes_are_the_closed_forms(digits: Digits) -> None:
     """Under full participation every client gets the decoder once, and sends it once; the rest are codes."""
     played, spy, _ = _play(digits, NEAR, 6)

@@ -149,6 +149,7 @@ def test_the_second_moment_given_the_copies_is_that_of_all_late_clients() -> Non
     assert second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() -> None:
     n_clients, k, d, q = 4, 4, 2, 0.6
     labels = np.repeat(np.arange(n_clients), k)
@@ -188,6 +189,7 @@ def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             w -= lr * x.T @ off / 300
 
 
+@pytest.mark.long
 def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark_1_where_its_own_does() -> None:
     tried = holds = bound = negative = 0
     for where, gram, labels in courses():

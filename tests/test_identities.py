@@ -105,6 +105,7 @@ DIFFERENT: "dict[str, Algorithm]" = {
 }
 
 
+@pytest.mark.long
 def test_with_their_terms_methods_differ_from_fedavg_and_each_other(digits: Digits) -> None:
     methods = {**DIFFERENT, "FedAvg": FedAvg()}
     ends = {bits(course(tiny(digits, "uniform", method=each), each, 2)[-1].model) for each in methods.values()}
