@@ -49,6 +49,14 @@ def test_the_counts_are_those_of_the_clients(digits: Digits) -> None:
     assert some.counts(10).tolist() == [client.y.bincount(minlength=10).tolist() for client in some]
 
 
+def test_the_learning_rate_decays_after_every_ten_epochs(digits: Digits) -> None:
+    """With three epochs a round, rounds 1 to 8 begin after 0, 3, ..., 21 epochs."""
+    work = digits(lr=0.2).training(LocalSGD(3, 5)).work()
+    rates = [codes.decayed(work, 0.5, round) for round in range(1, 9)]
+    assert rates == pytest.approx([0.2] * 4 + [0.1] * 3 + [0.05])
+    assert codes.decayed(work, 1.0, 8) is None
+
+
 @pytest.fixture
 def work(digits: Digits) -> Work:
     """A module that was trained on all clients' images, so that it takes decoded ones for several classes."""
