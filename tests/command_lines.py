@@ -1,0 +1,130 @@
+"""Commands that are refused: the files of the folder in which they are given, and how they end."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons.config import cli
+
+WORDS = {
+    "{long}": "x" * 5000, "{digits}": "9" * 4000, "{deep}": "[" * 1000, "{name300}": "x" * 300, "{nul}": "\0",
+    "{escape}": "\x1b[31m", "{newline}": "\n", "{surrogate}": "\udc80",
+}  # fmt: skip
+"""Placeholders in a command, besides ``{tmp}`` for the folder."""
+
+MY_LAB = '''
+from torch import nn
+
+
+class Small(nn.Module):
+    """A network.
+
+    Args:
+        width: outputs of the hidden layer
+    """
+
+    def __init__(self, shape, n_classes, width: int = 8):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, n_classes))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Client:
+    def __init__(self, lr: float = 0.5):
+        pass
+
+
+def greedy(labels, n_clients, wanted):
+    return []
+
+
+broken = 3
+'''
+FILES: dict[str, str | bytes] = {
+    "my_lab.py": MY_LAB,
+    "bad.py": "1 / 0\n",
+    "lacking.py": "import no_such_package_of_mine\n\n\nclass Net:\n    pass\n",
+    "good.yaml": "seed: 4\nclient: {lr: 0.1}\n",
+    "dup.yaml": "seed: 1\nseed: 2\n",
+    "twice.yaml": "partition: {alpha: 1}\npartition.alpha: 2\n",
+    "list.yaml": "- seed: 1\n",
+    "empty.yaml": "",
+    "two.yaml": "seed: 1\n---\nseed: 2\n",
+    "open.yaml": "client: {lr: 0.1\n",
+    "tab.yaml": "client:\n\tlr: 0.1\n",
+    "bytes.yaml": bytes(range(128, 160)),
+    "nul.yaml": b"seed: 1\x00\n",
+    "deep.yaml": "[" * 1000,
+    "nested.yaml": "partition: {alpha: {x: 1}}\n",
+    "section.yaml": "partitions:\n  alpha: 0.1\n",
+    "number.yaml": "1: 2\n",
+    "pair.yaml": "[a, b]: 2\n",
+    "members.yaml": "algorithm: [fedavg, fedprox]\n",
+    "time.yaml": "client: {epochs: 1:30}\n",
+    "null.yaml": "out: null\n",
+    "nothing.yaml": "seed:\n",
+    "yes.yaml": "resume: yes\n",
+    "help.yaml": "help: true\n",
+    "config.yaml": "config: good.yaml\n",
+    "tag.yaml": "seed: !!python/object/apply:os.system ['true']\n",
+    "merge.yaml": "a: &a {lr: 0.1}\nclient: {<<: *a}\n",
+    "escape.yaml": 'algorithm: "\\e[31m"\n',
+    "long.yaml": "tracking: {group: " + "x" * 5000 + "}\n",
+    "large.yaml": "# " + "x" * 1_000_000 + "\nseed: 1\n",
+    "word.yaml": "client: {lr: fast}\n",
+    "bool.yaml": "dp: {local: sometimes}\n",
+    "crlf.yaml": b"seed: 4\r\nclient:\r\n  lr: fast\r\n",
+    "cr.yaml": "seed: 1\rclient:\r  lr: fast\r",
+    "bom.yaml": b"\xef\xbb\xbfclient: {lr: fast}\n",
+    "space.yaml": "space: [alpha=0.1, lr=fast]\n",
+    "space_bad.yaml": "space: alpha\n",
+    "list_of_lists.yaml": "model: {channels: [[8, 16]]}\n",
+    "spaces.yaml": "' seed ': 1\n",
+    "replay.yaml": "replay: nowhere\nround: 1\n",
+}
+
+
+def write_files(folder: Path) -> Path:
+    """Fill the folder of the commands; return its path without links."""
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / "folder").mkdir()
+    (folder / "loop").symlink_to("loop")
+    return folder.resolve()
+
+
+LOADED: dict[str, ModuleType] = {}
+
+
+def refusal(
+    line: str,
+    folder: Path,
+    sweeps: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """Give a command in the folder. Check that it exits with 2, prints one line and writes nothing; return the line."""
+    name, *argv = shlex.split(line)
+    for mark, word in {**WORDS, "{tmp}": str(folder)}.items():
+        argv = [text.replace(mark, word) for text in argv]
+    before, handler = sorted(folder.rglob("*")), signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
+    script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(script)
+    signal.signal(signal.SIGTERM, handler)
+    printed = capsys.readouterr().err.replace(str(folder), "{tmp}").splitlines()
+    assert ended.value.code == 2, printed
+    assert len(printed) == 1, printed
+    assert printed[0].startswith("error: ")
+    assert sorted(folder.rglob("*")) == before
+    return printed[0].removeprefix("error: ")

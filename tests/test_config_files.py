@@ -1,0 +1,150 @@
+"""Config files and paths: a file is taken whole or refused, and counts as its options where it is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedcommons.config import cli
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.flat import override
+from fedcommons.config.options import Options
+from fedcommons.errors import UserError
+from fedcommons.paths import user_path
+
+
+def parsed(*argv: str) -> Options:
+    parser = cli.parser("a test", argv, {})
+    parser.add_argument("--preset", type=str)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--out", type=str, default="runs/x")
+    return cli.parse(parser, argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("resume: [true, false]\n", "resume takes true or false"),
+        ("Experiment: {}\n", "'Experiment' must be a value"),
+        ("seed: !mine 3\n", "'seed' must be a value"),
+        ("seed: &a [*a]\n", "'seed' must be a value"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "'b' must be a value"),
+        ("a: &a {x: 1}\nb: {<<: [*a, *a]}\n", "'b.<<' must be a value"),
+        ("tracking: {group: " + "x" * 4097 + "}", "4096 characters, got 4097"),
+        ("seed: " + "[" * 101 + "]" * 101, "nested too deeply"),
+        ("model: {channels: [" + "1, " * 100_001 + "]}", "more than 100,000 values"),
+        ("null", "must hold keys"),
+        (b"\0\0", "is not YAML"),
+        ("# " + "x" * 999_990 + "\nseed: 1", "more than 1,000,000 bytes"),
+        ("num_clients: 10\n", "'num_clients': use partition.n_clients"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_a_config_file_is_taken_whole_or_refused(tmp_path: Path, text: str | bytes, word: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(UserError, match=word) as error:
+        parsed("--config", str(path))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("tracking: {group: " + "x" * 4096 + "}", {"tracking.group": "x" * 4096}),
+        ("# " + "x" * 999_989 + "\nseed: 1", {"seed": 1}),
+        (b"\xef\xbb\xbfseed: 4\r\nclient:\r\n  lr: 0.1\r\ndata: {dir: }\r\n", {"seed": 4, "client.lr": 0.1}),
+        ("feddyn: {}\ngenerator: {}\nseed: 5\n", {"seed": 5}),
+        ("federation: {rounds: &r 7, checkpoint_every: *r}\n",
+         {"federation.rounds": 7, "federation.checkpoint_every": 7}),
+        ("alpha: 0.3\np: 0.2\nsharing: local_synthetic\nmodel: linear\ndata-dir: x\nddpm: {epochs: 7}\n",
+         {"partition.alpha": 0.3, "sharing.setting": "local_synthetic", "sharing.p": 0.2, "model.name": "linear",
+          "data.dir": "x", "generator.epochs": 7}),
+    ],
+    ids=lambda v: str(v)[:20],
+)  # fmt: skip
+def test_a_config_file_sets_these_fields(tmp_path: Path, text: str | bytes, fields: dict[str, object]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert cli.experiment(parsed("--config", str(path))) == override(Experiment(), fields)
+
+
+def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
+    first.write_text("preset: paper\nseed: 1\nresume: true\ndata: {dir: }\nmodel: {channels: [8, 16]}\n")
+    second.write_text("client.lr: 1e-1\nfederation: {rounds: 7}\nresume: false\n")
+    argv = ["--preset", "smoke", "--seed", "9", "--config", str(first), "--seed=3", f"--config={second}"]
+    assert cli.early(argv, "preset", "small") == "paper"
+    options = parsed(*argv)
+    assert not options.resume
+    assert options.asked == {"seed", "data.dir", "model.channels", "client.lr", "federation.rounds"}
+    fields = {"seed": 3, "model.channels": (8, 16), "client.lr": 0.1, "federation.rounds": 7,
+              "tracking.preset": "paper"}  # fmt: skip
+    assert cli.experiment(options) == override(Experiment(), fields)
+    assert parsed("--client.lr", "2", "--config", str(second)).client.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run", "--preset smoke --sharing shuffled_synthetic --algorithm fedprox --dp.local --seed 7 --out ~/x"),
+        ("table1", "--preset paper --lrs 0.1,0.2 --data.validation 0.2"),
+        ("figure3", "--preset small"),
+        ("advise", "--preset smoke"),
+        ("convergence_parameters", "--preset paper"),
+    ],
+)
+def test_a_printed_config_is_read_again(
+    name: str, words: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = sweeps(name)
+    with pytest.raises(SystemExit) as ended:
+        module.arguments([*words.split(), "--print_config"])
+    assert not ended.value.code
+    path = tmp_path / "c.yaml"
+    path.write_text(capsys.readouterr().out)
+    again, first = module.arguments(["--config", str(path)]), module.arguments(words.split())
+    assert {n: v for n, v in again.items() if v != first[n]} == {}
+    assert [*again] == [*first]
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "loop").symlink_to("loop")
+    return tmp_path
+
+
+@pytest.mark.parametrize("option", ["--out", "--artifacts", "--data.dir", "--config"])
+@pytest.mark.parametrize(
+    ("path", "reason"), [("loop/below", "symbolic links"), ("a\nb", "control characters"), ("", "a file or folder")]
+)
+@pytest.mark.usefixtures("places")
+def test_a_path_that_nothing_can_have_is_refused(option: str, path: str, reason: str) -> None:
+    with pytest.raises(UserError, match=f"{option}.*{reason}"):
+        parsed(f"{option}={path}")
+
+
+def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
+    home = places / "home"
+    home.mkdir()
+    (home / "c.yaml").write_text("seed: 4\n")
+    options = parsed("--config=~/c.yaml", "--out=~/out", "--artifacts=~/store", "--data.dir=~", "--storage=~/s")
+    assert (options.seed, options.out, options.artifacts) == (4, f"{home}/out", f"{home}/store")
+    assert (options.data.dir, options.storage) == (str(home), f"{home}/s")
+    assert user_path("--out", "~/new/folder") == home / "new" / "folder"
+
+
+@pytest.mark.parametrize("value", ["x" * 4000, "/x" * 2000, "x y" * 1000])
+def test_a_message_quotes_at_most_80_characters_of_a_value(value: str) -> None:
+    for option in ("--client.lr", f"--{value}", "--config", "--model.channels"):
+        with pytest.raises(UserError) as error:
+            parsed(f"{option}={value}")
+        assert value[:20] in str(error.value)
+        assert value[:90] not in str(error.value)
+    with pytest.raises(UserError) as error:
+        cli.split("--algorithms", value, int)
+    assert value[:90] not in str(error.value)

@@ -1,0 +1,286 @@
+"""Refused commands, and words that must stand in what each prints: option or field, value, what is allowed or near."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from command_lines import refusal, write_files
+
+REFUSED = r"""
+run --algoritm fedavg -> --algoritm '--algorithm'
+run --Seed 1 -> --Seed '--seed'
+run --client_lr 0.1 -> --client-lr '--client.lr'
+run --fedprox-mu 0.1 --algorithm fedprox -> --fedprox-mu '--fedprox.mu'
+run --model my_lab.py:Small --small.widht 3 -> --small.widht '--model.width'
+run --space lr=0.1 -> unknown --space
+run --partition.alpha.x 5 -> unknown --partition.alpha.x
+run --{long} 1 -> xxx...
+run --=1 -> '--=1'
+run seed 1 -> 'seed'
+run -s 1 -> '-s'
+run -- --seed 1 -> '--'
+run --client.lr 0.1 0.2 -> '0.2'
+run --resume= -> --resume true ''
+run --dry-run=perhaps -> --dry-run 'perhaps'
+run --seed -> --seed needs
+run --model -> --model.name needs
+run --preset -> --preset needs
+run --config -> --config needs
+run --seed= -> seed int ''
+run --seed 1.0 -> seed int '1.0'
+run --seed '[1]' -> seed int '[1]'
+run --seed 1 --seed x -> seed 'x'
+run --seed x --seed 2 -> seed 'x'
+run --lr 0.1 --client.lr fast -> client.lr float 'fast'
+run --client.epochs 1:30 -> --client.epochs decimal '1:30'
+run --client.epochs 0 -> client.epochs [1, 1e9] 0
+run --client.epochs 1000000000000000000 -> client.epochs 1e9
+run --client.lr .inf -> client.lr (0, 1e38] inf
+run --client.lr null -> client.lr float 'null'
+run --client.lr '!!float 3' -> decimal '!!float
+run --client.lr '&a 0.1' -> decimal '&a
+run --client.lr '0.1 # note' -> decimal '0.1
+run --client.lr '=0.1' -> client.lr '=0.1'
+run --alpha=0.1=0.2 -> partition.alpha '0.1=0.2'
+run --target 1.01 -> target (0, 1] 1.01
+run --target {digits} -> --target large 999...
+run --client.drop_last 0.5 -> client.drop_last bool
+run --data.augment maybe -> data.augment bool null
+run --model.projection 2.5 -> model.projection int null
+run --federation.max_norm inf -> federation.max_norm float null
+run --model.channels 8 -> model.channels list '8'
+run --model.channels '[8.5, 16]' -> model.channels int '8.5'
+run --model.channels {deep} -> model.channels list [[[...
+run --model.channels '[8, null]' -> model.channels int 'null'
+run --model.channels null -> model.channels list
+run --model.channels '[[8, 16]]' -> model.channels list [[8
+run --federation.executor ray -> federation.executor 'ray_actors' serial
+run --measure.every 0 --measure.smoothness true -> measure.every measure.smoothness
+run --algorithm '' -> algorithm ''
+run --algorithm fedavg,fedprox -> algorithm 'fedprox'
+run --algorithm ' fedavg' -> algorithm 'fedavg'
+run --dataset digit -> data.name 'digits' import path
+run --straggler.rule sometimes -> straggler.rule deadline slow
+run --sharing shuffled_synthetic --generator flow -> generator.name private_gan
+run --preset authors -> Table 1 digits
+run --model my_lab.py:broken -> my_lab.py 'broken'
+run --model my_lab.py: -> model.name 'my_lab.py:'
+run --model :Small -> model.name ':Small'
+run --model no_such_module:Small -> ModuleNotFoundError no_such_module
+run --model my_lab.py:Small --model.width wide -> model.width int 'wide'
+run --model my_lab.py:Small --cnn.width 3 -> --cnn.width '--model.width'
+run --algorithm fedcommons.algorithms.fedavg:FedAvgg -> FedAvgg 'FedAvg'
+run --client 5 -> --client section client.accumulate
+run --sharing.c 0.3 -> sharing.c raw_copies real
+run --rho 0.3 -> generator.rho local_synthetic real
+run --generator ddpm -> generator.name shuffled_synthetic real
+run --generator.target_epsilon 1 --sharing shuffled_synthetic -> private_ddpm private_gan ddpm
+run --model.batch_norm true --model linear -> model.batch_norm cnn linear
+run --straggler.deadline 1 -> straggler.deadline independent
+run --dp.clip 2 -> dp.clip --dp.local
+run --out '' -> --out file ''
+run --data-dir ~nosuchuser -> --data.dir home
+run --out {name300} -> --out long xxx...
+run --algorithm fed{escape}avg -> --algorithm control \x1b
+run --tracking.group a{newline}b -> --tracking.group control \n
+run --tracking.group {surrogate} -> --tracking.group control \udc80
+run --out {long} -> --out 4096 5000
+run --storage '' -> --storage ''
+run --storage ~nobody-of-this-name/a:b -> --storage home
+table1 --preset smoke --storage s3://bucket/../other -> storage s3://BUCKET/PREFIX
+run --config {tmp}/folder -> folder no file
+run --config loop -> loop symbolic
+run --config word.yaml/x -> word.yaml/x directory
+run --config two.yaml -> two.yaml YAML document
+run --config open.yaml -> open.yaml YAML line
+run --config nul.yaml -> nul.yaml YAML
+run --config empty.yaml -> empty.yaml keys
+run --config pair.yaml -> pair.yaml key (line 1)
+run --config members.yaml -> algorithm one text [fedavg,
+run --config null.yaml -> out one text 'null'
+run --config nothing.yaml -> seed int 'null'
+run --config help.yaml -> help no key
+run --config config.yaml -> unknown 'config'
+run --config number.yaml -> unknown '1'
+run --config escape.yaml -> algorithm control \x1b
+run --config long.yaml -> tracking.group 4096 5000
+run --config crlf.yaml -> client.lr 'fast'
+run --config bom.yaml -> client.lr 'fast'
+run --config bool.yaml -> dp.local bool 'sometimes'
+run --config replay.yaml -> --replay --round
+run --client 3 --round 1 -> --round --replay
+run --replay -> --replay needs
+run --replay runs/none --round 1 --client x -> client int 'x'
+run --replay runs/none --round 1 --client 0 -> runs/none config.yaml
+run --replay runs/none --rond 1 --client 0 -> --replay --rond
+run --replay nowhere --config good.yaml -> --replay --client.lr
+run --algorithm fednova --client.optimizer adam -> client.optimizer sgd fednova
+run --algorithm gradient_coding --client.optimizer adam -> client.optimizer sgd
+run --algorithm feddm --dp.local true -> feddm dp.local noise
+run --dp.local true --algorithm scaffold --scaffold.option 1 -> scaffold.option 2 dp.local
+run --sharing shuffled_synthetic --generator.schedule cosine -> generator.schedule linear
+run --sharing shuffled_synthetic --generator.channels '[8]' -> generator.channels two 8
+run --sharing shuffled_synthetic --generator.sampling_steps 2000 -> sampling_steps generator.timesteps 1000
+run --measure.every 5. -> measure.every int '5.'
+tune --space -> --space needs
+tune --space alpha= -> --space NAME=VALUES 'alpha='
+tune --space =0.1 -> swept ''
+tune --space alhpa=1 -> 'alhpa' 'alpha'
+tune --space alpha=a,b -> partition.alpha float 'a'
+tune --space alpha=0.1, -> partition.alpha ''
+tune --space 'lr=uniform(0,inf)' -> client.lr uniform 1e300
+tune --space 'lr=randint(1,2)' -> client.lr loguniform float randint
+tune --space 'p=uniform(0,1)' -> sharing.p real
+tune --sharing shuffled_synthetic --space 'p=normal(0,1)' -> 'normal' 'uniform'
+tune --space 'client.batch_size=randint(0.2,0.7)' -> client.batch_size whole
+tune --space 'seed=uniform(0,1)' -> seed randint int
+tune --space algorithm=fedavg,fedavg -> algorithm different
+tune --sharing shuffled_synthetic --space generator.channels=8 -> generator.channels list
+tune --space tracking.wandb=off -> tracking.wandb no result
+tune --space lr=0.1 --space client.lr=0.2 -> client.lr twice
+tune --space lr=0.1 --seeds 0,0 -> --seeds different
+tune --space lr=0.1 --seeds 0 --seed 1 -> seed --seeds
+tune --space seed=1,2 --seeds 0 -> --seeds --space
+tune --space sigma=1,2 -> sigma --dp.local
+tune --space feddyn.alpha=0.1 -> feddyn.alpha fedavg
+tune --space lr=0.1 --samples many -> samples int
+tune --space lr=0.1 --search grid -> search optuna random
+tune --space lr=0.1 --scheduler ash -> scheduler 'asha'
+tune --space lr=0.1 --mode maximum -> mode 'max'
+tune --space lr=0.1 --metric zeta_ht_sq -> 'zeta_hat_sq'
+tune --space lr=0.1 --metric test/top3 -> test/top3 --mode
+tune --space lr=0.1 --search optuna --scheduler asha -> optuna fifo
+tune --space dp.local=maybe -> dp.local truth 'maybe'
+tune --config space.yaml -> client.lr 'fast'
+tune --config space_bad.yaml -> --space 'alpha'
+table1 --sharing.setting real -> sharing.setting --settings
+table1 --settings real --p 0.2 -> sharing.p real
+table1 --alphas '' -> --alphas float ''
+table1 --alphas 0.1,0.1 -> --alphas different
+table1 --algorithms fedavg,fedprx -> 'fedprx' 'fedprox'
+table1 --settings real,fake -> sharing.setting 'fake'
+table1 --federations 10:1,10:1.0 -> --federations different
+table1 --federations 10:1 --partition.n_clients 5 -> partition.n_clients --federations
+table1 --federations 10:nan --preset smoke --dry-run -> --federations '10:nan'
+table1 --lrs 0.1,0.2 --data.validation 0 -> --lrs data.validation
+table1 --setting shuffled_synthetic --generator= -> generator.name none
+table1 --on-cores many -> on_cores int null
+figure3 --preset authors -> authors central
+feddm --preset authors -> --preset smoke, paper
+feddm --algorithms fedavg -> --ipcs feddm
+feddm --rates 0.1,0.2 --data.validation 0 -> data.validation
+feddm --rates 0.1 --client.lr 0.1 -> client.lr --rates
+feddm --study-alpha 0.1,0.2 -> --study-alpha one
+feddpms --clients 10:x -> --clients '10:x'
+feddpms --lrs 0.1 --lr 0.1 -> client.lr --lrs
+private_fedssyn --preset authors -> --preset private
+private_fedssyn --generator.target_epsilon 3 -> generator.target_epsilon --epsilons
+private_fedssyn --settings real -> --settings generators
+private_sizes --preset authors -> --preset authors
+private_sizes --generator ddpm -> generator.name private_ddpm
+private_sizes --sharing real -> sharing.setting shuffled_synthetic
+private_sizes --data.limit 100 -> data.limit --sizes
+private_sizes --ways plain,merv -> way 'merf'
+private_sizes --preset smoke --partition.n_clients 2 --dry-run -> partition.n_clients 1
+private_sizes --preset smoke --p 0 --dry-run -> sharing.p above
+replicate --rows R1,R13 -> 'R13' 'R3'
+replicate --rows R9 -> R9 docs/results
+replicate --on-cores 4 -> --on-cores --dry-run
+replicate --data-dir nowhere -> mnist {tmp}/nowhere/MNIST/raw --download
+referee -> name a method
+referee fedprx -> 'fedprox'
+referee fedprox --constants mu -> name=value 'mu'
+referee fedprox --special-case mu=0 -> --special-case 'mu=0'
+referee fedprox --strategy their.py:Server -> --strategy fedprox
+audit_pool --sharing real -> sharing.setting real
+audit_pool --preset smoke --p 0 --dry-run -> sharing.p
+advise --settings real -> --settings shuffled_real
+advise --algorithms fedprox -> --algorithms fedavg
+advise --client.optimizer adam -> client.optimizer sgd
+advise --dp.local true -> dp.local False
+advise --client.equal_work false -> client.equal_work True
+advise --sharing.p 0.1 -> sharing.p --p
+advise --partition iid -> iid alpha
+compare -> DIR
+compare nowhere -> nowhere folder
+compare folder --z p -> --z --facet
+compare --out x folder -> 'folder'
+compare folder --config word.yaml -> client.lr facet
+dashboard -> --entity
+dashboard folder --project me/mine -> --project 'me/mine'
+dashboard folder --name= -> --name 128
+report -> RUNS
+report folder --out report.pdf -> --out HTML
+report folder --out nowhere/report.html -> --out nowhere
+watch -> RUNS
+watch nowhere -> nowhere folder
+storage_gc -> storage
+storage_gc nowhere -> nowhere folder
+storage_gc http://lab/runs -> 'http:' 's3://'
+storage_gc folder --removed -> '--removed' '--remove'
+disclosure --round 21 -> --round 20
+disclosure --sharing.c 0.1 -> sharing.c --shares
+quadratics --preset small -> preset paper
+quadratics --fit none -> fit authors
+quadratics --zeta-sq -1 --dry-run -> zeta_sq [0, inf) -1
+mnist_softmax --dataset cifar10 -> 'cifar10' digits
+gradient_coding --pairs 0.5:3:4 --dry-run -> --pairs '0.5:3:4'
+communication_saved -> --from
+communication_saved --from nowhere.csv -> nowhere.csv
+communication_saved --from my_lab.py -> my_lab.py 'dataset'
+communication_saved --from folder -> folder run
+convergence_parameters --preset authors -> authors
+convergence_parameters --measure.every 0 -> measure.every 1
+convergence_parameters --generator-p 0 -> --generator-p (0, 1)
+convergence_parameters --measure.smoothness true -> measure.smoothness --hessians
+quality --sharing real -> sharing.setting real
+fedcvae --partition iid -> --alphas iid
+fedcvae --methods fedcvae -> 'fedcvae-ens' 'fedcvae-kd'
+fedcvae --fedcvae.local_epochs 3 -> fedcvae.local_epochs --client.epochs
+fedcvae --sharing shuffled_synthetic -> sharing.setting real
+fedcvae --preset paper --dataset cifar10 -> paper 'cifar10'
+sensitivity --partition.alpha 1 -> partition.alpha 0.1
+sensitivity --generator.name gan -> generator.name --generators
+dsprites --generator.rho 0.5 -> generator.rho --rhos
+table2 --preset authors -> --preset smoke
+commons --preset authors -> authors
+commons --ways fedsyn -> way 'fedsyn'
+commons --algorithms fedprox -> --algorithms --ways
+commons --data.validation 0 -> --lrs data.validation
+run --config tag.yaml -> 'seed' value (line 1)
+run --config {tmp}/twice.yaml -> twice.yaml partition.alpha twice
+run --config merge.yaml -> 'client.<<' value
+run --config list_of_lists.yaml -> 'model.channels' value
+run --config good.yaml --config -> --config needs
+run --config cr.yaml -> client.lr 'fast'
+run --config spaces.yaml -> 'seed'
+run --algorithm my_lab.py:Small -> shape default
+run --algorithm fedprox --fedprox.mu -> --fedprox.mu needs
+private_fedssyn --generator.sigma 3 -> --generator.sigma '--sigmas'
+"""
+"""Command -> words of its sentence, separated by spaces."""
+LINES = [line for line in REFUSED.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_refused_command_names_what_is_wrong(
+    line: str,
+    folder: Path,
+    sweeps: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command, _, words = line.partition(" -> ")
+    sentence = refusal(command, folder, sweeps, monkeypatch, capsys)
+    assert [word for word in words.split() if word not in sentence] == [], sentence
+
+
+def test_every_script_is_in_the_table() -> None:
+    scripts = {path.stem for path in (Path(__file__).parent.parent / "sweeps").glob("*.py")}
+    assert {line.split()[0] for line in LINES} == scripts
