@@ -1,7 +1,5 @@
 """Preset ``authors``: the numbers of Fedssyn's released code, cell by cell (github.com/lyn1874/fedssyn at 4ceefff)."""
 
-from typing import Any
-
 import pytest
 
 from fedcommons.config import presets
@@ -13,13 +11,13 @@ from fedcommons.runs.inputs import load
 from fedcommons.sharing.needs import contribution
 from papers.fedssyn.authors import authors, settled
 
+POOL = "shuffled_synthetic"
 
-def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str = "shuffled_synthetic") -> Experiment:
-    base = presets.experiment("authors", data, {
-        "algorithm": algorithm, "partition.n_clients": n, "federation.participation": c, "partition.alpha": alpha,
-        "sharing.setting": setting,
-    })  # fmt: skip
-    return settled("authors", base, ())
+
+def cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str = POOL) -> Experiment:
+    values = {"algorithm": algorithm, "partition.n_clients": n, "federation.participation": c, "partition.alpha": alpha,
+              "sharing.setting": setting}  # fmt: skip
+    return settled("authors", presets.experiment("authors", data, values), ())
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ def _cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: st
     ],
 )  # fmt: skip
 def test_images_and_epochs(data: str, n: int, seen: int, synthetic: int, epochs: int, local_epochs: int) -> None:
-    config = _cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
+    config = cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
     n_own = 45000 // n
     assert config.generator is not None
     assert int(config.generator.rho * n_own) == seen
@@ -42,48 +40,45 @@ def test_images_and_epochs(data: str, n: int, seen: int, synthetic: int, epochs:
 
 
 @pytest.mark.parametrize(
-    ("cell", "rate"),
+    ("data", "algorithm", "n", "c", "alpha", "setting", "rate"),
     [
-        (("cifar10", "fedavg", 10, 1.0, 0.01, "real"), 0.1),
-        (("cifar10", "fedavg", 10, 1.0, 0.1, "real"), 0.05),
-        (("cifar10", "fedavg", 10, 1.0, 0.1, "local_synthetic"), 0.05),
-        (("cifar100", "scaffold", 10, 0.4, 0.1, "real"), 0.01),
-        (("cifar10", "fedpvr", 10, 0.4, 0.1, "real"), 0.01),
-        (("cifar10", "fedprox", 100, 0.1, 0.1, "real"), 0.05),
-        (("cifar10", "feddyn", 10, 1.0, 0.1, "real"), 0.01),
-        (("cifar10", "feddyn", 10, 1.0, 0.1, "local_synthetic"), 0.1),
-        (("cifar10", "fedavg", 10, 1.0, 0.1), 0.1),
-        (("cifar10", "scaffold", 10, 0.4, 0.1), 0.05),
-        (("cifar10", "scaffold", 10, 1.0, 0.1), 0.1),
-        (("cifar10", "fedprox", 100, 0.1, 0.01), 0.05),
-        (("cifar10", "fedprox", 100, 0.1, 0.1), 0.1),
-        (("cifar100", "feddyn", 40, 0.2, 0.1), 0.05),
-        (("cifar100", "feddyn", 100, 0.1, 0.1), 0.1),
+        ("cifar10", "fedavg", 10, 1.0, 0.01, "real", 0.1),
+        ("cifar10", "fedavg", 10, 1.0, 0.1, "real", 0.05),
+        ("cifar10", "fedavg", 10, 1.0, 0.1, "local_synthetic", 0.05),
+        ("cifar100", "scaffold", 10, 0.4, 0.1, "real", 0.01),
+        ("cifar10", "fedpvr", 10, 0.4, 0.1, "real", 0.01),
+        ("cifar10", "fedprox", 100, 0.1, 0.1, "real", 0.05),
+        ("cifar10", "feddyn", 10, 1.0, 0.1, "real", 0.01),
+        ("cifar10", "feddyn", 10, 1.0, 0.1, "local_synthetic", 0.1),
+        ("cifar10", "fedavg", 10, 1.0, 0.1, POOL, 0.1),
+        ("cifar10", "scaffold", 10, 0.4, 0.1, POOL, 0.05),
+        ("cifar10", "scaffold", 10, 1.0, 0.1, POOL, 0.1),
+        ("cifar10", "fedprox", 100, 0.1, 0.01, POOL, 0.05),
+        ("cifar10", "fedprox", 100, 0.1, 0.1, POOL, 0.1),
+        ("cifar100", "feddyn", 40, 0.2, 0.1, POOL, 0.05),
+        ("cifar100", "feddyn", 100, 0.1, 0.1, POOL, 0.1),
     ],
 )
-def test_learning_rates(cell: tuple[Any, ...], rate: float) -> None:
-    assert _cell(*cell).client.lr == rate
+def test_learning_rates(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str, rate: float) -> None:
+    assert cell(data, algorithm, n, c, alpha, setting).client.lr == rate
 
 
-def test_feddyns_weight_and_its_unsquared_term() -> None:
-    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.alpha"] == 0.001
-    assert _cell("cifar10", "feddyn", 10, 1.0, 0.1).flat["feddyn.alpha"] == 0.01
-    assert not _cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.squared"]
+def test_feddyns_weight_its_unsquared_term_and_fields_that_are_not_set() -> None:
+    assert cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.alpha"] == 0.001
+    assert cell("cifar10", "feddyn", 10, 1.0, 0.1).flat["feddyn.alpha"] == 0.01
+    assert not cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.squared"]
     assert presets.experiment("paper", "cifar10", {"algorithm": "feddyn"}).flat["feddyn.squared"]
+    assert "sharing.p" not in cell("cifar10", "fedavg", 10, 1.0, 0.1, "real").flat
 
 
 def test_a_cell_outside_table_1_is_refused() -> None:
     for name, value in (("algorithm", "moon"), ("partition.alpha", 0.5), ("partition.n_clients", 20)):
-        with pytest.raises(UserError, match="knows the cells of Table 1 only"):
-            authors(override(_cell("cifar10", "fedavg", 10, 1.0, 0.1), {name: value}))
-
-
-def test_the_real_settings_share_of_synthetic_data_is_not_set() -> None:
-    assert "sharing.p" not in _cell("cifar10", "fedavg", 10, 1.0, 0.1, "real").flat
+        with pytest.raises(UserError, match="Table 1 only"):
+            authors(override(cell("cifar10", "fedavg", 10, 1.0, 0.1), {name: value}))
 
 
 def test_the_last_images_are_held_out() -> None:
-    """On digits, which are always there: the last tenth of the training images in their order."""
+    """On digits: the last tenth of the training images in their order."""
     data = presets.experiment("small", "digits").data
     at_random, last = load(data), load(override(Experiment(data=data), {"data.validation_from": "last"}).data)
     everything = load(override(Experiment(data=data), {"data.validation": 0.0}).data).train

@@ -36,7 +36,7 @@ def parsed(*argv: str) -> Options:
         ("model: {channels: [" + "1, " * 100_001 + "]}", "more than 100,000 values"),
         ("null", "must hold keys"),
         (b"\0\0", "is not YAML"),
-        ("# " + "x" * 999_990 + "\nseed: 1", "more than 1,000,000 bytes"),
+        ("# " + "x" * 999_991 + "\nseed: 1", "more than 1,000,000 bytes"),
         ("num_clients: 10\n", "'num_clients': use partition.n_clients"),
     ],
     ids=lambda v: str(v)[:20],
@@ -54,7 +54,7 @@ def test_a_config_file_is_taken_whole_or_refused(tmp_path: Path, text: str | byt
     ("text", "fields"),
     [
         ("tracking: {group: " + "x" * 4096 + "}", {"tracking.group": "x" * 4096}),
-        ("# " + "x" * 999_989 + "\nseed: 1", {"seed": 1}),
+        ("# " + "x" * 999_990 + "\nseed: 1", {"seed": 1}),
         (b"\xef\xbb\xbfseed: 4\r\nclient:\r\n  lr: 0.1\r\ndata: {dir: }\r\n", {"seed": 4, "client.lr": 0.1}),
         ("feddyn: {}\ngenerator: {}\nseed: 5\n", {"seed": 5}),
         ("federation: {rounds: &r 7, checkpoint_every: *r}\n",

@@ -1,6 +1,6 @@
-"""Names, files and words that are odd where a part of one's own is expected: one sentence each, fit for a screen."""
+"""Odd names, files and values where a user-defined component is expected: one sentence each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,29 +17,32 @@ from fedcommons.sweeping.sweep import Trial
 QUICK = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "wandb": "off"}
 
 
-def asked(field: str, name: str) -> Experiment:
-    return experiment("smoke", values={**QUICK, field: name})
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["builtins:dict", "builtins:exit", "sys:modules", "sys:exit", "builtins:None"])
+def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
+    """Return an experiment with this component; code: of odd.py, in the current folder."""
+    if code:
+        Path("odd.py").write_text(code, encoding="utf-8")
+    return experiment("smoke", values={**QUICK, field: name, **more})
+
+
+@pytest.mark.parametrize("name", ["builtins:dict", "sys:modules", "sys:exit", "builtins:None"])
 @pytest.mark.parametrize("field", ["algorithm", "sharing.setting", "partition.name", "straggler.rule", "data.name"])
 def test_a_name_in_a_module_that_is_no_file_is_refused(field: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        run(asked(field, name), tmp_path / "run", say=lambda text: None)
+        run(quick(field, name), tmp_path / "run", say=lambda text: None)
     assert len(str(refused.value)) <= 300
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("annotation", ["1 / 1", "'no type'", "[int]", "print", "lambda: 1"])
-def test_an_annotation_that_is_no_type_is_told(
-    annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("odd.py").write_text(
-        f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n", encoding="utf-8"
-    )
+@pytest.mark.parametrize("annotation", ["1 / 1", "'no type'", "[int]", "print"])
+def test_an_annotation_that_is_no_type_is_refused(annotation: str) -> None:
+    code = f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n"
     with pytest.raises(UserError, match=r"odd\.py.*the type of a must be a type|odd\.py.*SyntaxError"):
-        run(asked("partition.name", "odd.py:mine"), tmp_path / "run", say=lambda text: None)
+        quick("partition.name", "odd.py:mine", code)
 
 
 CHOICES = {
@@ -54,10 +57,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("annotation", CHOICES)
-def test_the_values_of_a_literal_are_a_choice(
-    annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweeps: Callable[[str], ModuleType]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_values_of_a_literal_are_a_choice(annotation: str, sweeps: Callable[[str], ModuleType]) -> None:
     code = (
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING, Literal\n"
         "if TYPE_CHECKING: import numpy\n"
@@ -74,14 +74,13 @@ def test_the_values_of_a_literal_are_a_choice(
         build.prepare(cli.experiment(arguments([*words, "--partition.a", wrong])))
 
 
-def test_a_literal_beside_another_type_is_told_with_what_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_literal_beside_another_type_is_refused_with_an_alternative() -> None:
     code = "from typing import Literal\ndef mine(n_clients, a: Literal['auto'] | float = 1.0): return [[0], [1]]\n"
-    Path("odd.py").write_text(code, encoding="utf-8")
     with pytest.raises(UserError, match=r"Literal cannot stand beside .*float.*Annotated\["):
-        asked("partition.name", "odd.py:mine")
+        quick("partition.name", "odd.py:mine", code)
+
+
+ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
 
 
 @pytest.mark.parametrize(
@@ -90,51 +89,39 @@ def test_a_literal_beside_another_type_is_told_with_what_says_the_same(
      "[[torch.tensor(i) for i in range(k, len(labels), 2)] for k in range(2)]",
      "[pd.Series(range(k, len(labels), 2)) for k in range(2)]", "(range(k, len(labels), 2) for k in range(2))"],
 )  # fmt: skip
-def test_a_partition_may_give_rows_as_tensors_or_columns(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where rows are held out for validation, so that it is asked once more, for more rows than there are."""
-    monkeypatch.chdir(tmp_path)
-    Path("odd.py").write_text(
-        f"import pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n", encoding="utf-8"
-    )
-    fields = {"partition.name": "odd.py:mine", "partition.n_clients": 2, "data.validation": 0.1}
-    dealt = build.prepare(experiment("smoke", values={**QUICK, **fields})).partition.rows
-    assert sorted(row for mine in dealt for row in mine.tolist()) == list(range(40))
+def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
+    """Rows are held out for validation, so the partition is called once more, for more rows."""
+    more = {"partition.n_clients": 2, "data.validation": 0.1}
+    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("None", ("NoneType",)),
-        ("{0: [0, 1], 1: [2]}", ("dict",)),
-        ("[[0, [1]], [2]]", ("client 0", "one shape")),
-        ("[[0, 1], [True, False]]", ("client 1", "bool", "np.flatnonzero")),
-        ("[[0, 1], [0.5]]", ("client 1", "float64")),
-        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", ("client 0", "bfloat16")),
-        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", ("client 1", "masked")),
+        ("None", "NoneType"),
+        ("{0: [0, 1], 1: [2]}", "dict"),
+        ("[[0, [1]], [2]]", "client 0.*one shape"),
+        ("[[0, 1], [True, False]]", "client 1.*bool.*np.flatnonzero"),
+        ("[[0, 1], [0.5]]", "client 1.*float64"),
+        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", "client 0.*bfloat16"),
+        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", "client 1.*masked"),
     ],
 )
-def test_what_a_partition_gives_in_the_place_of_rows_is_named(
-    rows: str, words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = f"import numpy as np\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
-    Path("odd.py").write_text(code, encoding="utf-8")
-    with pytest.raises(UserError) as refused:
-        build.prepare(experiment("smoke", values={**QUICK, "partition.name": "odd.py:mine", "partition.n_clients": 2}))
-    assert all(word in str(refused.value) for word in ("partition.name", *words))
+def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str, words: str) -> None:
+    config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
+    with pytest.raises(UserError, match=f"partition.name.*{words}"):
+        build.prepare(config)
 
 
-def test_a_file_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
     with open("endless.py", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(UserError, match=r"more than 16,777,216 bytes"):
-        asked("algorithm", "endless.py:Mine")
+        quick("algorithm", "endless.py:Mine")
 
 
-def test_what_an_error_says_is_fit_for_a_screen_and_for_a_file(tmp_path: Path) -> None:
+def test_control_characters_of_an_error_are_escaped_on_the_screen_and_in_the_file(tmp_path: Path) -> None:
     error = ValueError("\x1b[31mred\n\ud800 \u202etxt")
     assert sentence(error) == "ValueError: \\x1b[31mred \\ud800 \\u202etxt"
     with pytest.raises(ValueError, match="red"), leaving_errors(tmp_path):
@@ -163,47 +150,36 @@ FITS = "return {e: TrainedGenerator({'a': torch.zeros(1)}) for e in epochs}"
 SAMPLES = "return torch.zeros(len(labels), *shape, dtype=torch.uint8)"
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize(
-    ("fit", "sample", "said"),
-    [
-        ("return {}", SAMPLES, r"part\.py:Mine\.fit"),
-        ("1 / 0", SAMPLES, r"part\.py:Mine\.fit.*ZeroDivisionError"),
-        (FITS, "return ''", r"part\.py:Mine\.sample.*got str"),
-        (FITS, "import sys; sys.exit(0)", r"part\.py:Mine\.sample.*SystemExit"),
-        (FITS, f"{SAMPLES}.to('meta')", "part.py:Mine drew examples that are sparse, or without values"),
-        (FITS, f"{SAMPLES}.to_sparse()", "part.py:Mine drew examples that are sparse, or without values"),
-    ],
-)
-@pytest.mark.long
-def test_a_generator_that_breaks_is_told_by_a_dry_run_too(
-    fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(GENERATOR.format(fit=fit, sample=sample), encoding="utf-8")
-    fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
-    config = experiment("smoke", values=fields)
-    with pytest.raises(ClientError, match=said) as told:
-        _begun(config, tmp_path, dry_run)
-    assert len(str(told.value)) <= 200
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_generator_without_fields_is_refused(dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(
-        GENERATOR.format(fit=FITS, sample=SAMPLES).replace("@dataclass(frozen=True)", ""), encoding="utf-8"
-    )
-    fields = {**QUICK, "generator.name": "part.py:Mine", "sharing.setting": "local_synthetic", "artifacts": "store"}
-    with pytest.raises(UserError, match=r"part\.py:Mine must be a dataclass"):
-        _begun(experiment("smoke", values=fields), tmp_path, dry_run)
-
-
-def _begun(config: Experiment, folder: Path, dry_run: bool) -> None:
+def begin(code: str, folder: Path, dry_run: bool) -> None:
+    fields = {"sharing.setting": "local_synthetic", "artifacts": "store"}
+    config = quick("generator.name", "odd.py:Mine", code, **fields)
     if not dry_run:
         run(config, folder / "run", say=lambda text: None)
     with Display() as display:
         planned.dry_run([Trial("run", config)], folder, display, in_ray=False)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("fit", "sample", "said"),
+    [
+        ("return {}", SAMPLES, r"odd\.py:Mine\.fit"),
+        (FITS, "return ''", r"odd\.py:Mine\.sample.*got str"),
+        (FITS, "import sys; sys.exit(0)", r"odd\.py:Mine\.sample.*SystemExit"),
+        (FITS, f"{SAMPLES}.to('meta')", "odd.py:Mine.*sparse, or without values"),
+        (FITS, f"{SAMPLES}.to_sparse()", "odd.py:Mine.*sparse, or without values"),
+        ("", "", r"odd\.py:Mine must be a dataclass"),
+    ],
+)
+@pytest.mark.long
+def test_a_generator_that_breaks_is_named_by_a_run_and_by_a_dry_run(
+    fit: str, sample: str, said: str, dry_run: bool, tmp_path: Path
+) -> None:
+    code = GENERATOR.format(fit=fit or FITS, sample=sample or SAMPLES)
+    code = code if fit else code.replace("@dataclass(frozen=True)", "")
+    with pytest.raises((ClientError, UserError), match=said) as error:
+        begin(code, tmp_path, dry_run)
+    assert len(str(error.value)) <= 200
 
 
 @pytest.mark.parametrize(
@@ -214,10 +190,6 @@ def _begun(config: Experiment, folder: Path, dry_run: bool) -> None:
         "class Mine:\n    start = down = client = merge = print\n    check = property(lambda self: 1 / 0)\n",
     ],
 )
-def test_what_breaks_where_it_is_only_looked_at_is_told(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("part.py").write_text(source, encoding="utf-8")
-    with pytest.raises((UserError, ClientError), match=r"part\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
-        run(asked("algorithm", "part.py:Mine"), tmp_path / "run", say=lambda text: None)
+def test_a_component_that_breaks_when_it_is_looked_up_is_named(source: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, ClientError), match=r"odd\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
+        run(quick("algorithm", "odd.py:Mine", source), tmp_path / "run", say=lambda text: None)

@@ -1,8 +1,9 @@
-"""Tuning: what may be asked for, who is compared with whom, and what is left of it."""
+"""Tuning: which experiments are compared, how they are ranked, and what a sweep leaves."""
 
 import csv
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -36,9 +37,8 @@ def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 @pytest.mark.parametrize(
     "argv",
-    ["", "--preset smoke", "--preset paper --dataset cifar10", "--sharing shuffled_synthetic", "--generator.rho 0.5 "
-     "--sharing local_synthetic", *(f"--preset {preset} --sharing shuffled_synthetic --generator {generator}"
-     for preset in ("smoke", "small") for generator in ("gan", "cvae", "private_ddpm", "private_gan"))],
+    ["", "--preset paper --dataset cifar10", "--generator.rho 0.5 --sharing local_synthetic",
+     *(f"--preset small --sharing shuffled_synthetic --generator {name}" for name in ("gan", "cvae", "private_ddpm"))],
 )  # fmt: skip
 def test_the_experiment_is_that_of_run_for_the_same_options(
     tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: str
@@ -51,89 +51,78 @@ def test_the_experiment_is_that_of_run_for_the_same_options(
 
 @pytest.mark.parametrize("field", ["p", "rho", "generator.epochs", "sharing.c", "generator=ddpm,gan"])
 def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"--sharing\.setting.*sharing\.setting is real"):
         tune.cells(tune.arguments([f"--space={field}" + "=0.1,0.5" * ("=" not in field)]))
-    assert "--sharing.setting" in str(error.value)
-    assert "sharing.setting is real" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
-        ("--metric zeta_ht_sq", "unknown metric 'zeta_ht_sq'; did you mean 'zeta_hat_sq'?"),
-        ("--metric zeta_hat_sq --measure.every 0", "--metric zeta_hat_sq needs --measure.every above 0."),
-        ("--metric delta_sq_mean --measure.every 0", "--metric delta_sq_mean needs --measure.every above 0."),
-        ("--metric L_p", "--metric L_p needs --measure.smoothness true."),
-        ("--metric epsilon", "--metric epsilon needs --dp.local true."),
-        ("--data.validation 0", "--metric validation_accuracy needs --data.validation above 0."),
-        ("--metric MB --scheduler asha --data.validation 0", "--scheduler asha stops runs by validation accuracy"),
-        ("--mode maximum", "unknown mode 'maximum'"),
-        ("--metric test/top3", "--metric test/top3 needs --mode max or --mode min: which way is better is not known."),
-        ("--search optuna --scheduler asha", "--search optuna needs --scheduler fifo"),
-        ("--scheduler asha --space alpha=uniform(0.1,1)", "partition.alpha needs a list of values with --scheduler"),
+        ("--metric zeta_hat_sq --measure.every 0", "zeta_hat_sq needs --measure.every"),
+        ("--metric delta_sq_mean --measure.every 0", "delta_sq_mean needs --measure.every"),
+        ("--metric L_p", "L_p needs --measure.smoothness"),
+        ("--data.validation 0", "validation_accuracy needs --data.validation"),
+        ("--metric MB --scheduler asha --data.validation 0", "asha.*validation accuracy"),
+        ("--scheduler asha --space alpha=uniform(0.1,1)", "partition.alpha.*list of values"),
+        ("--search optuna", "optuna.*not installed"),
     ],
 )
-def test_what_no_run_can_have_is_refused_before_any_work(tune: ModuleType, options: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
-        tune.cells(tune.arguments([*TINY, "--space=lr=0.1,0.2", *options.split()]))
-    assert said in str(error.value)
-
-
-def test_optuna_is_asked_for_in_a_sentence_where_it_is_not_installed(
-    tune: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_a_metric_or_search_that_cannot_be_is_refused_before_any_work(
+    tune: ModuleType, options: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedcommons.sweeping.search.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the package optuna, which is not installed: pip install optuna"):
-        tune.arguments([*TINY, "--space=lr=0.1,0.2", "--search=optuna"])
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=words):
+        tune.cells(tune.arguments([*TINY, "--space=lr=0.1,0.2", *options.split()]))
 
 
-def test_every_metric_that_is_known_can_be_asked_for(tune: ModuleType) -> None:
+def test_every_known_metric_can_be_chosen(tune: ModuleType) -> None:
     able = ["--dp.local=true", "--measure.smoothness=true", "--space=lr=0.1,0.2"]
     for metric in (*metrics.KNOWN, "train/loss"):
         options = tune.arguments([*TINY, *able, f"--metric={metric}"])
         assert len(tune.cells(options)[0]) == 2
         assert options.mode == ("max" if "accuracy" in metric else "min")
     assert tune.arguments([*TINY, *able]).metric == "validation_accuracy"
-    own = tune.arguments([*TINY, *able, "--metric=test/top3", "--mode=max"])
-    assert (len(tune.cells(own)[0]), own.mode) == (2, "max")
+    assert tune.arguments([*TINY, *able, "--metric=test/top3", "--mode=max"]).mode == "max"
     assert tune.arguments([*TINY, *able, "--mode=min"]).mode == "min"
     seen = [name for name in (*metrics.KNOWN, "test/loss", "validation/loss") if metrics.sees_test_data(name)]
     assert seen == ["rounds_to_target", "best_accuracy", "last_accuracy", "test/loss"]
 
 
-def _row(alpha: float, lr: float, seed: int, value: float | None, status: str = "finished", **more: Any) -> dict:
+def row(alpha: float, lr: float, seed: int, value: float | None, status: str = "finished", **more: Any) -> dict:
     return {"partition.alpha": alpha, "client.lr": lr, "seed": seed, "validation_accuracy": value, "rounds": 30,
             "rounds_to_target": None, "status": status, "MB": 1.0, **more}  # fmt: skip
 
 
-def _order(rows: list[dict], metric: str) -> list[tuple[dict, list[float]]]:
+def order(rows: list[dict], metric: str) -> list[tuple[dict, list[float]]]:
     groups = ranking.ranked(pd.DataFrame(rows), metric, metrics.mode(metric))
     return [(dict(g.environment), [float(p.runs["client.lr"].iloc[0]) for p in g.points]) for g in groups]
 
 
 def test_points_are_ranked_by_their_means_in_each_environment() -> None:
     rows = [
-        _row(0.01, 0.1, 0, 0.5), _row(0.01, 0.1, 1, 0.1), _row(0.01, 0.2, 0, 0.4), _row(0.01, 0.2, 1, 0.4),
-        _row(1.0, 0.1, 0, 0.9), _row(1.0, 0.1, 1, 0.9), _row(1.0, 0.2, 0, 0.8), _row(1.0, 0.2, 1, 0.8),
+        row(0.01, 0.1, 0, 0.5), row(0.01, 0.1, 1, 0.1), row(0.01, 0.2, 0, 0.4), row(0.01, 0.2, 1, 0.4),
+        row(1.0, 0.1, 0, 0.9), row(1.0, 0.1, 1, 0.9), row(1.0, 0.2, 0, 0.8), row(1.0, 0.2, 1, 0.8),
     ]  # fmt: skip
-    assert _order(rows, "validation_accuracy") == [
+    assert order(rows, "validation_accuracy") == [
         ({"partition.alpha": 0.01}, [0.2, 0.1]), ({"partition.alpha": 1.0}, [0.1, 0.2]),
     ]  # fmt: skip
     table = ranking.table(ranking.ranked(pd.DataFrame(rows), "validation_accuracy", "max"), ["client.lr"], "MB", "min")
     assert table.count("| client.lr | MB") == 2  # a table for each
-    assert "compared within an environment only" in table
     assert "test data" not in table
     seen = ranking.table(ranking.ranked(pd.DataFrame(rows), "rounds_to_target", "min"), [], "rounds_to_target", "min")
-    assert "made on test data (rounds_to_target)" in seen
+    assert "test data (rounds_to_target)" in seen
+    alone = [row(1, 0.1, seed, 0.5 + seed, algorithm="fedavg") for seed in (0, 1)]
+    (panel,), _ = ranking.panels(ranking.ranked(pd.DataFrame(alone), "MB", "min"), ["seed"], "MB")
+    assert [p.x for p in panel.points] == ["fedavg"]
 
 
-def test_who_did_not_finish_or_lacks_the_metric_comes_last() -> None:
+def test_runs_that_are_not_finished_or_lack_the_metric_come_last() -> None:
     rows = [
-        _row(1, 0.1, 0, 0.1), _row(1, 0.2, 0, None), _row(1, 0.3, 0, 0.9, "stopped", MB=0.1), _row(1, 0.4, 0, 0.5),
-        _row(1, 0.5, 0, 0.9), _row(1, 0.5, 1, None),
+        row(1, 0.1, 0, 0.1), row(1, 0.2, 0, None), row(1, 0.3, 0, 0.9, "stopped", MB=0.1), row(1, 0.4, 0, 0.5),
+        row(1, 0.5, 0, 0.9), row(1, 0.5, 1, None),
     ]  # fmt: skip
-    assert _order(rows, "validation_accuracy") == [({}, [0.4, 0.1, 0.5, 0.2, 0.3])]
-    assert _order(rows, "MB")[0][1][-1] == 0.3  # stopped early, so it sent little
+    assert order(rows, "validation_accuracy") == [({}, [0.4, 0.1, 0.5, 0.2, 0.3])]
+    assert order(rows, "MB")[0][1][-1] == 0.3  # stopped early, so it sent little
     (panel,), colours = ranking.panels(ranking.ranked(pd.DataFrame(rows), "MB", "min"), ["client.lr"], "MB")
     assert {p.x for p in panel.points} == {0.1, 0.2, 0.4, 0.5}
     assert colours == ""
@@ -141,49 +130,44 @@ def test_who_did_not_finish_or_lacks_the_metric_comes_last() -> None:
 
 def test_a_seed_that_missed_the_target_counts_with_all_its_rounds() -> None:
     rows = [
-        _row(1, 0.1, 0, 0.5, rounds_to_target=4), _row(1, 0.1, 1, 0.5),  # (4 + 30) / 2 = 17
-        _row(1, 0.2, 0, 0.5, rounds_to_target=16), _row(1, 0.2, 1, 0.5, rounds_to_target=17),
-        _row(1, 0.3, 0, 0.5), _row(1, 0.3, 1, 0.5),
+        row(1, 0.1, 0, 0.5, rounds_to_target=4), row(1, 0.1, 1, 0.5),  # (4 + 30) / 2 = 17
+        row(1, 0.2, 0, 0.5, rounds_to_target=16), row(1, 0.2, 1, 0.5, rounds_to_target=17),
+        row(1, 0.3, 0, 0.5), row(1, 0.3, 1, 0.5),
     ]  # fmt: skip
-    assert _order(rows, "rounds_to_target") == [({}, [0.2, 0.1, 0.3])]
+    assert order(rows, "rounds_to_target") == [({}, [0.2, 0.1, 0.3])]
     (group,) = ranking.ranked(pd.DataFrame(rows), "rounds_to_target", "min")
     assert [ranking.shown(p.runs, "rounds_to_target") for p in group.points] == [
         "16.5 ± 0.7", ">30 (missed by 1 of 2)", ">30",
     ]  # fmt: skip
     assert ranking.shown(group.points[0].runs, "validation_accuracy") == "50.0 ± 0.0"
-    assert ranking.shown(pd.DataFrame([_row(1, 0.1, 0, None)]), "validation_accuracy") == "-"
+    assert ranking.shown(pd.DataFrame([row(1, 0.1, 0, None)]), "validation_accuracy") == "-"
 
 
 @pytest.mark.long
 def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Path) -> None:
     options = tune.arguments([*TINY, "--space=alpha=0.1,1", "--space=lr=0.05,0.1", "--seeds=0,1",
-                              "--metric=zeta_hat_sq", "--measure.every=1", f"--out={tmp_path}"])  # fmt: skip
+                              "--metric=zeta_hat_sq", f"--out={tmp_path}"])  # fmt: skip
     found, fields = tune.cells(options)
-    assert [batch for batch in tune.batches(options, tmp_path)] == [found]
+    assert list(tune.batches(options, tmp_path)) == [found]
     for cell in found:
         experiment.run(cell.config, tmp_path / cell.name, say=lambda text: None)
-    display = Display(Console(quiet=True))
-    tuned.report(found, fields, options, tmp_path, display)
+    tuned.report(found, fields, options, tmp_path, Display(Console(quiet=True)))
     rows = list(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()))
     cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
     assert len(rows) == len(cells) == 8
-    for row, cell in zip(rows, cells, strict=True):
-        summary = read_summary(tmp_path / row["run_dir"])
+    for line, cell in zip(rows, cells, strict=True):
+        summary = read_summary(tmp_path / line["run_dir"])
         assert summary is not None
-        assert float(row["zeta_hat_sq"]) == cell["zeta_hat_sq"] == summary["zeta_hat_sq"][-1][1]
-        assert float(row["partition.alpha"]) == summary["alpha"]
-        assert int(row["seed"]) == summary["seed"]
+        assert float(line["zeta_hat_sq"]) == cell["zeta_hat_sq"] == summary["zeta_hat_sq"][-1][1]
+        assert (float(line["partition.alpha"]), int(line["seed"])) == (summary["alpha"], summary["seed"])
         sent = sum(summary[f"bytes_{way}"] for way in ("down", "up", "once"))
-        assert float(row["MB"]) == pytest.approx(sent / 1e6)
+        assert float(line["MB"]) == pytest.approx(sent / 1e6)
         assert cell["rounds_to_target"] == summary["rounds_to_target"]
+        assert line["sharing.setting"] == cell["sharing.setting"] == "real"
     of_best = [cell["zeta_hat_sq"] for cell in cells[:2]]
-    assert {row["sharing.setting"] for row in rows} == {cell["sharing.setting"] for cell in cells} == {"real"}
     table = (tmp_path / "tune.md").read_text()
     assert "| sharing.setting | client.lr |" in table
-    assert "\n| real " in table
-    assert (
-        f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[6]
-    )  # the stamp and an empty line stand above
+    assert f"{fmean(of_best):.4g} ± {stdev(of_best):.2g}" in table.splitlines()[6]  # the first row of the first table
     assert fmean(of_best) <= fmean(cell["zeta_hat_sq"] for cell in cells[2:4])
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
 
@@ -191,26 +175,20 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
 @pytest.mark.parametrize(
     "argv",
     [
-        [
-            "--preset=smoke",
-            "--sharing=shuffled_synthetic",
-            "--space=lr=0.05,0.1",
-            "--space=p=0.1,0.5",
-            "--generator.channels=[8,16]",
-        ],
-        ["--preset=smoke", "--space=sharing=real,local_synthetic", "--space=generator=ddpm,private_ddpm,gan"],
-        ["--preset=small", "--sharing=shuffled_synthetic", "--generator=gan", "--space=generator.lr=0.0002,0.001"],
-        ["--preset=small", "--setting=real", "--space=algorithm=fedprox,scaffold", "--fedprox.mu=0.5", "--seed=3"],
-        ["--preset=paper", "--dataset=cifar10", "--space=lr=loguniform(0.001,1)", "--samples=2", "--data.dir=a b"],
-        ["--preset=authors", "--dataset=cifar10", "--space=lr=0.3,0.1", "--alpha=0.1", "--model=linear"],
-        ["--preset=authors", "--dataset=cifar10", "--sharing=shuffled_synthetic", "--space=lr=0.3,0.1", "--rho=0.75"],
-        ["--preset=smoke", "--space=partition.alpha=0.1,1", "--dp.local=true", "--sigma=2", "--straggler.rule=slow"],
+        "--preset=smoke --sharing=shuffled_synthetic --space=lr=0.05,0.1 --space=p=0.1,0.5 --generator.channels=[8,16]",
+        "--preset=smoke --space=sharing=real,local_synthetic --space=generator=ddpm,private_ddpm,gan",
+        "--preset=small --sharing=shuffled_synthetic --generator=gan --space=generator.lr=0.0002,0.001",
+        "--preset=small --setting=real --space=algorithm=fedprox,scaffold --fedprox.mu=0.5 --seed=3",
+        "--preset=paper --dataset=cifar10 --space=lr=loguniform(0.001,1) --samples=2 '--data.dir=a b'",
+        "--preset=authors --dataset=cifar10 --space=lr=0.3,0.1 --alpha=0.1 --model=linear",
+        "--preset=authors --dataset=cifar10 --sharing=shuffled_synthetic --space=lr=0.3,0.1 --rho=0.75",
+        "--preset=smoke --space=partition.alpha=0.1,1 --dp.local=true --sigma=2 --straggler.rule=slow",
     ],
 )
-def test_the_winner_is_told_as_a_command_that_runs_it(
-    tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: list[str]
+def test_the_printed_command_of_a_winner_runs_it(
+    tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: str
 ) -> None:
-    options, run = tune.arguments([*argv, "--wandb=off"]), sweeps("run")
+    options, run = tune.arguments([*shlex.split(argv), "--wandb=off"]), sweeps("run")
     for cell in tune.cells(options)[0]:
         words = shlex.split(tuned.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
         assert words[words.index("--sharing.setting") + 1] == cell.config.sharing.setting
@@ -229,7 +207,7 @@ def test_asha_compares_runs_of_one_environment(tune: ModuleType, tmp_path: Path)
 
 
 def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
-    """So a sweep that is resumed finds the points of its finished runs, and a longer one those of a shorter."""
+    """A sweep that is resumed proposes the points of its finished runs, and a longer one those of a shorter one."""
     pytest.importorskip("optuna")
     from ray import tune as ray_tune
 
@@ -240,7 +218,7 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
 
         def make(point: Any) -> list[Trial]:
             points[f"{len(points)}"] = dict(point)
-            return [Trial(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]  (is not looked at)
+            return [Trial(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]
 
         def value(cells: Any) -> float | None:
             point = points[cells[0].name]
@@ -252,11 +230,10 @@ def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
 
     long = search(30)
     assert search(10) == long[:10]
-    assert search(30) == long
     assert {point["alpha"] for point in long} == {0.1}
     assert all(1e-3 <= point["lr"] <= 1 and point["epochs"] in (1, 2, 3) for point in long)
     late = [point["p"] for point in long[14:]]
-    assert late.count(0.0) > len(late) / 2  # it has learnt that p = 0.5 has no value
+    assert late.count(0.0) > len(late) / 2  # p = 0.5 has no value
 
 
 def test_batches_of_a_sweep_are_one_outcome() -> None:
@@ -275,9 +252,3 @@ def test_batches_of_a_sweep_are_one_outcome() -> None:
 def test_a_title_states_the_sharing_that_all_runs_have(settings: tuple[str, str], title: str) -> None:
     runs = pd.DataFrame([{"data.name": "digits", "sharing.setting": one, "target": 0.8} for one in settings])
     assert series.title(runs) == title
-
-
-def test_a_sweep_of_seeds_alone_is_one_point() -> None:
-    rows = [_row(1, 0.1, seed, 0.5 + seed, algorithm="fedavg") for seed in (0, 1)]
-    (panel,), _ = ranking.panels(ranking.ranked(pd.DataFrame(rows), "MB", "min"), ["seed"], "MB")
-    assert [p.x for p in panel.points] == ["fedavg"]

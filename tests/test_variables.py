@@ -12,6 +12,8 @@ from fedcommons.runs.experiment import run
 from fedcommons.tracking.run_folder import RunFolder
 
 CONFIG = presets.experiment("smoke", "digits", {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1})
+VALUES = {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2",
+          "ATEN_CPU_CAPABILITY": "avx2"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -24,34 +26,24 @@ def recorded(folder: Path) -> dict[str, str]:
     return json.loads((folder / "environment.json").read_text())["variables"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
-        ("MKL_CBWR", "COMPATIBLE"),
-        ("ONEDNN_MAX_CPU_ISA", "AVX2"),
-        ("ATEN_CPU_CAPABILITY", "avx2"),
-    ],
-)
+@pytest.mark.parametrize("name", VALUES)
 def test_a_run_goes_on_only_where_libraries_round_as_they_did(
-    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    value = VALUES[name]
     RunFolder(tmp_path / "plain", CONFIG, resume=False)
-    assert recorded(tmp_path / "plain") == {}
     monkeypatch.setenv(name, value)
     RunFolder(tmp_path / "set", CONFIG, resume=False)
-    assert recorded(tmp_path / "set") == {name: value}
     RunFolder(tmp_path / "set", CONFIG, resume=True)
-    with pytest.raises(UserError, match=rf"\({name} is not set there and '{value}' here\); set it as it was\.$"):
+    with pytest.raises(UserError, match=rf"{name} is not set there and '{value}' here"):
         RunFolder(tmp_path / "plain", CONFIG, resume=True)
-    assert recorded(tmp_path / "plain") == {}
     monkeypatch.delenv(name)
-    with pytest.raises(UserError, match=rf"\({name} is '{value}' there and not set here\)"):
+    with pytest.raises(UserError, match=rf"{name} is '{value}' there and not set here"):
         RunFolder(tmp_path / "set", CONFIG, resume=True)
-    assert recorded(tmp_path / "set") == {name: value}
+    assert (recorded(tmp_path / "plain"), recorded(tmp_path / "set")) == ({}, {name: value})
 
 
-def test_a_run_of_an_earlier_version_or_of_a_strange_record_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_or_with_a_damaged_record_goes_on(tmp_path: Path) -> None:
     RunFolder(tmp_path, CONFIG, resume=False)
     for there in ("{}", '{"variables": 5}', '{"variables": {"PATH": "x"}}', "[]", '["variables"]', "null", "{", ""):
         (tmp_path / "environment.json").write_text(there)
