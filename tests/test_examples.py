@@ -1,4 +1,4 @@
-"""examples/: every program runs alone, and what it defines is named on a command line as its docstring says."""
+"""examples/ and docs/notebook.ipynb: every program runs alone, and so do the commands of its docstring."""
 
 import json
 import re
@@ -8,10 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-SAID = {
+from fedcommons import load_runs
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+PRINTED = {
     "own_method": "keeps every promise",
     "own_model": "accuracy by round: 0.",
     "own_partition": "images of each client: 138 36 16 10",
@@ -27,65 +32,54 @@ SAID = {
     "two_nn": "fedadam, accuracy by round: 0.",
     "sweep": "8 runs",
 }
-"""Of what each program prints."""
 PARTS = {
     "own_method": {"algorithm"}, "own_stage": {"sharing"}, "own_tracker": set(), "hospitals": {"data"},
     "fedprox_synthetic": {"data"}, "regression": {"data"}, "fine_tuning": {"model"}, "two_nn": {"model"},
     "autoencoder": {"data", "model"}, "characters": {"data", "model"},
 }  # fmt: skip
-"""What a program defines, where its name does not tell it; a tracker changes no result, so no config names it."""
+"""The components that a program defines, where its name does not name them."""
 PERSONAL = {
-    "two_nn": "accuracy", "hospitals": "accuracy", "regression": "loss",
-    "autoencoder": "loss", "characters": "accuracy", "fine_tuning": "accuracy",
+    "two_nn": "accuracy", "hospitals": "accuracy", "regression": "loss", "autoencoder": "loss",
+    "characters": "accuracy", "fine_tuning": "accuracy",
 }  # fmt: skip
-"""Whose last command evaluates each client's own model on its own test examples, and a metric that tells of it."""
+"""Programs whose last command evaluates each client's own model on its own test examples, and a metric of it."""
 GROUPED = {"hospitals": 5, "fedprox_synthetic": 30, "regression": 2, "autoencoder": 5, "characters": 7}
-"""Of these the data that have groups, and how many."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 
 def play(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What the program prints."""
+    """Return what the program prints."""
     path = EXAMPLES / f"{name}.py"
     monkeypatch.setattr("sys.argv", [str(path), *words])
     runpy.run_path(str(path), run_name="__main__")
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+@pytest.mark.parametrize("name", [name for name in PRINTED if name != "sweep"])
 @pytest.mark.long
 def test_a_program_runs_alone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert SAID[name] in play(name, capsys, monkeypatch)
+    assert PRINTED[name] in play(name, capsys, monkeypatch)
     assert not [path for path in tmp_path.iterdir() if path.name != "runs"]
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_the_sweep_runs_and_is_read_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, again = (play("sweep", capsys, monkeypatch, str(tmp_path / "sweep")) for _ in range(2))
-    assert SAID["sweep"] in first
-    assert first.splitlines()[-5:] == again.splitlines()[-5:]
+def commands(name: str) -> list[str]:
+    """Return the commands of a docstring that name what the program defines, each on one line."""
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").replace("\\\n", "")
+    return re.findall(r"^python sweeps/run\.py (.*)$", text, re.M)
 
 
-def commands(path: Path) -> list[str]:
-    """The commands of its docstring that name what it defines, each on one line."""
-    return re.findall(r"^python sweeps/run\.py (.*)$", path.read_text(encoding="utf-8").replace("\\\n", ""), re.M)
-
-
-@pytest.mark.parametrize("name", [name for name in SAID if name != "sweep"])
+@pytest.mark.parametrize("name", [name for name in PRINTED if name != "sweep"])
 @pytest.mark.long
 def test_the_commands_of_a_docstring_run(
     sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(EXAMPLES.parent)
-    found, out, summary = commands(EXAMPLES / f"{name}.py"), tmp_path, {}
-    assert found
-    for number, command in enumerate(found):
+    monkeypatch.chdir(ROOT)
+    out, summary = tmp_path, {}
+    assert commands(name)
+    for number, command in enumerate(commands(name)):
         assert f"examples/{name}.py:" in command
         every = [] if "measure.every" in command else ["--measure.every=0"]
         words = [f"--out={tmp_path / str(number)}", *shlex.split(command.replace(" runs/", f" {tmp_path}/"))]
@@ -93,9 +87,8 @@ def test_the_commands_of_a_docstring_run(
         out = Path(words[words.index("--out") + 1]) if "--out" in words else tmp_path / str(number)
         summary = json.loads((out / "summary.json").read_text())
         assert summary["rounds"] == 1
-        kinds = PARTS.get(name, {name.removeprefix("own_")})
         named = {field.partition(".")[2] for field in summary["config"] if field.startswith("source.")}
-        assert named - {"weights"} == kinds
+        assert named - {"weights"} == PARTS.get(name, {name.removeprefix("own_")})
     if name in PERSONAL:
         of_tests = json.loads((out / "partition.json").read_text())["test_sizes"]
         assert min(of_tests) > 0
@@ -103,9 +96,19 @@ def test_the_commands_of_a_docstring_run(
         assert (summary["config"]["partition.name"] == "by_group") == (name in GROUPED)
         last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
         assert last[f"personal/{PERSONAL[name]}_mean"] >= 0
-        clients = json.loads((out / "clients.jsonl").read_text().splitlines()[-1])
-        assert clients["n"] == of_tests
+        assert json.loads((out / "clients.jsonl").read_text().splitlines()[-1])["n"] == of_tests
 
 
 def test_every_program_is_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAID.keys()
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == PRINTED.keys()
+
+
+@pytest.mark.ray
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """It sweeps too, on a real Ray, so examples/sweep.py is not run besides."""
+    book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    client = NotebookClient(book, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    assert len(load_runs(tmp_path / "notebook-runs" / "sweep")) == 4
+    assert (tmp_path / "notebook-runs" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert not [out for cell in book.cells for out in cell.get("outputs", []) if out.get("name") == "stderr"]

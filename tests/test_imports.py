@@ -1,38 +1,21 @@
-"""The package can be imported, its imports point one way, and nothing hides the standard library."""
+"""Imports: every module can be imported, packages import lower layers only, and heavy libraries load when used."""
 
 import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from fedcommons.config.parts import KINDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = (ROOT / "platform" / "fedcommons", ROOT / "lightning_modules")
 FILES = sorted(path for folder in PACKAGES for path in folder.rglob("*.py"))
-
-
-def module_name(path: Path) -> str:
-    root = ROOT / "platform" if "platform" in path.relative_to(ROOT).parts else ROOT
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported(path: Path) -> set[str]:
-    """Dotted names of all modules that a file imports, wherever in the file."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            module = node.module or ""
-            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "fedcommons" else {module}
-    return names
-
-
-FLOORS = (
+LAYERS = (
     {"files", "seeds", "tensors"},
     {"errors"},
     {"artifacts", "capacity", "locks", "paths"},
@@ -45,93 +28,95 @@ FLOORS = (
     {"reports"},
     {"sweeping"},
 )
-"""The rooms of the house: a room may import those of lower floors only, and nobody of its own floor."""
+"""A package may import those of lower layers only, and none of its own layer."""
 
 
-def room(name: str) -> str | None:
-    """The file or folder of the package that a dotted name stands in."""
+def module_name(path: Path) -> str:
+    root = ROOT / "platform" if "platform" in path.relative_to(ROOT).parts else ROOT
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the dotted names of all modules that a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "fedcommons" else {module}
+    return names
+
+
+def package_of(name: str) -> str | None:
+    """Return the file or folder of fedcommons that a dotted name belongs to."""
     top, *rest = name.split(".")
     return rest[0] if top == "fedcommons" and rest else None
 
 
-def test_no_import_points_up() -> None:
-    floor = {name: number for number, rooms in enumerate(FLOORS) for name in rooms}
-    up = []
+def pairs() -> Iterator[tuple[Path, str]]:
     for path in FILES:
-        mine = room(module_name(path))
-        for name in imported(path):
-            other = room(name)
-            if mine and other and other != mine and floor[other] >= floor[mine]:
-                up.append(f"{path.relative_to(ROOT)} imports {name}")
+        for name in sorted(imported(path)):
+            yield path, name
+
+
+def test_imports_point_to_lower_layers_only() -> None:
+    layer = {name: number for number, names in enumerate(LAYERS) for name in names}
+    up = []
+    for path, name in pairs():
+        mine, other = package_of(module_name(path)), package_of(name)
+        if mine and other and other != mine and layer[other] >= layer[mine]:
+            up.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not up
 
 
-def test_who_runs_and_prices_methods_knows_none() -> None:
-    """A method tells what is special about it; it is found by its name in config/parts.py, or by its path."""
-    knowing = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in FILES
-        if room(module_name(path)) in {"federation", "runs", "sweeping", "testing"}
-        for name in imported(path)
-        if room(name) == "algorithms"
-    ]
-    assert not knowing
-
-
-def test_every_module_can_be_imported() -> None:
-    failed = {}
-    for path in FILES:
-        try:
-            importlib.import_module(module_name(path))
-        except Exception as error:
-            failed[module_name(path)] = repr(error)
-    assert not failed
-
-
-def allowed(path: Path, name: str) -> bool:
-    """Whether a file may import a module of this name."""
-    top, here, testing = name.partition(".")[0], path.relative_to(ROOT).parts, name.startswith("fedcommons.testing")
+def is_allowed(path: Path, name: str) -> bool:
+    """Return whether a file may import a module of this name."""
+    top, here = name.partition(".")[0], path.relative_to(ROOT).parts
     if top in {"sweeps", "papers"} or ("lightning_modules" in here and top in {"fedcommons", "ray", "wandb"}):
         return False
-    if "algorithms" in here and room(name) not in {None, "algorithms", "core", "data", *FLOORS[0], *FLOORS[1]}:
+    if (
+        package_of(module_name(path)) in {"federation", "runs", "sweeping", "testing"}
+        and package_of(name) == "algorithms"
+    ):
+        return False  # methods are looked up by name
+    if "algorithms" in here and package_of(name) not in {None, "algorithms", "core", "data", *LAYERS[0], *LAYERS[1]}:
         return False
     if {"algorithms", "data", "convergence"} & {*here} and top in {"ray", "wandb"}:
         return False
     if "testing" in here:
-        return top != "pytest"  # whoever tests a method of their own may do so without it
-    return not testing or module_name(path) == "fedcommons"  # which names what everybody may use
+        return top != "pytest"
+    return not name.startswith("fedcommons.testing") or module_name(path) == "fedcommons"
 
 
-@pytest.mark.long
-def test_nobody_imports_what_is_not_for_it() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in FILES
-        for name in sorted(imported(path))
-        if not allowed(path, name)
-    ]
-    assert not wrong
+def test_a_file_imports_only_what_is_for_it() -> None:
+    assert not [f"{path.relative_to(ROOT)} imports {name}" for path, name in pairs() if not is_allowed(path, name)]
 
 
-def test_methods_data_and_estimators_name_no_trainer() -> None:
-    rooms = {"algorithms", "data", "convergence"}
-    of_rooms = [path for path in FILES if rooms & {*path.relative_to(ROOT).parts}]
-    assert not [str(path.relative_to(ROOT)) for path in of_rooms if "Trainer" in path.read_text()]
+def test_every_module_can_be_imported() -> None:
+    for path in FILES:
+        importlib.import_module(module_name(path))
 
 
-def test_platform_is_still_the_standard_library() -> None:
+def test_components_are_named_by_strings_in_one_file_only() -> None:
+    named = {where.partition(":")[0] for kind in KINDS.values() for where in kind.known.values()}
+    for path in FILES:
+        if module_name(path) != "fedcommons.config.parts":
+            assert not named & {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant)}, path
+
+
+def test_neither_platform_nor_a_sweep_hides_a_module() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
-    code = "import platform, fedcommons; print(platform.python_version())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == sys.version.split()[0]
-
-
-def test_no_sweep_hides_a_module() -> None:
-    """``python sweeps/x.py`` puts sweeps/ first on the path: a sweep called ray.py would hide Ray."""
-    for path in (ROOT / "sweeps").glob("*.py"):
-        assert path.stem not in sys.stdlib_module_names
-        assert path.stem not in {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
+    others = {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
+    assert not {path.stem for path in (ROOT / "sweeps").glob("*.py")} & (sys.stdlib_module_names | others)
+    assert not [path for path in FILES if len(path.read_text().splitlines()) > 400]
 
 
 HEAVY = ("diffusers", "opacus", "wandb")
@@ -139,9 +124,9 @@ HEAVY = ("diffusers", "opacus", "wandb")
 
 
 def imported_at_once(path: Path) -> set[str]:
-    """Dotted names of what a file imports, or may import, when it is imported itself."""
+    """Return the dotted names of what a file may import while it is imported itself."""
     names: set[str] = set()
-    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    left: list[ast.AST] = [tree(path)]
     while left:
         node = left.pop()
         if isinstance(node, ast.ImportFrom):
@@ -165,13 +150,17 @@ def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
     assert not {name for name in reached if name.partition(".")[0] in HEAVY}
 
 
-@pytest.mark.ray  # it needs none, but seconds
+@pytest.mark.long
 def test_no_library_brings_a_heavy_one_with_it() -> None:
     code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-def test_files_are_short() -> None:
-    long = {str(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
-    assert not long
+def test_importing_fedcommons_imports_nothing_heavy_and_platform_stays_the_standard_library() -> None:
+    code = (
+        "import platform, fedcommons, sys; platform.python_version()\n"
+        "print([m for m in ('torch', 'ray', 'pandas', 'numpy', 'wandb') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,20 +1,24 @@
-"""fedcommons from Python: one run, many runs, and a process that is afterwards as it was."""
+"""fedcommons from Python: runs, sweeps, arguments that are refused, and a process that is afterwards as before."""
 
+import ast
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any, assert_type
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-import fedcommons
+import fedcommons as fc
 from fedcommons import experiment, run, sweep
 from fedcommons.errors import UserError
 from fedcommons.runs import inputs
+from fedcommons.tensors import flatten
 
 FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
 
@@ -22,19 +26,26 @@ FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.e
 def quiet(text: str) -> None: ...
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    code = (
-        "import fedcommons, sys; print([m for m in ('torch', 'ray', 'pandas', 'numpy', 'wandb') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-def test_every_name_of_the_package_is_there() -> None:
-    assert set(fedcommons.__all__) <= set(dir(fedcommons))
-    for name in fedcommons.__all__:
-        assert callable(getattr(fedcommons, name))
+def test_type_checkers_see_the_names_where_they_stand() -> None:
+    tree = ast.parse(Path(fc.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {(a.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert sorted(name for name, _ in seen) == sorted(fc.__all__)
+    assert set(fc.__all__) <= set(dir(fc))
+    for name, module in seen:
+        assert getattr(import_module(str(module)), name) is getattr(fc, name)
+        assert callable(getattr(fc, name))
     with pytest.raises(AttributeError, match="no attribute 'runn'"):
-        fedcommons.runn  # noqa: B018
+        fc.runn  # noqa: B018
+
+
+def test_names_have_their_types() -> None:
+    """``make lint`` checks this too: ``assert_type`` refuses a name whose type pyright does not know."""
+    x = assert_type(fc.flatten({"w": torch.ones(2)}), fc.Flat)
+    assert_type(fc.zeros_like(x), fc.Flat)
+    assert_type(fc.Message({"model": x}).nbytes, int)
+    assert_type(fc.Facts(2, [1, 2], 3).total_weight, float)
+    assert_type(fc.seed_for(1, "a"), int)
 
 
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:
@@ -46,6 +57,11 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
     assert right == pytest.approx(result.summary["last_accuracy"], abs=1e-6)
     assert result.rounds["round"].tolist() == [0, 1, 2]
     assert result.model is not result.model
+    for path in (tmp_path / "run" / "checkpoints").glob("round-000002*"):
+        path.unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no checkpoint of round 2"):
+        result.model  # noqa: B018
 
 
 def test_a_finished_folder_is_read_and_another_experiment_refused(tmp_path: Path) -> None:
@@ -59,15 +75,6 @@ def test_a_finished_folder_is_read_and_another_experiment_refused(tmp_path: Path
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=r"another client\.lr"):
         run(experiment("smoke", values={**FIELDS, "lr": 0.5}), tmp_path / "run", say=quiet)
-
-
-def test_a_model_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
-    result = run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
-    for path in (tmp_path / "run" / "checkpoints").glob("round-000002*"):
-        path.unlink()
-    (tmp_path / "run" / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no checkpoint of round 2"):
-        result.model  # noqa: B018
 
 
 def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
@@ -103,15 +110,10 @@ def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
         ({"fedprox.mu": 0.1}, r"fedprox\.mu"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(values: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_a_wrong_experiment_is_refused_before_any_work(values: dict[str, object], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run(experiment("smoke", values={**FIELDS, **values}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_sweep_needs_an_experiment(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least one"):
-        sweep([], tmp_path / "out")
 
 
 @pytest.mark.ray
@@ -122,3 +124,64 @@ def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path) -> None:
     alone = run(wanted[3], tmp_path / "alone", say=quiet)
     assert frame["last_accuracy"].iloc[3] == alone.summary["last_accuracy"]
     assert sweep(wanted, str(tmp_path / "sweep")).equals(frame)  # read, not run
+
+
+def two_runs() -> pd.DataFrame:
+    rows = [{"run": f"r{seed}", "status": "finished", "seed": seed, "algorithm": "fedavg", "data.name": "digits",
+             "rounds": 3, "last_accuracy": 0.5 + seed / 10, "MB": 1.0} for seed in (0, 1)]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["last_accuracy", ["last_accuracy"], {"last_accuracy"}, iter(["last_accuracy"]), np.array(["last_accuracy"])],
+    ids=lambda v: type(v).__name__,
+)
+def test_means_of_a_column_however_it_is_named(columns: Any) -> None:
+    found = fc.means(two_runs(), columns, say=pytest.fail)
+    assert found["last_accuracy"].tolist() == [0.55]
+    assert list(found) == ["seeds", "last_accuracy", "last_accuracy_sd"]
+
+
+def test_entries_of_a_vector_are_selected_by_one_name_or_an_iterator() -> None:
+    whole = flatten({"ab": torch.ones(2), "a": torch.zeros(1)})
+    for names in ("ab", ["ab"], iter(["ab"])):
+        part = fc.select(whole, names)  # pyright: ignore[reportArgumentType]
+        assert (part.layout.names, part.buffer.tolist()) == (("ab",), [1, 1])
+
+
+def test_values_of_an_experiment_may_be_numpys_lists_and_paths() -> None:
+    given = {"alpha": np.float64(0.5), "seed": np.int64(3), "model.channels": [8, np.int32(16)], "data.dir": Path("x")}
+    plain = {"alpha": 0.5, "seed": 3, "model.channels": (8, 16), "data.dir": "x"}
+    assert experiment("smoke", values=given) == experiment("smoke", values=plain)
+
+
+one = experiment("smoke")
+CALLS: dict[str, Callable[[Any], object]] = {
+    "columns, got None": lambda _: fc.means(two_runs(), None),  # type: ignore
+    "columns, got b'MB'": lambda _: fc.means(two_runs(), b"MB"),  # type: ignore
+    "columns, got \\[3\\]": lambda _: fc.means(two_runs(), [3]),  # type: ignore
+    "frame of load_runs, got 'runs'": lambda _: fc.means("runs", "MB"),  # type: ignore
+    "unknown column 'MBs'; did you mean 'MB'": lambda _: fc.means(two_runs(), "MBs"),
+    "a folder is .*got \\['a', 'b'\\]": lambda _: fc.load_runs(["a", "b"]),  # type: ignore
+    "a folder is .*got None": lambda _: fc.load_rounds(None),  # type: ignore
+    "a folder is .*got b'a'": lambda _: fc.load_clients(b"a"),  # type: ignore
+    "a folder is .*got 3": lambda _: run(one, 3),  # type: ignore
+    "a folder is .*got \\[\\]": lambda _: sweep([one], []),  # type: ignore
+    "an experiment, got {'seed': 1}": lambda folder: run({"seed": 1}, folder),  # type: ignore
+    "experiments, got 's'": lambda folder: sweep("smoke", folder),  # type: ignore
+    "experiments, got None": lambda folder: sweep(None, folder),  # type: ignore
+    "experiments, got 3": lambda folder: sweep([one, 3], folder),  # type: ignore
+    "at least one": lambda folder: sweep([], folder),
+    "at most 10,000 cells": lambda folder: sweep((one for _ in range(10**9)), folder),
+    "names of fields .*got \\['seed'\\]": lambda _: experiment(values=["seed"]),  # type: ignore
+    "names of fields .*got {1: 2}": lambda _: experiment(values={1: 2}),  # type: ignore
+    "unknown preset 'None'": lambda _: experiment(None),  # type: ignore
+}
+
+
+@pytest.mark.parametrize("said", CALLS)
+def test_a_wrong_argument_is_refused_in_a_sentence(said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        CALLS[said](tmp_path / "out")
+    assert not (tmp_path / "out").exists()

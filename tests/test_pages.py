@@ -1,99 +1,39 @@
-"""The pages that a newcomer reads first: their commands are ones, and the claims can be counted."""
+"""Pages: their commands are ones that the sweeps take, and docs/results/regenerate.py compares numbers."""
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
+import yaml
 
 from fedcommons.config import cli
-from fedcommons.errors import UserError
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md")
-CLAIMS = (ROOT / "docs" / "claims.md").read_text()
-VERDICTS = ("holds", "on all seeds", "in part", "not here", "not tried")
+RESULTS = ROOT / "docs" / "results"
 
 
-def rows(text: str, *head: str) -> Iterator[list[str]]:
-    """The lines of all tables with this head, cell by cell."""
-    for table in re.findall(rf"^\| {re.escape(' | '.join(head))} \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M):
-        for line in table.splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-            assert len(cells) == len(head), line
-            yield cells
-
-
-def claims() -> Iterator[tuple[str, list[str]]]:
-    """Each claim with the paper under whose heading it stands."""
-    for section in CLAIMS.split("\n## ")[1:]:
-        paper = section.partition("\n")[0]
-        for row in rows(section, "claim", "in the paper", "verdict", "effect here", "data", "page", "command"):
-            yield paper, row
-
-
-@pytest.mark.parametrize(("paper", "row"), [pytest.param(*claim, id=claim[1][0][:60]) for claim in claims()])
-def test_a_claim_has_a_verdict_an_effect_over_seeds_a_page_and_a_command(paper: str, row: list[str]) -> None:
-    _, _, verdict, effect, _, page, command = row
-    assert verdict in VERDICTS
-    assert (effect == "-") == (verdict == "not tried")
-    assert not (verdict in VERDICTS[:2] and re.search(r"\b[12] seeds?$", effect)), (
-        "fewer than three seeds are no result"
-    )
-    intervals = re.findall(r"\[(-?[\d.,]+), (-?[\d.,]+)\]", effect)
-    contains_zero = [float(low.replace(",", "")) <= 0 <= float(high.replace(",", "")) for low, high in intervals]
-    assert not (verdict == "holds" and any(contains_zero))
-    assert not (verdict == "on all seeds" and contains_zero and not any(contains_zero))
-    if verdict != "not tried":
-        assert re.search(r"(\b\d+ seeds?|[\d,]+ (repetitions|draws|problems|combinations)|nothing is random)$", effect)
-    link = re.fullmatch(r"\[page\]\((.+)\)", page)
-    assert page == "-" or (link and (ROOT / "docs" / link[1]).exists())
-    assert page != "-" or verdict == "not tried" or "--from" in command
-
-
-@pytest.mark.parametrize("page", sorted({row[5] for _, row in claims() if "results/" in row[5]}))
-def test_a_page_of_claims_has_its_numbers_in_a_csv(page: str) -> None:
-    """In one of its name, or in one that it links."""
-    path = ROOT / "docs" / page.removeprefix("[page](").removesuffix(")")
-    linked = re.findall(r"\]\((\w+\.csv)\)", path.read_text(encoding="utf-8"))
-    assert [*path.parent.glob(f"{path.stem}*.csv"), *(name for name in linked if (path.parent / name).is_file())]
-
-
-def test_the_counts_are_those_of_the_tables() -> None:
-    found = [(paper, row[4], row[2]) for paper, row in claims()]
-    assert len(found) > 100
-    counts = list(rows(CLAIMS, "paper", *VERDICTS))
-    for name, *numbers in counts:
-        paper, _, data = re.sub(r"\[(.*)\]\(.*\)", r"\1", name).partition(", on ")
-        is_on = re.compile(
-            rf"(?<![-\w]){re.escape(data)}(?![-\w])" if data else ""
-        )  # neither CIFAR-100 nor Fashion-MNIST
-        of = Counter(verdict for p, d, verdict in found if p == paper and is_on.search(d))
-        assert [of[verdict] for verdict in VERDICTS] == list(map(int, numbers)), name
-    assert {paper for paper, _, _ in found} == {re.sub(r"\[(.*)\]\(.*\)", r"\1", row[0]) for row in counts} - {
-        name for name, *_ in counts if ", on " in name
-    }
-
-
-def commands() -> list[tuple[str, str]]:
-    """Each command of a sweep, in a code span or a line of a block, and its page."""
-    found = {}
-    for page in PAGES:
+def commands() -> list[str]:
+    """Return each command of a sweep in a code span or a line of a block, and those that make pages' numbers."""
+    found = []
+    for page in ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md"):
         text = (ROOT / page).read_text()
         spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
         lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
-        for command in (*spans, *lines):
-            if match := re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", command):
-                found.setdefault(match[1], page)
-    return list(found.items())
+        matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", one) for one in (*spans, *lines))
+        found += [match[1] for match in matches if match]
+    for facts in yaml.safe_load((RESULTS / "pages.yaml").read_text()).values():
+        found.append(f"python {facts['command'].replace('DIR', 'runs')} --out runs/out")
+    return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize(("command", "page"), [pytest.param(*one, id=one[0][7:80]) for one in commands()])
-def test_a_command_is_one_that_its_sweep_takes(
-    sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, page: str
+@pytest.mark.parametrize("command", [one for one in commands() if "fedavgg" not in one], ids=lambda v: v[7:80])
+def test_a_command_of_a_page_is_one_that_its_sweep_takes(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     for name in ("docs", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -106,14 +46,35 @@ def test_a_command_is_one_that_its_sweep_takes(
     assert python == "python"
     if "--replay" in words:  # no other option goes with it
         assert cli.named(words) <= {"replay", "round", "client", "pdb"}
-    elif "fedavgg" in words:  # the page shows how it is refused
-        with pytest.raises(UserError, match="did you mean 'fedavg'"):
-            sweeps(Path(script).stem).arguments(words)
     else:
         sweeps(Path(script).stem).arguments(words)
 
 
-def test_every_result_page_is_in_the_index() -> None:
-    pages = {path.name for path in (ROOT / "docs" / "results").glob("*.md")} - {"README.md", "pages.md"}
-    named = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/results/README.md").read_text()))
-    assert named == pages
+@pytest.fixture
+def script() -> ModuleType:
+    spec = spec_from_file_location("regenerate", RESULTS / "regenerate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    return module
+
+
+def test_the_cheapest_pages_are_taken_as_far_as_the_minutes_go(script: ModuleType) -> None:
+    minutes = {"a": 5.0, "b": 1.0, "c": 4.0, "d": 30.0}
+    assert script.within(9.9, minutes) == ["b", "c"]
+    assert script.within(10, minutes) == ["b", "c", "a"]
+    assert script.within(0.5, minutes) == []
+
+
+def test_numbers_that_differ_are_reported(script: ModuleType) -> None:
+    one = pd.DataFrame({"method": ["x", "y"], "seed": [0, 0], "accuracy": [0.5, 0.75], "rounds": [None, 3.0]})
+    other = one.iloc[::-1]
+
+    def differences(changed: pd.DataFrame) -> str:
+        return " ".join(script.differences(one, changed, ["method", "seed"], {"accuracy": 0.125, "rounds": 0}))
+
+    assert differences(other) == ""
+    assert differences(other.assign(accuracy=[0.625, 0.5])) == ""
+    assert "accuracy is 0.25 off at y, 0" in differences(other.assign(accuracy=[0.5, 0.5]))
+    assert differences(other.assign(rounds=[3.0, 8.0])).startswith("rounds is inf off at x, 0")
+    assert differences(one[:1]) == "other rows: 2 committed, 1 made"
