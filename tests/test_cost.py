@@ -1,7 +1,7 @@
 """What ``--dry-run`` counts is what a run does, by spies on the engine; prices and local steps in closed form."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedcommons.core.pieces import Timed, in_seconds, prices
 from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
-from fedcommons.runs import build, cost, experiment
+from fedcommons.runs import build, cost, experiment, inputs
 from fedcommons.runs.cost import Prices
 from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
 from fedcommons.sharing.synthetic_pool import missing
@@ -66,9 +66,20 @@ def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
     return counted(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs])), work
 
 
+def spy(patch: pytest.MonkeyPatch, place: Any, name: str, note: Callable[..., None]) -> None:
+    """Let a function of the engine call ``note`` with its arguments before it runs."""
+    run = getattr(place, name)
+
+    def noting(*given: Any, **named: Any) -> Any:
+        note(*given, **named)
+        return run(*given, **named)
+
+    patch.setattr(place, name, noting)
+
+
 @pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.long
-def test_what_is_counted_is_what_a_run_does(
+def test_counted_work_is_the_work_of_a_run(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _config(tmp_path, values)
@@ -76,48 +87,44 @@ def test_what_is_counted_is_what_a_run_does(
     counts, work = _counted(config)
     seen: Counter[str] = Counter()
 
-    def chunk(worker: Any, task: Any, job: tuple[str, int], find: Any = evaluation.evaluate_chunk):
-        seen["evaluated"] += len(worker.data.sets[job[0]].y[job[1] :][: evaluation.CHUNK])
-        return find(worker, task, job)
-
-    def gradients(*given: Any, find: Any = estimators.gradients):
-        seen["gradients"] += 1
-        return find(*given)
-
-    def trained(self: LocalSGD, work: Work, *given: Any, find: Any = LocalSGD.run, **named: Any):
+    def trained(self: LocalSGD, work: Work, *given: Any, run: Any = LocalSGD.run, **named: Any):
         def loss(batch: Any, number: int) -> torch.Tensor:
-            full = len(batch[1]) == b
-            seen["full" if full else "rest"] += 1
-            seen["rest_examples"] += 0 if full else len(batch[1])
+            seen["full" if len(batch[1]) == b else "rest"] += 1
+            seen["rest_examples"] += len(batch[1]) % b
             return work.module.training_step(batch, number)  # pyright: ignore[reportReturnType]
 
-        seen["trainings"] += 1
-        found = find(self, work, *given, **(named if dp else {**named, "loss": loss}))
-        seen["full"] += found.metrics["steps"] if dp else 0
+        found = run(self, work, *given, **(named if dp else {**named, "loss": loss}))
+        seen.update(trainings=1, full=int(found.metrics["steps"]) if dp else 0)
         return found
 
-    def step(self: DDPM, *given: Any, find: Any = DDPM.training_step):
-        seen["generator steps"] += 1
-        return find(self, *given)
-
-    def unet(self: UNet2DModel, x: torch.Tensor, *given: Any, find: Any = UNet2DModel.forward, **named: Any):
-        seen["drawn"] += 0 if self.training else len(x)
-        return find(self, x, *given, **named)
+    def chunk(worker: Any, task: Any, job: tuple[str, int]) -> None:
+        seen["evaluated"] += len(worker.data.sets[job[0]].y[job[1] :][: evaluation.CHUNK])
 
     monkeypatch.setattr(LocalSGD, "run", trained)
-    monkeypatch.setattr(evaluation, "evaluate_chunk", chunk)
-    monkeypatch.setattr(estimators, "gradients", gradients)
-    monkeypatch.setattr(DDPM, "training_step", step)
-    monkeypatch.setattr(UNet2DModel, "forward", unet)
+    spy(monkeypatch, evaluation, "evaluate_chunk", chunk)
+    spy(monkeypatch, estimators, "gradients", lambda *_: seen.update(gradients=1))
+    spy(monkeypatch, DDPM, "training_step", lambda *_: seen.update(steps=1))
+    spy(monkeypatch, UNet2DModel, "forward", lambda unet, x, *_, **__: seen.update(drawn=len(x) * (not unet.training)))
     experiment.run(config, tmp_path / "run", say=lambda _: None)
 
     for name in ("full", "rest", "rest_examples", "evaluated", "gradients", "trainings"):
         assert getattr(counts, name) == seen[name], name
     assert seen["full"] + seen["rest"] > 0
-    assert sum(steps for steps, _ in work) == seen["generator steps"]
-    assert sum(drawn for _, drawn in work) == seen["drawn"]
-    assert bool(work) == ("sharing.setting" in values)
+    assert [sum(numbers) for numbers in zip(*work, strict=True)] in ([], [seen["steps"], seen["drawn"]])
+    assert bool(work) == ("sharing.setting" in values) == (seen["steps"] > 0)
     assert _counted(config)[1] == []  # what is in the store costs nothing
+
+
+def test_counts_in_closed_form(tmp_path: Path) -> None:
+    """Of more than 1,000 rounds the first 1,000 are drawn and scaled up."""
+    config = _config(tmp_path, {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
+                                "measure.smoothness": True, "evaluate.every": 1000})  # fmt: skip
+    counts = _counted(config)[0]
+    assert counts.trainings == pytest.approx(3 * 2345)
+    assert (counts.rounds, counts.checkpoints) == (2345, 3)
+    assert counts.products == 40 * counts.gradients == 40 * 6 * 3  # rounds 0, 500 ... 2000, 2345; a batch per client
+    data = inputs.load(config.data)
+    assert counts.evaluated == 4 * (len(data.test) + len(data.validation))  # rounds 0, 1000, 2000, 2345
 
 
 ONCE: dict[str, dict[str, Any]] = {
@@ -156,7 +163,7 @@ FEDDM: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("values", FEDDM.values(), ids=FEDDM)
-def test_what_is_counted_of_feddm_is_what_it_does(
+def test_counted_pieces_of_feddm_are_those_of_a_run(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = {"algorithm": "feddm", "feddm.ipc": 2, "feddm.least": 3, "feddm.iterations": 3, "feddm.server_epochs": 2}
@@ -164,36 +171,23 @@ def test_what_is_counted_of_feddm_is_what_it_does(
     counts = _counted(config)[0]
     seen: Counter[str] = Counter()
 
-    def around(*given: Any, find: Any = matching.around):
-        seen["steps"] += 1
-        return find(*given)
-
-    def features(module: Any, head: Any, x: torch.Tensor, find: Any = matching.features):
+    def features(module: Any, head: Any, x: torch.Tensor) -> None:
         if not torch.is_grad_enabled():
             seen["real"] += len(x)
         elif not config.dp.local:
             seen["synthetic"] += len(x)
-        return find(module, head, x)
 
     def terms(images: torch.Tensor, *given: Any, find: Any = matching.terms):
         for term in find(images, *given):
             seen["synthetic"] += len(images)
             yield term
 
-    def step(self: Classifier, batch: Any, *given: Any, find: Any = Classifier.training_step):
-        seen["server_steps"] += 1
-        seen["server_images"] += len(batch[1])
-        return find(self, batch, *given)
-
-    def client(self: FedDM, *given: Any, find: Any = FedDM.client):
-        seen["trainings"] += 1
-        return find(self, *given)
-
-    for place, name, spy in (
-        (matching, "around", around), (matching, "features", features), (matching, "terms", terms),
-        (Classifier, "training_step", step), (FedDM, "client", client),
-    ):  # fmt: skip
-        monkeypatch.setattr(place, name, spy)
+    monkeypatch.setattr(matching, "terms", terms)
+    spy(monkeypatch, matching, "around", lambda *_: seen.update(steps=1))
+    spy(monkeypatch, matching, "features", features)
+    spy(monkeypatch, Classifier, "training_step",
+        lambda _, batch, *__: seen.update(server_steps=1, server_images=len(batch[1])))  # fmt: skip
+    spy(monkeypatch, FedDM, "client", lambda *_: seen.update(trainings=1))
     experiment.run(config, tmp_path / "run", say=lambda _: None)
     names = ("steps", "real", "synthetic", "server_steps", "server_images")
     assert {name: seen[name] for name in names} == counts.pieces

@@ -1,7 +1,7 @@
 """User-defined methods and stages that count their work: ``--dry-run`` prices them as it does the package's own."""
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedcommons.algorithms import feddm
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
@@ -24,18 +22,6 @@ from fedcommons.runs.build import Assembled
 from fedcommons.runs.counting import counted
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
-
-HOOK = "    def pieces("
-COPY = (
-    Path(feddm.__file__).read_text(encoding="utf-8").replace("class FedDM:", "class Mine:").replace('"FedDM"', '"Mine"')
-)
-COPIES = {
-    "Mine": COPY,
-    "Silent": COPY[: COPY.index(HOOK)]
-    .replace("    trains_locally = False\n", "")
-    .replace("class Mine", "class Silent"),
-}
-"""FedDM under other names, with and without ``pieces``."""
 
 POLISH = '''
 from dataclasses import asdict, dataclass, replace
@@ -125,8 +111,8 @@ class Mixes:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which has these components."""
     monkeypatch.chdir(tmp_path)
-    for name, text in {**COPIES, "Polish": POLISH, "Mixes": MIXES}.items():
-        (tmp_path / f"{name.lower()}.py").write_text(text)
+    (tmp_path / "polish.py").write_text(POLISH)
+    (tmp_path / "mixes.py").write_text(MIXES)
     return tmp_path
 
 
@@ -151,51 +137,17 @@ def ready(values: dict[str, Any]) -> Assembled:
 
 
 UNEQUAL = {"federation.participation": 0.7, "partition.name": "dirichlet_niid", "straggler.q": 0.3}
-CONSTANTS = {"ipc": 2, "least": 3, "iterations": 3, "server_epochs": 2, "match_batch": 4, "server_batch": 4}
-CELLS: dict[str, dict[str, Any]] = {
-    "all reply": {},
-    "some reply": UNEQUAL,
-    "dp": {"dp.local": True, "init": "noise"},
-    "more rounds than are counted": {**UNEQUAL, "federation.rounds": 2345},
-    "REAL": {"iterations": 0},
-}
 
 
-def _of(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    algorithm, section = ("feddm", "feddm") if name == "FedDM" else (f"{name.lower()}.py:{name}", name.lower())
-    of = {n if "." in n else f"{section}.{n}": value for n, value in {**CONSTANTS, **values}.items()}
-    return {"algorithm": algorithm, **of}
+def test_cells_share_prices_if_the_smaller_variants_are_equal() -> None:
+    few = {"ipc": 2, "least": 3, "iterations": 3, "server_epochs": 2, "match_batch": 4, "server_batch": 4}
 
+    def shape(**values: float) -> object:
+        return cost.shape_of(ready({"algorithm": "feddm", **{f"feddm.{n}": v for n, v in {**few, **values}.items()}}))
 
-@pytest.mark.parametrize("values", CELLS.values(), ids=CELLS)
-@pytest.mark.long
-def test_feddm_by_another_name_is_counted_and_priced_as_feddm(values: dict[str, Any], lab: Path) -> None:
-    ours, theirs = ready(_of("FedDM", values)), ready(_of("Mine", values))
-    assert not isinstance(theirs.algorithm, FedDM)
-    assert counted(theirs) == counted(ours)
-    assert counted(theirs).full == counted(theirs).rest == 0 < counted(theirs).pieces["server_steps"]
-    for times in (cost.FEW, cost.MORE):
-        mine, copied = (smaller_of(one.algorithm, times) for one in (ours, theirs))  # pyright: ignore[reportArgumentType]
-        assert [(asdict(v), n) for v, n in mine] == [(asdict(v), n) for v, n in copied]  # pyright: ignore
-
-
-@pytest.mark.parametrize("name", ["FedDM", "Mine"])
-def test_cells_share_prices_where_the_smaller_variants_are_equal(name: str, lab: Path) -> None:
-    one = cost.shape_of(ready(_of(name, {})))
-    alike: dict[str, Any] = {"ipc": 3, "image_lr": 0.3, "iterations": 9, "server_epochs": 7, "radius": 2.0}
-    assert cost.shape_of(ready(_of(name, alike))) == one
-    other = [cost.shape_of(ready(_of(name, {"sigma": sigma}))) for sigma in (1.0, 3.0)]
-    assert other[0] == other[1] != one
-
-
-@pytest.mark.long
-def test_a_method_without_pieces_is_counted_as_local_steps(lab: Path) -> None:
-    silent, average = ready(_of("Silent", {})), ready({"algorithm": "fedavg"})
-    assert counted(silent) == counted(average)
-    assert counted(silent).full > 0
-    assert not counted(silent).pieces
-    assert cost.shape_of(silent) != cost.shape_of(ready(_of("Silent", {"image_lr": 0.3})))
-    assert cost.measure(silent).pieces == {}
+    one = shape()
+    assert shape(ipc=3, image_lr=0.3, iterations=9, server_epochs=7, radius=2.0) == one
+    assert shape(sigma=1.0) == shape(sigma=3.0) != one
 
 
 @pytest.mark.parametrize(
