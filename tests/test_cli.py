@@ -237,42 +237,13 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     assert all(0 <= p["sharing.p"] < 0.5 and 0.01 <= p["client.lr"] <= 0.1 for p in many)
 
 
-SWEPT = {
-    "tune --space alpha=.1,1 --space lr=1e-2 --sharing real": [
-        "fedavg-real-alpha0.1-lr0.01-f1e6b6", "fedavg-real-alpha1-lr0.01-218276"],
-    "tune --space=algorithm=fedprox,fedavg --space=fedprox.mu=0.1,1 --sharing real": [
-        "fedprox-real-algorithmfedprox-mu0.1-c7bdf7", "fedprox-real-algorithmfedprox-mu1-7c1b76",
-        "fedavg-real-algorithmfedavg-857836"],
-    "table1 --alphas ' 0.1 , 1e-2 ' --algorithms fedavg --setting real": [
-        "fedavg-real-alpha0.1-N4-C1-lr0.1-seed0-857836", "fedavg-real-alpha0.01-N4-C1-lr0.1-seed0-ebf55b"],
-    "figure3 --alpha 1 --setting shuffled_real --p .2": ["fedavg-shuffled_real-alpha1-N4-C1-lr0.1-seed0-64b7b5"],
-    "disclosure --alpha 1 --settings raw_copies --shares 0.10,1": [
-        "fedavg-raw_copies-alpha1-N4-C1-lr0.1-seed0-9ff862", "fedavg-raw_copies-alpha1-N4-C1-lr0.1-seed0-579eb2"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", SWEPT)
-def test_lists_of_a_sweep_are_read_as_numbers_are(sweeps: Callable[[str], ModuleType], line: str) -> None:
-    name, *argv = shlex.split(line)
-    module = sweeps(name)
-    options = module.arguments(["--preset", "smoke", *argv])
-    cells = module.cells(options)[0] if name == "tune" else module.grid(options)
-    assert [cell.name for cell in cells] == SWEPT[line]
-
-
-@pytest.mark.parametrize(
-    "words", ["run --out {file}/x --preset smoke", "table1 --data-dir=~nosuchuser --dataset=mnist"]
-)
-def test_scripts_exit_with_2_and_no_traceback(
-    words: str, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    script, *argv = words.replace("{file}", str(tmp_path / "file")).split()
-    done = command(script, *argv, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_constants_of_a_method_are_swept_for_that_method_only(sweeps: Callable[[str], ModuleType]) -> None:
+    module = sweeps("tune")
+    words = ["--preset", "smoke", "--space=algorithm=fedprox,fedavg", "--space=fedprox.mu=0.1,1", "--sharing", "real"]
+    cells = module.cells(module.arguments(words))[0]
+    assert [(cell.config.algorithm, cell.config.flat.get("fedprox.mu")) for cell in cells] == [
+        ("fedprox", 0.1), ("fedprox", 1.0), ("fedavg", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.long

@@ -43,7 +43,6 @@ PERSONAL = {
     "characters": "accuracy", "fine_tuning": "accuracy",
 }  # fmt: skip
 """Programs whose last command evaluates each client's own model on its own test examples, and a metric of it."""
-GROUPED = {"hospitals": 5, "fedprox_synthetic": 30, "regression": 2, "autoencoder": 5, "characters": 7}
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 
@@ -90,13 +89,9 @@ def test_the_commands_of_a_docstring_run(
         named = {field.partition(".")[2] for field in summary["config"] if field.startswith("source.")}
         assert named - {"weights"} == PARTS.get(name, {name.removeprefix("own_")})
     if name in PERSONAL:
-        of_tests = json.loads((out / "partition.json").read_text())["test_sizes"]
-        assert min(of_tests) > 0
-        assert len(of_tests) == GROUPED.get(name, summary["n_clients"])
-        assert (summary["config"]["partition.name"] == "by_group") == (name in GROUPED)
+        assert min(json.loads((out / "partition.json").read_text())["test_sizes"]) > 0
         last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
         assert last[f"personal/{PERSONAL[name]}_mean"] >= 0
-        assert json.loads((out / "clients.jsonl").read_text().splitlines()[-1])["n"] == of_tests
 
 
 def test_every_program_is_here() -> None:

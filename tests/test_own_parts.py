@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,10 +34,6 @@ def write_files(folder: Path, page: str) -> None:
     (folder / "examples").symlink_to(ROOT / "examples")
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.mark.parametrize(
     ("page", "line"), [one for one in COMMANDS if "run.py" in one[1]], ids=lambda v: v.rpartition(" ")[2]
 )
@@ -58,29 +53,18 @@ def test_a_run_of_a_page(page: str, line: str, tmp_path: Path, command: Command)
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert summary["rounds"] == 3
     assert bool(config.get("source")) == (folder.name != "first")
-    require(folder, summary, config, lines_of(folder / "rounds.jsonl"))
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     if folder.name == "photos":
+        assert (summary["n_clients"], config["model"]["width"], rounds[-1]["test/top2"]) == (5, 8, 1.0)
         changed = tmp_path / "my_nets.py"
         changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
         done = command("run", *words, "--resume", cwd=tmp_path)
         assert (done.returncode, "another source.model" in done.stderr) == (2, True)
-
-
-def require(folder: Path, summary: dict[str, Any], config: dict[str, Any], rounds: list[dict[str, Any]]) -> None:
-    """Check what the components of this run have done."""
-    if folder.name == "photos":
-        assert (summary["n_clients"], config["model"]["width"], config["model"]["smoothing"]) == (5, 8, 0.1)
-        assert rounds[-1]["test/top2"] == 1.0  # of two classes
-        assert rounds[-1]["train/largest_loss"] >= rounds[-1]["train/loss"]
-    elif folder.name == "descriptions":
-        assert summary["config"]["model.dim"] == 4
-    elif folder.name == "nights":
-        assert config["straggler"] == {"rule": "my_rules.py:Nights", "partial": "method", "q": 0.8, "zones": 2}
+    elif folder.name == "nights":  # clients of one of two zones are late, in turn
         late = [line["late"] for line in rounds[1:]]
         assert any(late)
         assert all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
     elif folder.name == "rates":
-        assert config["client"]["lr_schedule"] == "my_rates.py:inverse"
         assert (config["client"]["halved"], config["source"].keys()) == (2, {"schedule"})
     elif folder.name == "watched":
         logged = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
@@ -88,14 +72,11 @@ def require(folder: Path, summary: dict[str, Any], config: dict[str, Any], round
         assert [line["round"] for line in rounds if "measure/sharpness" in line] == [0, 2, 3]
         assert config["source"].keys() == {"tracker", "measure"}
     elif folder.name == "mixed":
-        assert config["mixed"] == {"own": 0.7}
         assert [line["round"] for line in rounds if "test/accuracy" in line] == [0, 2, 3]
-        for name in ("clients/train_accuracy_mean", "personal/train_accuracy_mean", "personal/train_loss_std"):
-            assert summary[name] == rounds[-1][name]
+        assert summary["personal/train_loss_std"] == rounds[-1]["personal/train_loss_std"]
         assert rounds[-1]["personal/train_loss_mean"] < rounds[-1]["clients/train_loss_mean"]
     elif folder.name == "neighbours":
-        assert summary["p"] > 0
-        assert summary["privacy"]["epsilon_of_messages"] is None
+        assert (summary["p"] > 0, summary["privacy"]["epsilon_of_messages"]) == (True, None)
 
 
 @pytest.mark.parametrize("line", [line for _, line in COMMANDS if re.match(r"python \w+\.py$", line)])

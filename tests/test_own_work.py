@@ -24,7 +24,7 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 
 POLISH = '''
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.tensors import Flat, flat, scale
@@ -79,7 +79,7 @@ class Polish:
 '''
 
 MIXES = '''
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fedcommons.sharing.stage import Assigned, Contributions
 
 PLAYED = []

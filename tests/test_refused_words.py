@@ -64,6 +64,7 @@ run --out {name300} -> --out long xxx...
 run --algorithm fed{escape}avg -> --algorithm control \x1b
 run --tracking.group a{newline}b -> --tracking.group control \n
 run --tracking.group {surrogate} -> --tracking.group control \udc80
+run --out word.yaml/x --preset smoke -> word.yaml written
 run --out {long} -> --out 4096 5000
 run --storage '' -> --storage ''
 run --storage ~nobody-of-this-name/a:b -> --storage home
