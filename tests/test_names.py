@@ -117,15 +117,15 @@ def artifact_keys(one: Trial) -> list[str]:
     return [key[:12] for key in keys]
 
 
-def all_fields() -> dict[str, dict[str, list[Any]]]:
-    """Return default, range and types of every field, by section or component."""
+def fields_of(kind: str) -> dict[str, dict[str, list[Any]]]:
+    """Return default, range and types of every field, by section or by component of a kind."""
     of: dict[str, dict[str, list[Any]]] = {}
+    if kind != "sections":
+        known = KINDS[kind].known
+        return {one: {n: described(f) for n, f in parts.constants(kind, one).items()} for one in known}
     for name, field in own_fields().items():
-        section, _, leaf = f"experiment.{name}".removeprefix("experiment." * ("." in name)).partition(".")
+        section, _, leaf = name.partition(".") if "." in name else ("experiment", "", name)
         of.setdefault(section, {})[leaf] = described(field)
-    for kind, k in KINDS.items():
-        for name in k.known:
-            of[f"{kind} {name}"] = {n: described(field) for n, field in parts.constants(kind, name).items()}
     return of
 
 
@@ -134,10 +134,11 @@ def described(field: Field) -> list[Any]:
     return [repr(field.default), field.allowed, types]
 
 
-@pytest.mark.parametrize("section", NAMES["fields"])
-def test_fields_types_ranges_and_defaults_are_what_they_were(section: str) -> None:
+@pytest.mark.parametrize("kind", NAMES["fields"])
+def test_fields_types_ranges_and_defaults_are_what_they_were(kind: str) -> None:
     """Another default renames runs; without a field a config cannot be read. A new field may come."""
-    *names, was = NAMES["fields"][section].split()
-    now = all_fields()[section]
-    assert set(names) <= now.keys()
-    assert hashed([now[name] for name in names]) == was, now
+    now = fields_of(kind)
+    for component, words in NAMES["fields"][kind].items():
+        *names, was = words.split()
+        assert set(names) <= now[component].keys()
+        assert hashed([now[component][name] for name in names]) == was, (component, now[component])

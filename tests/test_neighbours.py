@@ -100,45 +100,39 @@ FORMS = {
 """An import, and the file that it makes a neighbour."""
 
 
-@pytest.mark.parametrize("where", ["net.py", "net"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_changed_neighbour_changes_the_hash_however_it_is_imported(lab: Lab, form: str, where: str) -> None:
-    lab.net("net.py", form)
+IN_PACKAGE = [
+    ("from . import near", "lab/sub/near.py"),
+    ("from .near import VALUE", "lab/sub/near.py"),
+    ("from .. import far", "lab/far.py"),
+    ("from ..far import VALUE", "lab/far.py"),
+    ("def late():\n    from lab import far", "lab/far.py"),
+    ("from .near import VALUE", "lab/__init__.py"),
+    ("", "lab/sub/__init__.py"),
+]
+CASES = [
+    *((f"{where}:Net", "net.py", *form) for where in ("net.py", "net") for form in FORMS.items()),
+    *(("lab.sub.net:Net", "lab/sub/net.py", *form) for form in IN_PACKAGE),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "imports", "changed"), CASES)
+def test_a_changed_neighbour_changes_the_hash_however_it_is_imported(
+    lab: Lab, name: str, file: str, imports: str, changed: str
+) -> None:
+    lab.net(file, imports)
     lab.write("middle.py", "def late():\n    from helper import VALUE")
     lab.write("circle.py", "import circle, helper, net")
     lab.write("pkg/other.py", "NOTHING = 0")
-    for name in ("helper.py", "pkg/__init__.py", "pkg/sub.py", "ns/deep/mod.py"):
-        lab.write(name, "VALUE = 1")
-    before = parts.source(f"{where}:Net")
-    assert before != lab.hash_of("net.py")
-    assert parts.find("model", f"{where}:Net")
-    lab.write(FORMS[form], "VALUE = 2")
-    assert parts.source(f"{where}:Net") != before
-    lab.write(FORMS[form], "VALUE = 1")
-    assert parts.source(f"{where}:Net") == before
-
-
-@pytest.mark.parametrize(
-    ("imports", "changed"),
-    [
-        ("from . import near", "lab/sub/near.py"),
-        ("from .near import VALUE", "lab/sub/near.py"),
-        ("from .. import far", "lab/far.py"),
-        ("from ..far import VALUE", "lab/far.py"),
-        ("def late():\n    from lab import far", "lab/far.py"),
-        ("from .near import VALUE", "lab/__init__.py"),
-        ("", "lab/sub/__init__.py"),
-    ],
-)
-def test_a_component_in_a_package_has_neighbours_in_it(lab: Lab, imports: str, changed: str) -> None:
-    lab.net("lab/sub/net.py", imports)
-    for name in ("lab/__init__.py", "lab/sub/__init__.py", "lab/sub/near.py", "lab/far.py"):
-        lab.write(name, "VALUE = 1")
-    before = parts.source("lab.sub.net:Net")
-    assert before != lab.hash_of("lab/sub/net.py")
-    assert parts.find("model", "lab.sub.net:Net")
+    for other in ("helper.py", "pkg/__init__.py", "pkg/sub.py", "ns/deep/mod.py", "lab/__init__.py",
+                  "lab/sub/__init__.py", "lab/sub/near.py", "lab/far.py"):  # fmt: skip
+        lab.write(other, "VALUE = 1")
+    before = parts.source(name)
+    assert before != lab.hash_of(file)
+    assert parts.find("model", name)
     lab.write(changed, "VALUE = 2")
-    assert parts.source("lab.sub.net:Net") != before
+    assert parts.source(name) != before
+    lab.write(changed, "VALUE = 1")
+    assert parts.source(name) == before
 
 
 def test_a_neighbour_may_be_a_link_and_lie_in_a_linked_folder(lab: Lab, tmp_path: Path) -> None:

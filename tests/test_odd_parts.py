@@ -101,17 +101,18 @@ def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
     [
         ("None", "NoneType"),
         ("{0: [0, 1], 1: [2]}", "dict"),
-        ("[[0, [1]], [2]]", "client 0.*one shape"),
-        ("[[0, 1], [True, False]]", "client 1.*bool.*np.flatnonzero"),
-        ("[[0, 1], [0.5]]", "client 1.*float64"),
-        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", "client 0.*bfloat16"),
-        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", "client 1.*masked"),
+        ("[[0, [1]], [2]]", "client 0, one shape"),
+        ("[[0, 1], [True, False]]", "client 1, bool, np.flatnonzero"),
+        ("[[0, 1], [0.5]]", "client 1, float64"),
+        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", "client 0, bfloat16"),
+        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", "client 1, masked"),
     ],
 )
 def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str, words: str) -> None:
     config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
-    with pytest.raises(UserError, match=f"partition.name.*{words}"):
+    with pytest.raises(UserError, match="partition.name") as error:
         build.prepare(config)
+    assert [word for word in words.split(", ") if word not in str(error.value)] == []
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end() -> None:

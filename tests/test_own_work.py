@@ -50,7 +50,7 @@ def polish(worker, task, seed):
 
 @dataclass(frozen=True)
 class Polish:
-    """FedAvg whose server takes steps, more for more replies, and none where nobody replies."""
+    """FedAvg whose server takes steps, more for more replies, and none without a reply."""
 
     epochs: int = 50
     lr: float = 0.1
