@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,9 @@ class Method:
     options: tuple[tuple[str, object], ...] = ()
     dry: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.name}"
+
 
 NEEDS = (("sharing.setting", "right.py:Needing"),)
 CHECK = (True, tuple(RETURNS))
@@ -123,6 +126,20 @@ METHODS = [
     Method("model", "configure_optimizers", "Net", True),
     Method("model", "validation_step", "Net", True, right=tuple(fault for fault in RETURNS if fault != "nan")),
 ]
+
+
+def cases() -> Iterator[tuple[Method, str]]:
+    """Return each method with its faults: two that raise and, of values of a wrong type, one; they take turns."""
+    raising, wrong_types = list(RAISES), ["5", "'x'", "an object"]
+    for number, method in enumerate(METHODS):
+        returned = [fault for fault in RETURNS if fault not in wrong_types or fault in method.right]
+        returned += [wrong_types[number % 3]] * (wrong_types[number % 3] not in returned)
+        if set(RETURNS) <= set(method.right):  # no value is a fault
+            returned = returned[number % 7 :][:1]
+        for fault in (*(raising[(number + k) % 6] for k in (0, 3)), *returned):
+            yield method, fault
+
+
 PROTOCOLS = {
     "algorithm": (Algorithm, ChoosesClients, Shares, TellsWork), "sharing": (Stage, Generating, TakesLong),
     "generator": (Generator,), "tracker": (Tracker,), "measure": (Measure,),
@@ -174,8 +191,7 @@ def exit_code(script: Callable[[Sequence[str]], int], monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.kind}-{method.name}")
+@pytest.mark.parametrize(("method", "fault"), cases(), ids=str)
 @pytest.mark.long
 def test_a_component_that_breaks_is_named_in_one_sentence(
     lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: Method, fault: str

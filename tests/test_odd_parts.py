@@ -110,7 +110,7 @@ def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
 )
 def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str, words: str) -> None:
     config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
-    with pytest.raises(UserError, match="partition.name") as error:
+    with pytest.raises(UserError, match=r"partition\.name") as error:
         build.prepare(config)
     assert [word for word in words.split(", ") if word not in str(error.value)] == []
 
