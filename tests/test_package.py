@@ -51,7 +51,7 @@ def test_lock_and_constraints_name_the_same_versions_and_the_lock_has_hashes() -
 
 def test_every_requirement_is_locked_in_a_version_that_fits() -> None:
     extras = [text for texts in PROJECT["optional-dependencies"].values() for text in texts]
-    locked = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins("requirements.lock")}
+    locked = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins("requirements.lock")}
     for text in [*PYPROJECT["build-system"]["requires"], *PROJECT["dependencies"], *extras]:
         wanted = Requirement(text)
         if wanted.name == PROJECT["name"]:  # dev asks for the other extras

@@ -77,4 +77,4 @@ def test_numbers_that_differ_are_reported(script: ModuleType) -> None:
     assert differences(other.assign(accuracy=[0.625, 0.5])) == ""
     assert "accuracy is 0.25 off at y, 0" in differences(other.assign(accuracy=[0.5, 0.5]))
     assert differences(other.assign(rounds=[3.0, 8.0])).startswith("rounds is inf off at x, 0")
-    assert differences(one[:1]) == "other rows: 2 committed, 1 made"
+    assert differences(one.head(1)) == "other rows: 2 committed, 1 made"
