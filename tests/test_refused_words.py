@@ -68,7 +68,6 @@ run --out word.yaml/x --preset smoke -> word.yaml written
 run --out {long} -> --out 4096 5000
 run --storage '' -> --storage ''
 run --storage ~nobody-of-this-name/a:b -> --storage home
-table1 --preset smoke --storage s3://bucket/../other -> storage s3://BUCKET/PREFIX
 run --config {tmp}/folder -> folder no file
 run --config loop -> loop symbolic
 run --config word.yaml/x -> word.yaml/x directory
@@ -86,6 +85,21 @@ run --dp.local true --algorithm scaffold --scaffold.option 1 -> scaffold.option 
 run --sharing shuffled_synthetic --generator.schedule cosine -> generator.schedule linear
 run --sharing shuffled_synthetic --generator.channels '[8]' -> generator.channels two 8
 run --sharing shuffled_synthetic --generator.sampling_steps 2000 -> sampling_steps generator.timesteps 1000
+run --config good.yaml --config -> --config needs
+run --algorithm fedprox --fedprox.mu -> --fedprox.mu needs
+run --straggler.deadline 1 -> straggler.deadline independent
+run --sharing.c 0.3 -> sharing.c raw_copies real
+run --dry-run --replay nowhere -> --replay --dry_run
+table1 --preset smoke --storage s3://bucket/../other -> storage s3://BUCKET/PREFIX
+table1 --sharing.setting real -> sharing.setting --settings
+table1 --alphas 0.1,0.1 -> --alphas different
+table1 --algorithms fedavg,fedprx -> 'fedprx' 'fedprox'
+table1 --settings real,fake -> sharing.setting 'fake'
+table1 --federations 10:1,10:1.0 -> --federations different
+table1 --federations 10:1 --partition.n_clients 5 -> partition.n_clients --federations
+table1 --lrs 0.1,0.2 --data.validation 0 -> --lrs data.validation
+table1 --setting shuffled_synthetic --generator= -> generator.name none
+table1 --on-cores many -> on_cores int null
 tune --space -> --space needs
 tune --space alpha= -> --space NAME=VALUES 'alpha='
 tune --space =0.1 -> swept ''
@@ -113,32 +127,30 @@ tune --space lr=0.1 --search optuna --scheduler asha -> optuna fifo
 tune --space dp.local=maybe -> dp.local truth 'maybe'
 tune --config space.yaml -> client.lr 'fast'
 tune --config space_bad.yaml -> --space 'alpha'
-table1 --sharing.setting real -> sharing.setting --settings
-table1 --alphas 0.1,0.1 -> --alphas different
-table1 --algorithms fedavg,fedprx -> 'fedprx' 'fedprox'
-table1 --settings real,fake -> sharing.setting 'fake'
-table1 --federations 10:1,10:1.0 -> --federations different
-table1 --federations 10:1 --partition.n_clients 5 -> partition.n_clients --federations
-table1 --lrs 0.1,0.2 --data.validation 0 -> --lrs data.validation
-table1 --setting shuffled_synthetic --generator= -> generator.name none
-table1 --on-cores many -> on_cores int null
+tune --space lr=0.1 --scheduler ash -> scheduler 'asha'
+tune --space lr=0.1 --mode maximum -> mode 'max'
 figure3 --preset authors -> authors central
 feddm --preset authors -> --preset smoke, paper
 feddm --algorithms fedavg -> --ipcs feddm
 feddm --rates 0.1,0.2 --data.validation 0 -> data.validation
 feddm --rates 0.1 --client.lr 0.1 -> client.lr --rates
 feddm --study-alpha 0.1,0.2 -> --study-alpha one
+feddm --seed 1 -> seed --seeds
 feddpms --clients 10:x -> --clients '10:x'
 feddpms --lrs 0.1 --lr 0.1 -> client.lr --lrs
 private_fedssyn --preset authors -> --preset private
 private_fedssyn --generator.target_epsilon 3 -> generator.target_epsilon --epsilons
 private_fedssyn --settings real -> --settings generators
+private_fedssyn --generator.sigma 3 -> --generator.sigma '--sigmas'
+private_fedssyn --generator.target_epochs 3 -> generator.target_epochs --checkpoints
 private_sizes --preset authors -> --preset authors
 private_sizes --generator ddpm -> generator.name private_ddpm
 private_sizes --data.limit 100 -> data.limit --sizes
 private_sizes --ways plain,merv -> way 'merf'
 private_sizes --preset smoke --partition.n_clients 2 --dry-run -> partition.n_clients 1
 private_sizes --preset smoke --p 0 --dry-run -> sharing.p above
+private_sizes --sharing real -> sharing.setting shuffled_synthetic
+private_sizes --seed 1 -> seed --seeds
 replicate --rows R1,R13 -> 'R13' 'R3'
 replicate --rows R9 -> R9 docs/results
 replicate --on-cores 4 -> --on-cores --dry-run
@@ -150,6 +162,7 @@ referee fedprox --special-case mu=0 -> --special-case 'mu=0'
 referee fedprox --strategy their.py:Server -> --strategy fedprox
 audit_pool --sharing real -> sharing.setting real
 audit_pool --preset smoke --p 0 --dry-run -> sharing.p
+audit_pool --seeds 0,1 --seed 2 -> seed --seeds
 advise --settings real -> --settings shuffled_real
 advise --algorithms fedprox -> --algorithms fedavg
 advise --client.optimizer adam -> client.optimizer sgd
@@ -161,13 +174,21 @@ compare -> DIR
 compare folder --z p -> --z --facet
 compare --out x folder -> 'folder'
 compare folder --config word.yaml -> client.lr facet
+compare nowhere -> nowhere folder
+compare ~nosuchuser -> DIR home
 dashboard -> --entity
 dashboard folder --project me/mine -> --project 'me/mine'
 dashboard folder --name= -> --name 128
+dashboard nowhere -> nowhere folder
+dashboard folder -> folder run
+dashboard --entity= -> --entity 128
 report -> RUNS
 report folder --out report.pdf -> --out HTML
 report folder --out nowhere/report.html -> --out nowhere
+report nowhere -> nowhere folder
+report folder -> folder run
 watch -> RUNS
+watch nowhere -> nowhere folder
 storage_gc -> storage
 storage_gc nowhere -> nowhere folder
 storage_gc http://lab/runs -> 'http:' 's3://'
@@ -176,8 +197,12 @@ disclosure --round 21 -> --round 20
 disclosure --sharing.c 0.1 -> sharing.c --shares
 quadratics --preset small -> preset paper
 quadratics --zeta-sq -1 --dry-run -> zeta_sq [0, inf) -1
+quadratics --fit none -> fit authors
 mnist_softmax --dataset cifar10 -> 'cifar10' digits
+mnist_softmax --preset authors -> authors small
 gradient_coding --pairs 0.5:3:4 --dry-run -> --pairs '0.5:3:4'
+gradient_coding --preset large -> large small
+gradient_coding --dataset fmnist -> 'fmnist' digits
 communication_saved -> --from
 communication_saved --from nowhere.csv -> nowhere.csv
 communication_saved --from my_lab.py -> my_lab.py 'dataset'
@@ -186,23 +211,24 @@ convergence_parameters --preset authors -> authors
 convergence_parameters --measure.every 0 -> measure.every 1
 convergence_parameters --generator-p 0 -> --generator-p (0, 1)
 convergence_parameters --measure.smoothness true -> measure.smoothness --hessians
+convergence_parameters --sharing.setting real -> sharing.setting --p
 quality --sharing real -> sharing.setting real
 fedcvae --partition iid -> --alphas iid
 fedcvae --methods fedcvae -> 'fedcvae-ens' 'fedcvae-kd'
 fedcvae --fedcvae.local_epochs 3 -> fedcvae.local_epochs --client.epochs
 fedcvae --sharing shuffled_synthetic -> sharing.setting real
 fedcvae --preset paper --dataset cifar10 -> paper 'cifar10'
+fedcvae --preset authors -> authors small
 sensitivity --partition.alpha 1 -> partition.alpha 0.1
 sensitivity --generator.name gan -> generator.name --generators
+sensitivity --preset authors -> authors small
 dsprites --generator.rho 0.5 -> generator.rho --rhos
+dsprites --preset authors -> authors small
 table2 --preset authors -> --preset smoke
 commons --preset authors -> authors
 commons --ways fedsyn -> way 'fedsyn'
 commons --algorithms fedprox -> --algorithms --ways
 commons --data.validation 0 -> --lrs data.validation
-run --config good.yaml --config -> --config needs
-run --algorithm fedprox --fedprox.mu -> --fedprox.mu needs
-private_fedssyn --generator.sigma 3 -> --generator.sigma '--sigmas'
 """
 """Command -> words of its sentence, separated by spaces."""
 LINES = [line for line in REFUSED.splitlines() if line]
