@@ -191,7 +191,7 @@ def exit_code(script: Callable[[Sequence[str]], int], monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize(("method", "fault"), cases(), ids=str)
+@pytest.mark.parametrize(("method", "fault"), list(cases()), ids=str)
 @pytest.mark.long
 def test_a_component_that_breaks_is_named_in_one_sentence(
     lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: Method, fault: str
