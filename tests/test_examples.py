@@ -54,8 +54,14 @@ def play(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name in PRINTED if name != "sweep"])
-@pytest.mark.long
+PROGRAMS = [
+    pytest.param(name, marks=pytest.mark.slow if name == "fedprox_synthetic" else pytest.mark.long)
+    for name in PRINTED
+    if name != "sweep"
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_alone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
