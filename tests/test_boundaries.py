@@ -232,11 +232,10 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
 
 @pytest.mark.ray
 def test_in_a_sweep_that_run_fails_and_the_others_go_on(lab: Path) -> None:
-    """sys.exit in an actor would end its process, and Ray would try it again."""
+    """sys.exit in a trial would end its process, and Ray would try it again."""
     (lab / "wrong.py").write_text(WRONG.format(part=wrong(Method("algorithm", "client", "Method"), "sys.exit(0)")))
     words = ["--preset=smoke", "--federation.rounds=1", "--measure.every=0", "--tracking.wandb=off", "--alphas=0.1",
-             "--algorithms=right.py:Method,wrong.py:Wrong", "--settings=real", "--federation.executor=ray_actors",
-             "--federation.actors=1", "--out=sweep"]  # fmt: skip
+             "--algorithms=right.py:Method,wrong.py:Wrong", "--settings=real", "--out=sweep"]  # fmt: skip
     clean = {name: value for name, value in os.environ.items() if name != "FEDCOMMONS_PARTS"}
     path = Path(__file__).parent.parent / "sweeps" / "table1.py"
     done = subprocess.run([sys.executable, str(path), *words], cwd=lab, env=clean, capture_output=True, text=True)
