@@ -226,6 +226,7 @@ def test_a_sweep_may_have_10_000_cells() -> None:
         tuning.require_few(10_001)
 
 
+@pytest.mark.long
 def test_the_cost_of_a_few_cells_stands_for_all() -> None:
     one = planned.Bill(cells=[2.0, 4.0])
     many = planned.Bill(cells=[2.0, 4.0], times=1000.0)
