@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test test-long test-ray test-cpus test-locale test-cluster test-browser docs nightly cluster-check lint lock
+.PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py --resume $(ARGS)
 
@@ -15,10 +15,9 @@ test: $(VENV)/.installed
 test-long: $(VENV)/.installed
 	$(RUN) -m pytest -m long -n 2 --dist worksteal $(ARGS)
 
-# The tests that read and write texts most, in a locale that is not UTF-8.
-LOCALE := $(addprefix tests/test_,cli.py own_parts.py report.py)
-test-locale: $(VENV)/.installed
-	env LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $(RUN) -m pytest -m "not slow and not ray" -n 2 --dist worksteal --quiet $(LOCALE) $(ARGS)
+# Writes the sentences of refused commands anew (tests/test_refusals.py); look at the diff.
+snapshots: $(VENV)/.installed
+	$(RUN) -m pytest -n 0 --inline-snapshot=fix tests/test_refusals.py $(ARGS)
 
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)
@@ -35,20 +34,24 @@ test-browser: $(VENV)/.installed
 cluster-check: $(VENV)/.installed
 	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template ray_cluster.yaml cluster/onprem.yaml)
 
-# The tests that compare bits, with the instructions of other CPUs, which round differently.
+# The tests that compare bits, with the instructions of other CPUs, which round differently, and the tests that read and
+# write texts most, in a locale that is not UTF-8.
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"
 BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py weighted_examples.py \
   dp_vectorised.py other_draws.py private_ddpm.py planted_faults.py codes.py feddpms.py)
+TEXTS := $(addprefix tests/test_,cli.py own_parts.py report.py)
+LOCALE := LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0
 test-cpus: $(VENV)/.installed
-	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(RUN) -m pytest -m "not slow and not ray" -n 2 --dist worksteal --quiet $(BITS) $(ARGS) || exit; done
+	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(LOCALE) $(RUN) -m pytest -m "not slow and not ray and not browser" -n 2 \
+	  --dist worksteal --quiet $(BITS) $(TEXTS) $(ARGS) || exit; done
 
 # The site, in docs/_build/html; warnings are errors, and nothing is fetched.
 docs: $(VENV)/.installed
 	$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 
-# Result pages' numbers anew, by hand: ARGS="--minutes 60" says how long it may take (docs/results/regenerate.py).
+# Slow evidence, by hand: PART=pages (ARGS="--minutes 60"), faults, folders or mutation; see docs/results/nightly.csv.
 nightly: $(VENV)/.installed
-	$(RUN) docs/results/regenerate.py $(ARGS)
+	.ci/nightly "$(PART)" $(ARGS)
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .

@@ -1,8 +1,8 @@
 """Makes result pages' numbers anew by the commands of the pages, and compares them with those that are committed.
 
-make nightly                                          # the cheapest pages, as many as an hour holds
-make nightly ARGS="--minutes 600"                     # more of them
-make nightly ARGS="--pages quadratics,figure3_small_digits"
+make nightly PART=pages                                          # the cheapest pages, as many as an hour holds
+make nightly PART=pages ARGS="--minutes 600"                     # more of them
+make nightly PART=pages ARGS="--pages quadratics,figure3_small_digits"
 
 ``pages.yaml`` names for each page its command, its minutes on two idle cores, and what is compared: a committed CSV,
 the file that the command writes, the columns that tell its rows apart, and how far each other column may be off, in
