@@ -1,6 +1,5 @@
 """NDPDC: sigmas, sensitivity, sums, noise, the fit beside a slow loop, the ledger's epsilon, and what a run says."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,7 +15,6 @@ from torch import Tensor
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.config.flat import choose
 from fedcommons.core.accountants import epsilon
-from fedcommons.core.noise import Source
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -40,24 +38,21 @@ def some(n: int, seed: int = 0) -> Examples:
     return Examples(x, torch.randint(10, (n,), generator=draws))
 
 
-def dealt(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60) -> Dealt:
+def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60) -> Dealt:
     """The same images, cut into clients at these places."""
     return Dealt(Clients(some(n), np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
 
 
-def message(stage: NDPDC, given: Dealt, client: int = 0, step: int = 0) -> Tensor:
-    return stage.sender(given, client).message(stage.networks(given).at(step), step).values
+def message(stage: NDPDC, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    return stage.sender(start, client).message(stage.networks(start).at(step), step).values
 
 
 def test_mnist_has_the_papers_features() -> None:
     stage = NDPDC(noise_multiplier=1.0)
     for shape, size in (((1, 28, 28), 2048), ((3, 32, 32), 2048), (SHAPE, 128 * 16)):
-        given = Dealt(Clients(Examples(torch.zeros(1, *shape), torch.zeros(1).long()), [np.arange(1)]), 10, False, 0)
-        assert stage.networks(given).size == size
+        start = Dealt(Clients(Examples(torch.zeros(1, *shape), torch.zeros(1).long()), [np.arange(1)]), 10, False, 0)
+        assert stage.networks(start).size == size
     assert [blocks((1, side, side)) for side in (2, 8, 9, 16, 24, 28, 32, 64)] == [1, 1, 2, 2, 2, 3, 3, 3]
-
-
-# --- the rate, samples and noise
 
 
 def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
@@ -67,33 +62,36 @@ def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
     assert stage.rate(500, 10) == stage.rate(129, 10) == stage.rate(0, 10) == 1
     skewed = Dealt(Clients(Examples(some(60).x, torch.zeros(60).long()), [np.arange(60)]), 10, False, 0)
     assert (
-        stage.release(skewed, SMALL.make(skewed, ()))[1][0].q == stage.release(dealt(), SMALL.make(skewed, ()))[1][0].q
+        stage.release(skewed, SMALL.make(skewed, ()))[1][0].q
+        == stage.release(clients(), SMALL.make(skewed, ()))[1][0].q
     )
 
 
 def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
     """In a Poisson sample too: nobody else is drawn, or not, because of it."""
-    silent, given = replace(SMALL, noise_multiplier=0.0), dealt()
-    y = given.own.store.y.clone()
+    silent, start = replace(SMALL, noise_multiplier=0.0), clients()
+    y = start.own.store.y.clone()
     y[7] = (y[7] + 1) % 10
-    sender, phi = silent.sender(given, 0), silent.networks(given).at(0)
-    relabelled = replace(sender, own=Examples(given.own.store.x, y), draws=silent.sender(given, 0).draws)
+    sender, phi = silent.sender(start, 0), silent.networks(start).at(0)
+    relabelled = replace(sender, own=Examples(start.own.store.x, y), draws=silent.sender(start, 0).draws)
     for step in range(6):
         moved = relabelled.message(phi, step).values - sender.message(phi, step).values
         assert moved.norm(dim=1).max() <= 1 + 1e-5
         assert (moved.norm(dim=1) > 1e-5).sum() in (0, 2)
+    with pytest.raises(ValueError, match="has been drawn"):  # no message is drawn twice
+        sender.message(phi, 0)
 
 
 def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     """Of 400 steps: counts of an image lie within 5 standard deviations."""
-    given, steps = dealt(), 400
-    sender = replace(SMALL, noise_multiplier=0.0).sender(given, 0)
+    start, steps = clients(), 400
+    sender = replace(SMALL, noise_multiplier=0.0).sender(start, 0)
     assert sender.q == pytest.approx(1 / 3)
 
     def phi(x: Tensor, y: Tensor) -> Tensor:
         return torch.eye(60)[[int((whole == one).all((1, 2, 3)).nonzero()) for one in x]]
 
-    whole = pixels(given.own.store.x)
+    whole = pixels(start.own.store.x)
     counts = torch.stack([sender.message(phi, step).values.sum(0) for step in range(steps)])
     assert ((counts == 0) | (counts == 1)).all()
     far = (counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5
@@ -102,12 +100,12 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
 
 
 def test_noise_has_the_variance_that_is_stated_and_is_new_in_every_step_and_client() -> None:
-    stage, given = replace(SMALL, noise_multiplier=2.0, batch=50), dealt(20, 40)
+    stage, start = replace(SMALL, noise_multiplier=2.0, batch=50), clients(20, 40)
     silent = replace(stage, noise_multiplier=0.0)
-    senders = [(stage.sender(given, i), silent.sender(given, i)) for i in range(3)]
+    senders = [(stage.sender(start, i), silent.sender(start, i)) for i in range(3)]
     noises = []
     for step in range(2):
-        phi = stage.networks(given).at(step)
+        phi = stage.networks(start).at(step)
         noises += [one.message(phi, step).values - exact.message(phi, step).values for one, exact in senders]
     n = noises[0].numel()
     for noise in noises:
@@ -120,8 +118,8 @@ def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise() -> 
     stage = replace(SMALL, batch=50)
 
     def noise(stage: NDPDC = stage, client: int = 0, **how: Any) -> Tensor:
-        given = dealt(20, 40, **how)
-        return message(stage, given, client) - message(replace(stage, noise_multiplier=0.0), given, client)
+        start = clients(20, 40, **how)
+        return message(stage, start, client) - message(replace(stage, noise_multiplier=0.0), start, client)
 
     assert torch.equal(noise(), noise())
     assert torch.equal(noise(), noise(replace(stage, per_class=9, lr=0.3)))  # the images are not the message
@@ -131,44 +129,22 @@ def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise() -> 
         assert (noise() - other).std() > 1.2  # sqrt(2), and 0 if they were the same
 
 
-def test_no_message_is_drawn_twice_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stream is opened once; the engine of a client refuses a step that was sent."""
-    opened: Counter[tuple[int | str, ...]] = Counter()
-    stream = Source.stream
-
-    def counted(self: Source, *key: int | str) -> Any:
-        opened[(self.facts, *key)] += 1
-        return stream(self, *key)
-
-    monkeypatch.setattr(Source, "stream", counted)
-    SMALL.make(dealt(20, 40), ())
-    assert set(opened.values()) == {1}
-    assert len(opened) == 3 * SMALL.iterations * 2
-    sender, phi = SMALL.sender(dealt(), 0), SMALL.networks(dealt()).at(0)
-    sender.message(phi, 0)
-    with pytest.raises(ValueError, match="has been drawn"):
-        sender.message(phi, 0)
-
-
 def test_secret_noise_is_drawn_from_a_salt_that_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
-    seeded, secret = (message(SMALL, dealt(20, is_secret=on)) for on in (False, True))
+    seeded, secret = (message(SMALL, clients(20, is_secret=on)) for on in (False, True))
     assert not torch.allclose(seeded, secret, atol=0.1)
-    assert torch.equal(secret, message(SMALL, dealt(20, is_secret=True)))
-    assert len(set(SMALL.salts(dealt(20)))) == 2
-    assert replace(SMALL, noise_multiplier=0.0).salts(dealt(20)) == []
+    assert torch.equal(secret, message(SMALL, clients(20, is_secret=True)))
+    assert len(set(SMALL.salts(clients(20)))) == 2
+    assert replace(SMALL, noise_multiplier=0.0).salts(clients(20)) == []
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
-    assert not torch.allclose(secret, message(SMALL, dealt(20, is_secret=True)), atol=0.1)
-
-
-# --- the fit
+    assert not torch.allclose(secret, message(SMALL, clients(20, is_secret=True)), atol=0.1)
 
 
 @pytest.mark.parametrize("cuts", [(), (17, 40)])
 def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tuple[int, ...]) -> None:
     """Image by image and class by class, with momentum by hand; rounding alone may differ, by one of 255."""
-    stage, given = replace(SMALL, noise_multiplier=0.0, batch=60, iterations=4, lr=0.1), dealt(*cuts)
-    networks, ipc, batch = stage.networks(given), stage.per_class, stage.batch
+    stage, start = replace(SMALL, noise_multiplier=0.0, batch=60, iterations=4, lr=0.1), clients(*cuts)
+    networks, ipc, batch = stage.networks(start), stage.per_class, stage.batch
     images = torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images"))
     velocity = torch.zeros_like(images)
     expected = 60 / 10
@@ -182,7 +158,7 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
 
         for c in range(10):
             real = torch.zeros(networks.size)
-            for x, y in zip(given.own.store.x, given.own.store.y, strict=True):
+            for x, y in zip(start.own.store.x, start.own.store.y, strict=True):
                 if y == c:
                     real += feature(x / 255 * 2 - 1).detach()
             mine = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
@@ -191,38 +167,29 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
             for k, g in enumerate(torch.autograd.grad(loss, mine)):
                 velocity[c * ipc + k] = 0.5 * velocity[c * ipc + k] + g
         images = images - 0.1 * velocity
-    found = share(stage, given).data.pool
-    assert found is not None
-    x, y = stage.make(given, ()).store.x[60:], stage.make(given, ()).store.y[60:]
+    store = stage.make(start, ()).store
+    x, y = store.x[60:], store.y[60:]
     order = torch.cat([torch.arange(20)[i :: len(cuts) + 1] for i in range(len(cuts) + 1)])
     slow = ((images + 1) * 127.5).clamp(0, 255).round()[order]
     assert y.tolist() == (order // ipc).tolist()
     assert (x.float() - slow).abs().max() <= 1
-    start = ((torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images")) + 1) * 127.5).clamp(0, 255)
-    assert (slow - start[order]).abs().mean() > 2  # they have moved
+    first = ((torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images")) + 1) * 127.5).clamp(0, 255)
+    assert (slow - first[order]).abs().mean() > 2  # they have moved
 
 
 def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matched() -> None:
-    given = dealt()
+    start = clients()
     stage = NDPDC(noise_multiplier=0.0, iterations=1, per_class=2, width=16, batch=6, lr=0.1)
 
     def distance(iterations: int) -> float:
-        made = replace(stage, iterations=iterations).make(given, ()).store[slice(60, None)]
-        phi, counts = stage.networks(given).at(10_000), torch.bincount(given.own.store.y)[:, None]
-        return (sums(phi, given.own.store, 10) / counts - sums(phi, made, 10) / 2).norm().item()
+        made = replace(stage, iterations=iterations).make(start, ()).store[slice(60, None)]
+        phi, counts = stage.networks(start).at(10_000), torch.bincount(start.own.store.y)[:, None]
+        return (sums(phi, start.own.store, 10) / counts - sums(phi, made, 10) / 2).norm().item()
 
     assert distance(60) < 0.75 * distance(1)
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
-def test_the_same_seed_has_the_same_bits(noise_multiplier: float) -> None:
-    stage = replace(SMALL, noise_multiplier=noise_multiplier)
-    first = stage.make(dealt(20), ()).store.x
-    torch.rand(3)  # what somebody draws elsewhere does not matter
-    assert torch.equal(stage.make(dealt(20), ()).store.x, first)
-    assert not torch.equal(stage.make(dealt(20, seed=1), ()).store.x[60:], first[60:])
-
-
+@pytest.mark.long
 def test_images_teach_digits() -> None:
     of = {"sharing.target_epsilon": 50.0, "sharing.iterations": 15, "sharing.per_class": 4, "sharing.width": 16}
     ready = build.prepare(choose({"sharing.setting": "ndpdc", "partition.n_clients": 5, **of}))
@@ -230,9 +197,6 @@ def test_images_teach_digits() -> None:
     test = ready.dataset.test
     taught = LogisticRegression(max_iter=300).fit((made.x.flatten(1) / 255).numpy(), made.y.numpy())
     assert taught.score((test.x.flatten(1) / 255).numpy(), test.y.numpy()) > 0.6
-
-
-# --- what is stated
 
 
 @pytest.mark.parametrize(
@@ -253,8 +217,8 @@ def test_sigma_is_that_of_the_spec(n_c: int, delta: float, target: float, sigma:
 
 @pytest.mark.parametrize("batch", [2, 50])
 def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
-    stage, given = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1), dealt(10, 35)
-    shared = share(stage, given)
+    stage, start = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1), clients(10, 35)
+    shared = share(stage, start)
     ledger = Ledger.of([replace(event, commons=True) for event in shared.releases])
     for client, n in enumerate((10, 25, 25)):
         q = min(1.0, batch * 10 / n)
@@ -285,18 +249,18 @@ def test_a_stage_with_less_noise_than_it_says_is_found() -> None:
 
 
 def test_without_noise_nothing_is_covered() -> None:
-    shared = share(replace(SMALL, noise_multiplier=0.0), dealt(20, 40))
+    shared = share(replace(SMALL, noise_multiplier=0.0), clients(20, 40))
     assert [event.covered for event in shared.releases] == [False] * 3
     assert [event.seen for event in shared.releases] == [20, 20, 20]
 
 
-def test_everybody_gets_all_images_and_pays_for_the_messages_and_them() -> None:
-    given = dealt(20, 30)
-    shared = share(SMALL, given)
+def test_all_clients_get_all_images_and_pay_for_the_messages_and_them() -> None:
+    start = clients(20, 30)
+    shared = share(SMALL, start)
     for i, client in enumerate(shared.data.clients):
-        assert len(client) == len(given.own.rows[i]) + 20
-        assert client.n_own == len(given.own.rows[i])
-    up = message(SMALL, given).numel() * 4 * SMALL.iterations
+        assert len(client) == len(start.own.rows[i]) + 20
+        assert client.n_own == len(start.own.rows[i])
+    up = message(SMALL, start).numel() * 4 * SMALL.iterations
     assert shared.traffic.once == 3 * (up + 20 * (prod(SHAPE) + 1))
     assert shared.data.pool is not None
     assert len(shared.data.pool.rows.flat) == 20
@@ -309,47 +273,44 @@ def test_a_dry_run_plays_fewer_steps() -> None:
 
 
 def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_step() -> None:
-    stage, given = replace(SMALL, batch=50, noise_multiplier=3.0), dealt(20, 40)
-    noise = torch.zeros(10, stage.networks(given).size)
+    stage, start = replace(SMALL, batch=50, noise_multiplier=3.0), clients(20, 40)
+    noise = torch.zeros(10, stage.networks(start).size)
     for client in range(3):
-        noise += message(stage, given, client) - message(replace(stage, noise_multiplier=0.0), given, client)
-    (sentence,) = stage.beforehand(given)
+        noise += message(stage, start, client) - message(replace(stage, noise_multiplier=0.0), start, client)
+    (sentence,) = stage.beforehand(start)
     told = float(sentence.partition("class is ")[2].partition(" times")[0])
     assert told == pytest.approx(noise.norm(dim=1).mean().item() / 6, rel=0.1)
-    assert replace(stage, noise_multiplier=0.0).beforehand(given) == []
+    assert replace(stage, noise_multiplier=0.0).beforehand(start) == []
 
 
-# --- runs
-
-
+@pytest.mark.long
 def test_a_run_states_its_epsilon(tmp_path: Any) -> None:
     config = choose(
         {"sharing.setting": "ndpdc", "sharing.target_epsilon": 2.0, "sharing.iterations": 3, "sharing.width": 8,
          "federation.rounds": 1, "client.epochs": 1, "model.name": "linear", "tracking.wandb": "off"}
     )  # fmt: skip
-    said = experiment.run(config, tmp_path / "run")["privacy"]
+    messages: list[str] = []
+    said = experiment.run(config, tmp_path / "run", say=messages.append)["privacy"]
+    assert messages[0].startswith("ndpdc: ")  # before images are fitted
     assert said["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
-    assert "noisy sums of features of random networks" in said["in_words"][0]
+    assert "noisy sums of features" in said["in_words"][0]
 
 
-@pytest.mark.parametrize("setting", ["ndpdc", "merf"])
-def test_a_command_line_may_ask_for_secret_noise_and_another_delta(
-    setting: str, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_a_command_line_may_ask_for_secret_noise_and_another_delta(sweeps: Callable[[str], ModuleType]) -> None:
     """Without local DP-SGD too: the stage draws noise itself."""
-    asked = ["--sharing", setting, "--sharing.target_epsilon", "2", "--sharing.delta", "1e-6", "--dp.delta", "1e-6"]
-    options = sweeps("run").arguments([*asked, "--dp.noise", "secret"])
-    assert (options["dp.noise"], options["dp.delta"]) == ("secret", 1e-6)
+    for setting in ("ndpdc", "merf"):
+        words = ["--sharing", setting, "--sharing.target_epsilon", "2", "--sharing.delta", "1e-6", "--dp.delta", "1e-6"]
+        options = sweeps("run").arguments([*words, "--dp.noise", "secret"])
+        assert (options["dp.noise"], options["dp.delta"]) == ("secret", 1e-6)
 
 
 @pytest.mark.parametrize(
     ("said", "values"),
     [
-        ("give either sharing.target_epsilon or sharing.noise_multiplier, not neither", {}),
-        ("give either sharing.target_epsilon or sharing.noise_multiplier, not both",
-         {"sharing.target_epsilon": 1.0, "sharing.noise_multiplier": 1.0}),
-        ("sharing.delta must be dp.delta = 1e-05, got 0.001", {"sharing.target_epsilon": 1.0, "sharing.delta": 1e-3}),
-        ("target_epsilon 0.1 would need a noise multiplier above 100",
+        ("not neither", {}),
+        ("not both", {"sharing.target_epsilon": 1.0, "sharing.noise_multiplier": 1.0}),
+        (r"sharing\.delta .*dp\.delta", {"sharing.target_epsilon": 1.0, "sharing.delta": 1e-3}),
+        ("target_epsilon 0.1 .*above 100",
          {"sharing.target_epsilon": 0.1, "sharing.iterations": 10_000}),
     ],
 )  # fmt: skip
@@ -363,4 +324,4 @@ def test_other_examples_are_refused() -> None:
     with pytest.raises(UserError, match="uint8"):
         SMALL.check_dealt(floats)
     with pytest.raises(UserError, match="no classes"):
-        SMALL.check_dealt(replace(dealt(), n_classes=None))
+        SMALL.check_dealt(replace(clients(), n_classes=None))

@@ -12,7 +12,7 @@ from fedcommons.accounting.communication import images_nbytes
 from fedcommons.config import presets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.raw_copies import RawCopies
@@ -81,7 +81,7 @@ def lab(tmp_path: Path) -> str:
 def experiment(lab: str, data: str, **values: Any):
     fields = {
         "data.name": f"{lab}:{data}", "data.limit": None, "model.name": f"{lab}:Last", "partition.name": "iid",
-        "partition.n_clients": 4, "federation.rounds": 2, "tracking.wandb": "off",
+        "partition.n_clients": 4, "federation.rounds": 1, "tracking.wandb": "off",
         "artifacts": str(Path(lab).parent / "store"), **values,
     }  # fmt: skip
     return presets.experiment("smoke", values=fields)
@@ -91,40 +91,31 @@ def experiment(lab: str, data: str, **values: Any):
 @pytest.mark.parametrize("stage", [ShuffledReal(0.5), RawCopies(0.5, d=2)], ids=str)
 def test_bytes_of_shared_examples_are_those_of_their_type(dtype: str, itemsize: int, stage: Any) -> None:
     store = Examples(torch.zeros(80, 30, dtype=getattr(torch, dtype)), torch.arange(80) % 2)
-    given = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), 2, False, 0)
-    shared = share(stage, given)
+    start = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), 2, False, 0)
+    shared = share(stage, start)
     moved = 40 if isinstance(stage, ShuffledReal) else int(shared.traffic.once / (30 * itemsize + 1) / 2)
-    assert given.itemsize == itemsize
-    assert shared.traffic.once == 2 * images_nbytes(moved, (30,), itemsize) == 2 * moved * (30 * itemsize + 1)
+    assert start.itemsize == itemsize
     assert moved
-    sizes = {n: replace(given, n_classes=n).label_nbytes for n in (1, 2, 256, 257, 65_536, 65_537)}
+    assert shared.traffic.once == 2 * images_nbytes(moved, (30,), itemsize) == 2 * moved * (30 * itemsize + 1)
+    sizes = {n: replace(start, n_classes=n).label_nbytes for n in (1, 2, 256, 257, 65_536, 65_537)}
     assert list(sizes.values()) == [1, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize(("data", "itemsize"), [("table", 4), ("sentences", 8)])
-def test_a_generator_may_draw_examples_of_any_type(lab: str, data: str, itemsize: int, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("data", "itemsize", "shape"), [("table", 4, 30), ("sentences", 8, 8)])
+def test_a_generator_may_draw_examples_of_any_type(
+    lab: str, data: str, itemsize: int, shape: int, tmp_path: Path
+) -> None:
     values = {"sharing.setting": "shuffled_synthetic", "generator.name": f"{lab}:Repeats"}
-    shape = {"table": 30, "sentences": 8}[data]
     config = experiment(lab, data, **values)
     summary = run(config, tmp_path / "run", say=lambda _: None)
-    made = round(summary["p"] / (1 - summary["p"]) * 180)  # a tenth of 200 is held out
-    assert made > 0
-    assert summary["bytes_once"] == 2 * made * (shape * itemsize + 1)
-    again = run(config, tmp_path / "again", say=lambda _: None)  # from the store
-    assert again == summary
+    drawn = round(summary["p"] / (1 - summary["p"]) * 180)  # a tenth of 200 is held out
+    assert drawn > 0
+    assert summary["bytes_once"] == 2 * drawn * (shape * itemsize + 1)
+    assert run(config, tmp_path / "again", say=lambda _: None) == summary  # from the store
 
 
-def test_a_generator_that_draws_another_type_is_named_and_not_trained_for_nothing(lab: str, tmp_path: Path) -> None:
+def test_a_generator_that_draws_another_type_is_named(lab: str, tmp_path: Path) -> None:
     values = {"sharing.setting": "shuffled_synthetic", "generator.name": f"{lab}:Repeats", "generator.as_images": True}
-    with pytest.raises(ClientError, match=r"Repeats drew torch.uint8 \(\d+, 30\) for .* torch.float32 \(30,\)"):
+    with pytest.raises(ClientError, match=r"Repeats drew torch.uint8 .* torch.float32 \(30,\)"):
         run(experiment(lab, "table", **values), tmp_path / "run", say=lambda _: None)
-
-
-@pytest.mark.parametrize("name", ["ddpm", "private_ddpm"])
-@pytest.mark.parametrize("data", ["table", "sentences"])
-def test_diffusion_refuses_what_are_no_images_before_any_work(name: str, data: str, lab: str, tmp_path: Path) -> None:
-    more = {"generator.noise_multiplier": 1.0} if name == "private_ddpm" else {}
-    values = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **more}
-    with pytest.raises(UserError, match=rf"draw uint8 images, and {lab}:{data} has torch\.(float32|int64) examples"):
-        run(experiment(lab, data, **values), tmp_path / "run", say=lambda _: None)
-    assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
-"""Stages and methods of somebody else's: owners, weights, what they declare and what they do not."""
+"""User-defined stages and methods: owners, weights, bytes, and what they disclose without declaring it."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,17 +23,10 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import inputs
 from fedcommons.runs.experiment import run
-from fedcommons.runs.inputs import deal
 from fedcommons.seeds import numpy_generator, set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
-from fedcommons.sharing.stage import (
-    Assigned,
-    Contribution,
-    Contributions,
-    share,
-    share_by_method,
-)
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
@@ -43,15 +35,15 @@ DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 
 
-def dealt(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
-    """The digits of five clients, unequal ones unless cut IID."""
-    cut = deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), DATASET.n_classes, seed)
-    return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
+def clients() -> Dealt:
+    """The digits of five clients, 259 each."""
+    rows = inputs.deal(Partition("iid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, 0)
 
 
 @dataclass(frozen=True)
 class NoisedMeans:
-    """Every client publishes one mean image with noise; everybody gets all of them, together as heavy as one example.
+    """Every client publishes one mean image with noise; all get all of them, together as heavy as one example.
 
     One example, its pixels in [0, 1], moves a mean by at most side/n.
     """
@@ -62,12 +54,7 @@ class NoisedMeans:
         if fields["dp.local"]:
             raise UserError("dp.local must be false with noised means.")
 
-    def check_dealt(self, dealt: Dealt) -> None:
-        if min(dealt.own.sizes) < 2:
-            raise UserError("every client needs two images.")
-
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        assert not drawn
         means = []
         for client in dealt.own:
             x = client.x.float().mean(0, keepdim=True).to(client.x.dtype)
@@ -75,107 +62,80 @@ class NoisedMeans:
         return Contributions.of_made(dealt, means)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        store, releases, sd = contributed.store, [], []
-        for client, n in zip(contributed.owners.tolist(), dealt.own.sizes, strict=True):
-            sensitivity = 8 / n
-            releases.append(
-                Release(
-                    client,
-                    ("mean image",),
-                    mechanism=SAMPLED_GAUSSIAN,
-                    sigma=self.sigma,
-                    sensitivity=sensitivity,
-                    steps=1,
-                )
-            )
-            sd.append(255 * self.sigma * sensitivity)
-        noise = numpy_generator(dealt.seed, "noise").standard_normal((len(sd), 64)) * np.array(sd)[:, None]
-        rows = torch.from_numpy(contributed.rows)
-        x = store.x.clone()
+        store, sensitivities = contributed.store, 8 / np.array(dealt.own.sizes)
+        releases = [
+            Release(i, ("mean image",), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=float(s), steps=1)
+            for i, s in enumerate(sensitivities)
+        ]
+        noise = numpy_generator(dealt.seed, "noise").standard_normal((len(releases), 64))
+        noise *= (255 * self.sigma * sensitivities)[:, None]
+        rows, x = torch.from_numpy(contributed.rows), store.x.clone()
         x[rows] = (x[rows] + torch.from_numpy(noise).view(-1, *dealt.shape)).clamp(0, 255).to(torch.uint8)
         return replace(contributed, store=Examples(x, store.y)), releases
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
-        everybody = [released.rows] * len(dealt.own)
-        return Assigned(dealt.own.rows, everybody, weights, n_own=dealt.own.sizes, pool=[released.rows])
+        return Assigned(dealt.own.rows, [released.rows] * 5, weights, n_own=dealt.own.sizes, pool=[released.rows])
 
 
-def test_somebody_elses_stage_has_owners_events_and_weights() -> None:
-    """With nothing of ours edited for it."""
-    given = dealt("iid")
-    shared = share(NoisedMeans(), given)
-    assert [r.client for r in shared.releases] == list(range(5))
-    assert all(r.covered for r in shared.releases)
-    assert [r.covered for r in share(NoisedMeans(0.0), given).releases] == [False] * 5
+def test_a_users_stage_has_owners_events_and_weights() -> None:
+    start = clients()
+    shared = share(NoisedMeans(), start)
+    assert [(r.client, r.covered) for r in shared.releases] == [(i, True) for i in range(5)]
+    assert [r.covered for r in share(NoisedMeans(0.0), start).releases] == [False] * 5
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
     assert shared.p == pytest.approx(25 / (N_TOTAL + 25))
     assert shared.data.pool is not None
     assert shared.data.pool.sizes == [5]
     assert shared.traffic.once == 6 * 5 * 65
+    assert shared.disclosed == 0  # an image that is computed from real ones is none of them
     data, own = shared.data.clients[2], shared.data.own[2]
     assert data.weight is not None
     assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
     assert data.size == pytest.approx(260)
     assert torch.equal(data.x[:259], own.x)
     assert own.weight is None
-    plain = share(NoisedMeans(0.0), given).data.clients[2].x[-3]
-    assert torch.equal(plain, DATASET.train.x[given.own.rows[2]].float().mean(0).to(torch.uint8))
+    plain = share(NoisedMeans(0.0), start).data.clients[2].x[-3]
+    assert torch.equal(plain, DATASET.train.x[start.own.rows[2]].float().mean(0).to(torch.uint8))
     assert not torch.equal(data.x[-3], plain)
 
 
-@pytest.mark.parametrize("n_own", [[-1], 3, ["x"] * 5, [float("nan")] * 5, [1, 2, 3, 4], [-1] * 5])
-def test_a_stage_counts_own_rows_for_each_client(n_own: object) -> None:
-    class Odd(NoisedMeans):
-        def assign(self, dealt, released: Contributions) -> Assigned:
-            return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=n_own)  # pyright: ignore
-
-    with pytest.raises(UserError, match="n_own as a number of 0 or more for each of 5 clients"):
-        share(Odd(), dealt("iid"))
-
-
 @dataclass(frozen=True)
-class Silent(NoisedMeans):
-    """Declares nothing."""
+class Changed(NoisedMeans):
+    """NoisedMeans whose releases or rows are changed."""
+
+    of_releases: Callable[[Sequence[Release]], Sequence[Release]] = lambda releases: releases
+    of_rows: Callable[[Assigned], Assigned] = lambda rows: rows
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        return super().release(dealt, contributed)[0], super().release(dealt, contributed)[1][:2]
-
-
-@dataclass(frozen=True)
-class Smuggler(Real):
-    """Contributes nothing, and hands client 3's first image to client 0."""
+        released, releases = super().release(dealt, contributed)
+        return released, self.of_releases(releases)
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        rows = list(dealt.own.rows)
-        nothing = rows[0][:0]
-        return Assigned(rows, [rows[3][:1], *[nothing] * 4])
+        return self.of_rows(super().assign(dealt, released))
 
 
-def test_what_a_stage_does_not_declare_is_uncovered() -> None:
-    given = dealt("iid")
-    assert [(r.client, r.covered) for r in share(Silent(), given).releases] == [
-        (0, True), (1, True), (2, False), (3, False), (4, False)
-    ]  # fmt: skip
-    smuggled = share(Smuggler(), given)
-    assert [(r.client, r.covered) for r in smuggled.releases] == [(3, False)]
-    assert smuggled.disclosed == 1
-    assert share(NoisedMeans(), given).disclosed == 0  # what is made of real images is none
-
-
-@dataclass(frozen=True)
-class Whisperer:
-    """A method that shares and declares nothing."""
-
-    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        return Common(clients[0:1].store[slice(0, 1)], 0)
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        *(({"n_own": n_own}, UserError, "n_own .*0 or more")
+          for n_own in ([-1], 3, ["x"] * 5, [float("nan")] * 5, [1, 2, 3, 4], [-1] * 5)),
+        *(({"once": once}, UserError, "once .*number of bytes") for once in (-1, 1.5, "x", float("nan"))),
+        ({"received": [np.zeros(0, np.int64)] * 4}, ClientError, "shorter"),
+        ({"weights": [np.ones(264)] * 4}, ClientError, "one weight"),
+    ],
+)  # fmt: skip
+def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        share(Changed(of_rows=lambda rows: replace(rows, **change)), clients())
+    assert share(Changed(of_rows=lambda rows: replace(rows, n_own=[0] * 5, once=0)), clients()).traffic.once == 0
 
 
 @dataclass(frozen=True)
 class Moves(Real):
-    """Hands out rows as ``how`` says, and states no bytes; client i contributes two rows that are made."""
+    """Hands out rows as ``how`` says, and states no bytes; client i contributes two copies of its rows."""
 
     how: Callable[[Dealt, Contributions], Assigned]
 
@@ -186,10 +146,10 @@ class Moves(Real):
         return self.how(dealt, released)
 
 
-def _around(dealt: Dealt, released: Contributions) -> list[np.ndarray]:
+def _around(released: Contributions) -> list[np.ndarray]:
     """Each client's contributions for the next client."""
-    mine = released.of_each(len(dealt.own))
-    return [mine[-1], *mine[:-1]]
+    each = released.of_each(5)
+    return [each[-1], *each[:-1]]
 
 
 NONE = np.zeros(0, np.int64)
@@ -197,9 +157,9 @@ MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
     "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
     "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
     "to all, out of a pool": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, pool=[r.rows]), 10 + 5 * 10),
-    "to the next client": (lambda d, r: Assigned(d.own.rows, _around(d, r)), 10 + 10),
+    "to the next client": (lambda d, r: Assigned(d.own.rows, _around(r)), 10 + 10),
     "to the next client, as if kept": (
-        lambda d, r: Assigned([np.concatenate(b) for b in zip(d.own.rows, _around(d, r), strict=True)], [NONE] * 5), 20
+        lambda d, r: Assigned([np.concatenate(b) for b in zip(d.own.rows, _around(r), strict=True)], [NONE] * 5), 20
     ),
     "to the server's pool": (lambda d, r: Assigned(d.own.rows, pool=[r.rows]), 10),
     "to a server that drops half of them": (
@@ -217,88 +177,77 @@ MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
 @pytest.mark.parametrize("name", MOVES)
 def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     how, examples = MOVES[name]
-    assert share(Moves(how), dealt("iid")).traffic.once == examples * (8 * 8 + 1)
+    assert share(Moves(how), clients()).traffic.once == examples * (8 * 8 + 1)
 
 
-@pytest.mark.parametrize("once", [-1, 1.5, "x", float("nan")])
-def test_bytes_that_a_stage_states_are_a_number(once: Any) -> None:
-    with pytest.raises(UserError, match="once as a whole number of bytes"):
-        share(Moves(lambda d, r: Assigned(d.own.rows, once=once)), dealt("iid"))
+@dataclass(frozen=True)
+class Smuggler(Real):
+    """Contributes nothing, and hands client 3's first image to client 0."""
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        return Assigned(dealt.own.rows, [dealt.own.rows[3][:1], *[NONE] * 4])
 
 
-def test_what_a_method_shares_is_counted_unless_it_says_so() -> None:
-    class Sharing(Whisperer):
-        def __init__(self, nbytes: int | None) -> None:
-            self.nbytes = nbytes
+@dataclass(frozen=True)
+class Sharing:
+    """A method that shares three examples and declares no release."""
 
-        def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-            return Common(clients.store[slice(0, 3)], self.nbytes)
+    nbytes: int | None = 0
 
-    shared = share(Real(), dealt("iid"))
-    assert share_by_method(shared, Sharing(None), 10, 0).traffic.once == 5 * 3 * (8 * 8 + 8)
-    assert share_by_method(shared, Whisperer(), 10, 0).traffic.once == 0
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        return Common(clients.store[slice(0, 3)], self.nbytes)
+
+
+def test_what_is_not_declared_is_uncovered() -> None:
+    silent = share(Changed(of_releases=lambda releases: releases[:2]), clients()).releases
+    covered = [(0, True), (1, True), (2, False), (3, False), (4, False)]
+    assert [(r.client, r.covered) for r in silent] == covered
+    smuggled = share(Smuggler(), clients())
+    assert [(r.client, r.covered) for r in smuggled.releases] == [(3, False)]
+    assert smuggled.disclosed == 1
+    of_method = share_by_method(share(Real(), clients()), Sharing(), 10, 0).releases
+    assert [(r.client, r.covered, r.seen) for r in of_method] == [(client, False, 259) for client in range(5)]
+
+
+def test_what_a_method_shares_is_counted_unless_it_states_a_number() -> None:
+    shared = share(Real(), clients())
+    for nbytes, once in ((None, 5 * 3 * (8 * 8 + 8)), (0, 0), (7, 7)):
+        assert share_by_method(shared, Sharing(nbytes), 10, 0).traffic.once == once
     with pytest.raises(UserError, match=r"Common\.nbytes"):
         share_by_method(shared, Sharing(-1), 10, 0)
 
 
-def test_what_a_method_does_not_declare_is_uncovered() -> None:
-    releases = share_by_method(share(Real(), dealt("iid")), Whisperer(), 10, 0).releases
-    assert [(r.client, r.covered) for r in releases] == [(client, False) for client in range(5)]
-
-
-@dataclass(frozen=True)
-class Forgetful(NoisedMeans):
-    """Leaves a client out."""
-
-    weights: bool = False
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        whole = super().assign(dealt, released)
-        assert whole.weights is not None
-        if self.weights:
-            return replace(whole, weights=whole.weights[1:])
-        return replace(whole, received=whole.received[1:])
-
-
-@pytest.mark.parametrize(("weights", "why"), [(False, "shorter"), (True, "one weight for each of its examples")])
-def test_a_stage_that_leaves_a_client_out_is_found_out(weights: bool, why: str) -> None:
-    with pytest.raises(ClientError, match=why):
-        share(Forgetful(weights=weights), dealt("iid"))
-
-
 def test_the_weights_of_a_stage_reach_the_loss() -> None:
     """One full-batch step of every client is the gradient of sum_j w_j F(x, xi_j) / sum_j w_j, written out."""
-    shared, lr = share(NoisedMeans(), dealt("iid")), 0.5
+    shared, lr = share(NoisedMeans(), clients()), 0.5
 
     def module() -> Classifier:
         set_default_generator("weights of the tests")
         return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
 
-    federation = Federation(shared.data, module).training(LocalSGD(1, 1000))
-    ((after, _),) = federation.play(FedAvg(), federation.plan(1))
-    step = (federation.model.buffer - after.model.buffer) / lr
-    expected, found = torch.zeros_like(step), module()
+    def after(data: RunData) -> Tensor:
+        federation = Federation(data, module).training(LocalSGD(1, 1000))
+        ((last, _),) = federation.play(FedAvg(), federation.plan(1))
+        return (federation.model.buffer - last.model.buffer) / lr
+
+    step, one = after(shared.data), module()
+    expected = torch.zeros_like(step)
     for data in shared.data.clients:
         assert data.weight is not None
-        losses = torch.nn.functional.cross_entropy(found(data.x), data.y, reduction="none")
-        value = sum(w * loss for w, loss in zip(data.weight.tolist(), losses, strict=True)) / len(data)
-        assert isinstance(value, Tensor)
-        expected += torch.cat([g.flatten() for g in torch.autograd.grad(value, list(found.parameters()))]) / 5
+        losses = torch.nn.functional.cross_entropy(one(data.x), data.y, reduction="none")
+        value = (data.weight * losses).sum() / len(data)
+        expected += torch.cat([g.flatten() for g in torch.autograd.grad(value, list(one.parameters()))]) / 5
     assert torch.allclose(step, expected, rtol=0, atol=1e-5)
-    unweighted = Federation(
-        RunData(Clients(shared.data.clients.store, list(shared.data.clients.rows)), shared.data.own), module
-    )
-    unweighted = unweighted.training(LocalSGD(1, 1000))
-    ((other, _),) = unweighted.play(FedAvg(), unweighted.plan(1))
-    assert (other.model.buffer - after.model.buffer).abs().max() > 1e-3
+    plain = Clients(shared.data.clients.store, list(shared.data.clients.rows))
+    assert (after(RunData(plain, shared.data.own)) - step).abs().max() > 1e-3 / lr
 
 
-def test_somebody_elses_stage_is_run_and_may_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stage = "test_own_stages:NoisedMeans"
-    monkeypatch.setitem(sys.modules, "test_own_stages", sys.modules[__name__])
-    values = {"sharing.setting": stage, "federation.rounds": 1, "measure.every": 1, "tracking.wandb": "off"}
+@pytest.mark.long
+def test_a_users_stage_is_run_and_may_refuse(tmp_path: Path) -> None:
+    values = {"sharing.setting": f"{__file__}:NoisedMeans", "federation.rounds": 1, "measure.every": 1,
+              "tracking.wandb": "off"}  # fmt: skip
     config = presets.experiment("smoke", "digits", values)
-    summary = run(config, tmp_path / "run")
+    summary = run(config, tmp_path / "run", say=lambda _: None)
     assert summary["p"] == pytest.approx(16 / 216)
     assert summary["bytes_once"] == 5 * 4 * 65
     assert {"delta_sq", "zeta_hat_sq"} <= summary.keys()

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import parts, presets
-from fedcommons.config.parts import KINDS
+from fedcommons.config import presets
 from fedcommons.config.sections import Data, Partition
-from fedcommons.core.algorithm import Algorithm, Personal, keeps_batch_norm, needed
+from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
@@ -23,7 +22,7 @@ from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
 from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.optimal import evened
+from fedcommons.sharing.optimal import evened, plans
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
@@ -45,13 +44,10 @@ def dealt(name: str = "dirichlet_niid", n_clients: int = 5, seed: int = 0) -> De
     return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 
-# --- which examples, and who gets them
-
-
 def federations() -> list[tuple[np.ndarray, np.ndarray]]:
     """(labels, owners) of 300 examples and 10 clients: IID, single class, and uneven in both."""
     labels, rng = np.repeat(np.arange(10), 30), np.random.default_rng(0)
-    uneven = [rng.choice(10, 300, p=rng.dirichlet([0.3] * 10)) for _ in range(20)]
+    uneven = [rng.choice(10, 300, p=rng.dirichlet([0.3] * 10)) for _ in range(8)]
     classes = rng.choice(10, 300, p=rng.dirichlet([1] * 10))
     return [(labels, rng.permutation(labels)), (labels, labels), (classes, labels), *((labels, o) for o in uneven)]
 
@@ -68,7 +64,6 @@ def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_
 
 
 def test_where_a_cells_share_is_whole_it_is_met() -> None:
-    """As the paper assumes; then rounding has nothing to decide."""
     labels, owners = np.repeat([0, 1, 2], 20), np.tile([0, 0, 1, 1, 1, 1, 2, 2, 2, 2], 6)
     chosen = opened(labels, owners, 0.25, np.random.default_rng(0))
     assert np.bincount(3 * owners[chosen] + labels[chosen]).tolist() == [1] * 3 + [2] * 6
@@ -109,9 +104,6 @@ def test_the_law_of_exact_and_binomial_copies() -> None:
             assert abs((others[:, i] & others[:, j]).mean() - both) < 4 * (both * (1 - both) / n) ** 0.5
 
 
-# --- the optimal placement
-
-
 def unevenness(labels: np.ndarray, held: np.ndarray) -> float:
     """Sum over classes of ||Y - 1/N||^2."""
     counts = np.stack([held[labels == label].sum(0) for label in np.unique(labels)])
@@ -127,7 +119,7 @@ def by_brute_force(owned: np.ndarray, not_private: np.ndarray, d: int) -> float:
     return float(((counts / counts.sum(1, keepdims=True) - 1 / n) ** 2).sum(1).min())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 5))
@@ -142,25 +134,18 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
         assert not found.copies.diagonal().any()
 
 
-def test_the_optimal_placement_is_what_the_solver_found_and_beats_chance() -> None:
-    for labels, owners in federations()[:8]:
+def test_the_optimal_placement_is_at_its_bound_and_beats_chance() -> None:
+    for labels, owners in federations()[:5]:
         for c, d in ((0.2, 2), (0.5, 4)):
             best, drawn = (
                 unevenness(labels, holdings(labels, owners, 10, c, d, name, np.random.default_rng(0)))
                 for name in ("optimal", "exact")
             )
-            assert best <= drawn + 1e-12
             chosen = opened(labels, owners, c, np.random.default_rng(0))
-            of_class = [
-                evened(*(tuple(np.bincount(owners[some], minlength=10)) for some in (
-                    np.flatnonzero(labels == label), chosen[labels[chosen] == label])), d)
-                for label in np.unique(labels)
-            ]  # fmt: skip
-            assert best == pytest.approx(sum(one.distance for one in of_class), abs=1e-12)
-            assert best == pytest.approx(sum(one.bound for one in of_class), abs=1e-9)
-
-
-# --- the stage
+            by_class = plans(labels, owners, 10, chosen, d).values()
+            assert best == pytest.approx(sum(one.distance for one in by_class), abs=1e-12)
+            assert best == pytest.approx(sum(one.bound for one in by_class), abs=1e-9)
+            assert best <= drawn + 1e-12
 
 
 @all_placements
@@ -194,12 +179,6 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
     # a copied image goes up once and down to each that gets it: 64 pixels and a label
     assert shared.traffic.once == 65 * ((copies > 1).sum() + others)
     assert (shared.traffic.up, shared.traffic.down) == (0, 0)
-
-
-def test_the_copies_are_keyed_by_the_seed() -> None:
-    first, again, other = (share(RawCopies(0.3, 2), dealt("iid", seed=s)).data.clients.rows.flat for s in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_only_clients_that_give_something_release_something_and_it_is_uncovered() -> None:
@@ -257,8 +236,6 @@ def test_one_full_batch_step_of_fedavg_is_a_step_of_gradient_descent_on_all_data
     assert (played[-1][0].model.buffer - federation.model.buffer).abs().max() > 0.1
 
 
-# --- runs
-
 PLAIN = {"tracking.wandb": "off", "measure.every": 0, "federation.rounds": 2, "client.epochs": 1}
 COPIED = PLAIN | {"sharing.setting": "raw_copies", "sharing.c": 0.3, "sharing.d": 2}
 
@@ -267,41 +244,28 @@ def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     return run(presets.experiment("smoke", "digits", values), folder, say=lambda text: None)
 
 
-OF_CLIENTS = [
-    name
-    for name in KINDS["algorithm"].known
-    if name != "fedcvae" and not hasattr(parts.find("algorithm", name), "needs_pool")
-]
-"""The methods whose clients need no pool at the server, which raw copies are not, and train in more than one round."""
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "feddyn", "ditto", "fedadam"])
+def test_methods_train_on_raw_copies_by_their_weights(algorithm: str, quick: Callable[[str], Algorithm]) -> None:
+    """Weights that sum to one over the holders of an image: the loss falls, and weights of one are another model."""
+    weighted = share(RawCopies(0.4, 3), dealt()).data
+
+    def module() -> Classifier:
+        set_default_generator("weights of the tests")
+        return Classifier(Linear((1, 8, 8), 10), lr=0.1, mean=DATASET.mean, std=DATASET.std)
+
+    plain = Clients(weighted.clients.store, list(weighted.clients.rows))
+    ends = []
+    for clients in (weighted.clients, plain):
+        federation = Federation(RunData(clients, weighted.own), module).training(LocalSGD(1, 50), "samples")
+        played = federation.play(quick(algorithm), federation.plan(2))
+        losses = [metrics["train/loss"] for _, metrics in played]
+        assert losses[1] < losses[0]
+        ends.append(played[-1][0].model.buffer)
+    assert (ends[0] - ends[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("algorithm", OF_CLIENTS)
-def test_every_method_trains_on_raw_copies(algorithm: str, quick: Callable[[str], Algorithm], tmp_path: Path) -> None:
-    method, slow = quick(algorithm), parts.make("algorithm", algorithm, {})
-    values = {"algorithm": algorithm, "federation.weighting": "samples", "federation.rounds": 3}
-    for name in parts.constants("algorithm", algorithm):
-        if getattr(method, name) != getattr(slow, name):
-            values[f"{algorithm}.{name}"] = getattr(method, name)
-    if "warmup_rounds" in parts.constants("algorithm", algorithm):
-        values[f"{algorithm}.warmup_rounds"] = 2  # so that clients train in all rounds
-    if needed(method):
-        values["model.name"] = "vae"
-    if keeps_batch_norm(method):
-        values |= {"model.batch_norm": True, "federation.buffers": "keep"}
-    if isinstance(method, Personal):
-        values["evaluate.clients"] = True
-    summary = played(tmp_path / "run", COPIED | values)
-    assert summary["disclosed_raw"] == 0.3
-    assert summary["disclosed_examples"] == 60
-    assert summary["mean_copies"] == 1.6
-    assert not summary["rejected"]
-    losses = [line["train/loss"] for line in read_rounds(tmp_path / "run")[1:]]
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "placement"), [("fedavg", "exact"), ("scaffold", "binomial"), ("fedavg", "optimal")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("algorithm", "placement"), [("scaffold", "binomial"), ("fedavg", "optimal")])
 def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement: str, tmp_path: Path) -> None:
     given = PLAIN | {"algorithm": algorithm, "measure.every": 1, "data.limit": 80}
     real = played(tmp_path / "real", given)
@@ -314,37 +278,26 @@ def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement:
 
 
 def test_dp_sgd_beside_raw_copies_is_allowed_and_the_summary_says_what_it_does_not_cover(tmp_path: Path) -> None:
-    said = played(tmp_path / "run", COPIED | {"dp.local": True, "data.limit": 60})["privacy"]
+    summary = played(tmp_path / "run", COPIED | {"dp.local": True, "data.limit": 60})
+    assert (summary["disclosed_raw"], summary["disclosed_examples"], summary["mean_copies"]) == (0.3, 18, 1.6)
+    said = summary["privacy"]
     assert said["epsilon_local_training_if_secret"]["largest"] > 0
     assert said["epsilon_of_messages_if_secret"] is None
-    assert any(line.startswith("raw examples (for each of them epsilon is infinite)") for line in said["uncovered"])
-
-
-def test_the_gap_of_the_optimal_placement_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    config = presets.experiment("smoke", "digits", COPIED | {"sharing.placement": "optimal"})
-    run(config, tmp_path / "run", say=told.append)
-    (line,) = [line for line in told if line.startswith("optimal placement of copies: sum over classes of ||Y - 1/N||")]
-    assert line.endswith("gap 0")
-
-
-# --- what is refused
+    assert any(line.startswith("raw examples") and "infinite" in line for line in said["uncovered"])
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"sharing.c": None}, r"sharing\.c must be set for setting raw_copies: the share of images that is not"),
-        ({"sharing.c": 1.5}, r"sharing\.c must lie in \[0, 1\], got 1\.5"),
-        ({"sharing.c": -0.1}, r"sharing\.c must lie in \[0, 1\], got -0\.1"),
-        ({"sharing.c": 0.002}, r"sharing\.c = 0\.002 of 200 images is not one image; it must be 0 or at least 0\.0025"),
-        ({"sharing.d": 0}, r"sharing\.d must lie in \[1, 1e9\], got 0"),
-        ({"sharing.d": 4}, r"sharing\.d must be at most N - 1 = 3, the number of others, got 4"),
+        ({"sharing.c": None}, r"sharing\.c must be set"),
+        ({"sharing.c": 1.5}, r"sharing\.c .*1\.5"),
+        ({"sharing.c": 0.002}, r"sharing\.c .*not one image"),
+        ({"sharing.d": 4}, r"sharing\.d .*N - 1 = 3"),
         ({"sharing.placement": "exakt"}, r"sharing\.placement .*exakt"),
-        ({"partition.name": "iid", "partition.n_clients": 1}, r"raw_copies needs at least 2 clients, got N = 1"),
+        ({"partition.name": "iid", "partition.n_clients": 1}, r"raw_copies .*2 clients"),
         (
             {"sharing.placement": "optimal", "data.limit": 8, "partition.name": "iid"},
-            r"sharing\.placement optimal needs images of every class, and no client has one of class \d",
+            r"sharing\.placement .*every class",
         ),
     ],
 )
@@ -354,16 +307,22 @@ def test_what_cannot_be_met_is_refused_before_any_work(values: dict[str, Any], s
     assert not (tmp_path / "run").exists()
 
 
-def test_the_least_share_that_is_one_image_is_allowed(tmp_path: Path) -> None:
-    assert played(tmp_path / "run", COPIED | {"sharing.c": 0.0025})["disclosed_examples"] == 1
-
-
 def test_d_is_measured_by_the_clients_that_the_partition_made(tmp_path: Path) -> None:
     """dirichlet_plain drops clients that it leaves with nothing."""
     values = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "sharing.d": 39, "partition.alpha": 0.01}
-    with pytest.raises(UserError, match=r"sharing\.d must be at most N - 1 = \d\d?, the number of others, got 39"):
+    with pytest.raises(UserError, match=r"sharing\.d .*N - 1 = \d\d?,"):
         played(tmp_path / "run", COPIED | values)
     values["sharing.d"] = 2
     summary = played(tmp_path / "run", COPIED | values)
     assert 2 < summary["n_clients"] < 40
     assert summary["mean_copies"] == 1.6
+
+
+def test_the_least_share_is_one_image_and_the_gap_of_an_optimal_placement_is_reported() -> None:
+    """A half of an image is rounded up to one."""
+    given = dealt("iid")
+    RawCopies(0.5 / N_TOTAL).check_dealt(given)
+    assert share(RawCopies(0.5 / N_TOTAL), given).facts["disclosed_examples"] == 1
+    (note,) = share(RawCopies(0.3, 2, "optimal"), given).notes
+    assert "gap 0" in note
+    assert share(RawCopies(0.3, 2), given).notes == []

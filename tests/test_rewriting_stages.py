@@ -1,6 +1,5 @@
 """Stages and methods that rewrite the clients' data, or give out rows that nobody can follow."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,9 +44,6 @@ def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
     return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
 
 
-# --- what a stage must leave as it was
-
-
 @dataclass(frozen=True)
 class Rewrites(ShuffledSynthetic):
     """Changes the real data, in place or in the store that it returns."""
@@ -83,7 +79,7 @@ class Rewrites(ShuffledSynthetic):
      "another type"],
 )  # fmt: skip
 def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> None:
-    why = r"stage Rewrites (must not change|must give a store that begins with|gives kept outside of 0)"
+    why = "stage Rewrites (must not change|must give a store|gives kept outside)"
     with pytest.raises(UserError, match=why):
         share(Rewrites(how=how), dealt(), images())
     share(Rewrites(), dealt(), images())
@@ -91,27 +87,22 @@ def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> N
 
 @dataclass(frozen=True)
 class RewritesEarly(Real):
-    """Averages its clients' images in ``make``, so that every one has a part in all."""
+    """Averages its clients' images in ``make``, before anything is released."""
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         dealt.own.store.x[:] = dealt.own.store.x.float().mean(0).to(torch.uint8)
         return Contributions.none(dealt)
 
 
-def test_also_what_is_rewritten_before_anything_is_released_is_found() -> None:
-    with pytest.raises(UserError, match=r"stage RewritesEarly must not change"):
-        share(RewritesEarly(), dealt())
-
-
-def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.long
+def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(tmp_path: Path) -> None:
     """The data set is read once for all runs of a process, so a later one must not train on what was changed."""
-    monkeypatch.setitem(sys.modules, "test_rewriting_stages", sys.modules[__name__])
+    with pytest.raises(UserError, match="RewritesEarly must not change"):
+        share(RewritesEarly(), dealt())
     values = {"data.limit": 57, "federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 0}
-    for number, stage in enumerate(("test_rewriting_stages:RewritesEarly", "real")):
+    for number, stage in enumerate((f"{__file__}:RewritesEarly", "real")):
         config = presets.experiment("smoke", "digits", values | {"sharing.setting": stage})
-        with pytest.raises(UserError, match=r"must not change the clients' real .* or a part that ran before it"):
+        with pytest.raises(UserError, match=r"must not change .*ran before"):
             run(config, tmp_path / str(number), say=lambda text: None)
     quiet = presets.experiment("smoke", "digits", values | {"data.limit": 58})
     run(quiet, tmp_path / "other data", say=lambda text: None)
@@ -125,11 +116,8 @@ class RewritingMethod:
 
 
 def test_a_method_that_rewrites_what_clients_hold_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"RewritingMethod\.share must not change the clients' examples"):
+    with pytest.raises(UserError, match=r"RewritingMethod\.share must not change"):
         share_by_method(share(Real(), dealt()), RewritingMethod(), 10, 0)
-
-
-# --- rows that are not what they seem
 
 
 @dataclass(frozen=True)
@@ -155,24 +143,24 @@ def _nobodys(c: Contributions) -> Contributions:
 PLANTS: dict[str, tuple[dict[str, Any], str]] = {
     "made rows of nobody to a client": (
         {"contribution": _nobodys, "change": lambda a, c: replace(a, pool=())},
-        "gives out 2 made rows that no client contributed",
+        "2 made rows",
     ),
     "made rows of nobody to the pool": (
         {"contribution": _nobodys, "change": lambda a, c: replace(a, received=(), pool=[a.pool[4][:1]])},
-        "gives out 1 made rows that no client contributed",
+        "1 made rows",
     ),
     "a mask": (
         {"change": lambda a, c: replace(a, received=[np.ones(3, bool), *a.received[1:]])},
-        "received as a vector of whole numbers",
+        "received .*whole numbers",
     ),
     "a mask that is contributed": (
         {"contribution": lambda c: replace(c, rows=np.ones(len(c.rows), bool)),
          "change": lambda a, c: replace(a, received=(), pool=())},
-        "contributed rows as a vector of whole numbers",
+        "contributed rows .*whole numbers",
     ),
     "floats": (
         {"change": lambda a, c: replace(a, kept=[a.kept[0] + 0.9, *a.kept[1:]])},
-        "kept as a vector of whole numbers",
+        "kept .*whole numbers",
     ),
     "rows from the end": (
         {"change": lambda a, c: replace(a, received=[a.received[0] - len(c.store), *a.received[1:]])},
@@ -208,9 +196,6 @@ def test_clients_that_get_nothing_may_be_given_an_empty_list() -> None:
     nothing: Any = [np.array([])] * (N - 1)
     shared = share(Assigns(change=lambda a, c: replace(a, received=[c.rows[:2], *nothing])), dealt(), images())
     assert [len(data) for data in shared.data.clients] == [261, 259, 259, 259, 259]
-
-
-# What follows real examples without being one of them
 
 
 def _copies(noise: int = 0) -> list[Contribution]:

@@ -1,0 +1,189 @@
+"""What every sharing stage of the package promises: run on each in ``config/parts.py``, without a name in it."""
+
+import pickle
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedmix import FedMix
+from fedcommons.config import parts
+from fedcommons.config.flat import choose
+from fedcommons.config.sections import Data, Partition
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs import inputs
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, TakesLong, share, share_by_method
+
+DATASET = inputs.load(Data())
+N_TOTAL, SIZES = len(DATASET.train), (300, 10, 41, 0, 123)
+SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,
+         "batch": 2, "width": 8}  # fmt: skip
+
+pytestmark = pytest.mark.parametrize("name", parts.KINDS["sharing"].known)
+
+
+def build(name: str, **more: Any) -> Any:
+    has = parts.constants("sharing", name)
+    return parts.make("sharing", name, {n: value for n, value in {**SMALL, **more}.items() if n in has})
+
+
+def clients(seed: int = 0) -> Dealt:
+    rows = inputs.deal(Partition("dirichlet_niid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
+
+
+def drawn(stage: Stage) -> list[Contribution]:
+    """For a stage that needs generators: images of which every one says whose it is and which."""
+    sets = []
+    for client, n in enumerate(SIZES if isinstance(stage, Generating) else ()):
+        x = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
+        x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
+        sets.append(Contribution(Examples(x, torch.arange(n) % 10), seen=7))
+    return sets
+
+
+def play(name: str, seed: int = 0) -> Shared:
+    return share(stage := build(name), clients(seed), drawn(stage))
+
+
+@cache
+def shared(name: str) -> Shared:
+    return play(name)
+
+
+def same(a: Shared, b: Shared) -> bool:
+    rows = (a.data.clients.rows.flat, b.data.clients.rows.flat)
+    return torch.equal(*rows) and torch.equal(a.data.clients.store.x, b.data.clients.store.x)
+
+
+def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_client(name: str) -> None:
+    start, data = clients(), shared(name).data
+    assert torch.equal(data.clients.store.x[:N_TOTAL], DATASET.train.x)
+    assert torch.equal(data.clients.store.y[:N_TOTAL], DATASET.train.y)
+    assert [rows.tolist() for rows in data.own.rows] == [rows.tolist() for rows in start.own.rows]
+    assert set(range(N_TOTAL)) <= {row for rows in data.clients.rows for row in rows.tolist()}
+    for client in data.clients:
+        assert client.ids is not None
+        assert len(set(client.ids.tolist())) == len(client)
+        assert torch.equal(client.x, data.clients.store.x[client.ids])
+        assert client.n_own is not None
+        assert 0 < client.n_own <= len(client)
+    assert start.now == start.before
+
+
+def test_every_row_of_the_store_knows_the_client_it_came_from(name: str) -> None:
+    result, start = shared(name), clients()
+    assert result.owners is not None
+    assert len(result.owners) == len(result.data.clients.store)
+    for client, rows in enumerate(start.own.rows):
+        assert (result.owners[rows] == client).all()
+    behind = result.data.clients.store.x[N_TOTAL:]
+    if isinstance(build(name), Generating):
+        assert result.owners[N_TOTAL:].tolist() == behind[:, 0, 0, 0].tolist()
+    assert set(result.owners.tolist()) <= set(range(5))
+
+
+def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> None:
+    torch.manual_seed(99)
+    again, other = play(name), play(name, 1)
+    assert same(again, shared(name))
+    stays = shared(name).data.clients is shared(name).data.own or not shared(name).traffic.once
+    assert same(other, again) == stays
+
+
+def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
+    """One at a time: up once from its owner, down to each client that gets it from another one or from a pool."""
+    stage, start, result = build(name), clients(), shared(name)
+    assert (result.traffic.up, result.traffic.down) == (0, 0)
+    released, _ = stage.release(start, stage.make(start, drawn(stage)))
+    if (stated := stage.assign(start, released).once) is not None:
+        assert result.traffic.once == stated > 0
+        return
+    assert result.owners is not None
+    pool = {row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()}
+    up, down = set(pool), 0
+    for client, rows in enumerate(result.data.clients.rows):
+        received = [row for row in rows.tolist() if result.owners[row] != client or row in pool]
+        up, down = up | set(received), down + len(received)
+    assert result.traffic.once == (len(up) + down) * (8 * 8 + 1)
+
+
+def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovered(name: str) -> None:
+    result = shared(name)
+    assert result.owners is not None
+    pool = [row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()]
+    held = [(i, row) for i, rows in enumerate(result.data.clients.rows) for row in rows.tolist()]
+    left = {*pool, *(row for i, row in held if result.owners[row] != i)}
+    real = {row for row in left if row < N_TOTAL}
+    events = {event.client: event for event in result.releases}
+    assert {int(result.owners[row]) for row in left} <= events.keys() <= set(range(5))
+    assert result.disclosed == len(real)
+    assert result.facts["disclosed_raw"] == len(real) / N_TOTAL
+    raw = Counter(int(result.owners[row]) for row in real)
+    for client, n in raw.items():
+        assert not events[client].covered
+        assert events[client].seen == n
+    assert all(event.covered == hasattr(build(name), "noise_multiplier") for event in result.releases)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedMix(mean_size=16)], ids=["", "fedmix"])
+def test_an_actor_holds_every_example_once(name: str, method: FedAvg) -> None:
+    """What is sent to it has each image's bytes once, also where a method shares something and after a move."""
+    result = share_by_method(shared(name), method, 10, 0)
+    data, n = result.data, len(result.data.clients.store)
+    sent = n * (64 + 8) + sum(len(part) * 8 for part in (data.clients.rows.flat, data.own.rows.flat))
+    weights = [client.weight for client in data.clients if client.weight is not None]
+    sent += sum(len(weight) * 8 for weight in weights)
+    common = data.clients.commons
+    sent += common.x.nbytes + common.y.nbytes if common else 0
+    assert (common is not None) == isinstance(method, FedMix)
+    for held in (data, data.to(torch.device("cpu")), pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
+        assert held.own.store is held.clients.store
+        assert held.pool is None or held.pool.store is held.clients.store
+        assert held.clients.store.x.is_meta or len(pickle.dumps(held)) < sent + 8 * n + 10_000  # pool's rows, names
+    assert (n > N_TOTAL) == (data.clients.store is not DATASET.train)  # no copy where nothing is generated
+
+
+OUTSIDE = {"p": [-0.1, 1.0], "c": [-0.1, 1.01], "d": [0, 2 * 10**9], "noise_multiplier": [-0.1, 2e6],
+           "target_epsilon": [9e-4, 1001.0], "delta": [0.0, 1.0], "features": [3], "per_class": [0, 10**7],
+           "steps": [0], "iterations": [0, 10**7], "batch": [0], "class_size": [0], "width": [0], "depth": [0, 4],
+           "may_miss": [-1], "scale": [1e-76, 2e9], "second_scale": [1e-76, 2e9], "lr": [0.0],
+           "placement": ["exakt"], "noise": ["global"], "fit": ["ddpm"], "augment": ["cutout"]}  # fmt: skip
+INSIDE = {"p": [0.99], "c": [0.0, 1.0], "d": [1], "noise_multiplier": [0.0], "target_epsilon": [1e-3, 1000.0],
+          "features": [4], "per_class": [1], "depth": [1, 3], "scale": [1e-9, 1e9]}  # fmt: skip
+
+
+def test_constants_out_of_range_are_refused_by_name(name: str) -> None:
+    for constant in parts.constants("sharing", name):
+        for value in OUTSIDE.get(constant, []):
+            with pytest.raises(UserError, match=rf"sharing\.{constant}\b"):
+                choose({"sharing.setting": name, f"sharing.{constant}": value})
+        for value in INSIDE.get(constant, []):
+            assert choose({"sharing.setting": name, f"sharing.{constant}": value}).flat[f"sharing.{constant}"] == value
+
+
+def test_a_shorter_variant_contributes_as_much_after_less_work(name: str) -> None:
+    stage = build(name, steps=100, iterations=12)
+    if isinstance(stage, TakesLong):
+        few, times = stage.shorter()
+        assert times > 1
+        assert len(share(few, clients()).data.clients.store) == len(shared(name).data.clients.store)
+        assert build(name).shorter() == (build(name), 1.0)
+
+
+def test_a_share_of_zero_leaves_all_as_it_was(name: str) -> None:
+    """Where it is allowed: same rows, no bytes, no events."""
+    stage = build(name, p=0.0, c=0.0)
+    if getattr(stage, "p", getattr(stage, "c", None)) is None or isinstance(stage, Generating):
+        return
+    result = share(stage, clients())
+    assert (result.traffic.once, list(result.releases), result.p, result.disclosed) == (0, [], 0, 0)
+    pairs = zip(result.data.clients.rows, clients().own.rows, strict=True)
+    assert all(np.array_equal(np.sort(a), np.sort(b)) for a, b in pairs)
