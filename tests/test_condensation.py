@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedcommons.data.examples import Examples
-from fedcommons.generators import condensation
 from fedcommons.generators.condensation import Networks, clipped, pixels, sums
 from fedcommons.seeds import generator
 
@@ -37,12 +36,12 @@ def test_only_features_that_are_too_long_are_cut() -> None:
     assert torch.allclose(clipped(features), torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]))
 
 
-def test_sums_do_not_depend_on_blocks_and_nobody_adds_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    phi = Networks(SHAPE, 10, 8, None, "none", False, 0).at(0)
-    once = sums(phi, some(30), 10)
-    monkeypatch.setattr(condensation, "BLOCK", 7)
-    assert torch.allclose(sums(phi, some(30), 10), once, rtol=0, atol=1e-5)
-    assert torch.equal(sums(phi, some(30)[slice(0, 0)], 10), torch.zeros_like(once))
+def test_sums_of_many_images_are_the_sums_of_their_parts_and_of_none_are_zero() -> None:
+    """Also across the blocks in which features are computed."""
+    phi, examples = Networks(SHAPE, 10, 8, None, "none", False, 0).at(0), some(600)
+    whole, parts = sums(phi, examples, 10), [sums(phi, examples[slice(i, i + 70)], 10) for i in range(0, 600, 70)]
+    assert torch.allclose(whole, torch.stack(parts).sum(0), rtol=0, atol=1e-4)
+    assert torch.equal(sums(phi, examples[slice(0, 0)], 10), torch.zeros_like(whole))
 
 
 def test_every_step_has_a_network_of_its_own_which_all_can_draw_again() -> None:

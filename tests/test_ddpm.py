@@ -1,7 +1,9 @@
-"""The diffusion model and the generator around it, on 8x8 digits with a tiny U-Net."""
+"""The diffusion model: its training step, samplers, average and weights of times against the equations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
+from math import ceil
 from typing import Any
 
 import pytest
@@ -9,50 +11,28 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
-from fedcommons.config import experiment as config
-from fedcommons.config.flat import override
-from fedcommons.data.examples import Examples
+from fedcommons import experiment
+from fedcommons.artifacts import key_of
+from fedcommons.config.sections import Data
 from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM as Generator
+from fedcommons.generators.loop import batch_of
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeds import generator, set_default_generator
 from lightning_modules.ddpm import DDPM
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
-DIGITS = inputs.load(config.Data(limit=48)).train
-TINY = Generator(
-    epochs=1, batch_size=16, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4
-)  # three steps
+DIGITS = inputs.load(Data(limit=48)).train
+TINY = Generator(epochs=1, batch_size=16, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4)
+PREDICTIONS = pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """More threads would round differently, and on so little are slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def model(
-    *, seed: int = 0, timesteps: int = 20, lr: float = 1e-3, schedule: str = "linear", ema_decay: float = 0.9995,
-    flip: bool = False, prediction: str = "epsilon",
-) -> DDPM:  # fmt: skip
+def model(**constants: Any) -> DDPM:
     """A tiny model whose initial weights are the same whatever its seed."""
     set_default_generator(0, "weights")
-    return DDPM(
-        shape=SHAPE,
-        n_classes=N_CLASSES,
-        channels=(8, 16),
-        lr=lr,
-        timesteps=timesteps,
-        schedule=schedule,
-        prediction=prediction,
-        ema_decay=ema_decay,
-        flip=flip,
-        seed=seed,
-    )
+    small = {"channels": (8, 16), "lr": 1e-3, "timesteps": 20, **constants}
+    return DDPM(shape=SHAPE, n_classes=N_CLASSES, **small)
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -60,150 +40,57 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def fit(
-    seed: int, generator: Generator = TINY, examples: Examples = DIGITS, *, flip: bool = False
-) -> Mapping[str, Tensor]:
-    """The weights after the training."""
-    return generator.fit(examples, N_CLASSES, seed, [TINY.epochs], flip=flip)[TINY.epochs].weights
-
-
-@pytest.fixture(scope="module")
-def trained() -> Mapping[str, Tensor]:
-    return fit(0)
-
-
-# --- the generator
-
-
-def test_it_says_that_nothing_protects_it() -> None:
-    receipt = TINY.fit(DIGITS, N_CLASSES, 0, [1])[1].receipt
-    assert receipt is not None
-    assert not receipt.release(0).covered
+def fit(part: Generator = TINY) -> Mapping[str, Tensor]:
+    return part.fit(DIGITS, N_CLASSES, 0, [1])[1].weights
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "words"),
     [
-        ({"channels": (8,)}, r"generator\.channels must be two or more multiples of 8 \(group norm\), got \[8\]"),
-        ({"channels": (8, 12)}, r"generator\.channels must be two or more multiples of 8 \(group norm\)"),
-        ({"timesteps": 3}, r"generator\.sampling_steps must be at most generator\.timesteps = 3, got 4"),
+        ({"channels": (8,)}, r"generator\.channels .*two or more"),
+        ({"channels": (8, 12)}, r"generator\.channels .*multiples of 8"),
+        ({"timesteps": 3}, r"generator\.sampling_steps .*at most .*3"),
+        ({"channels": (8, 8, 8, 8)}, "multiple of 8, and mnist has 28"),
+        ({"channels": (80_000, 80_000)}, r"smaller generator\.channels"),
     ],
 )
-def test_what_it_is_not_defined_for_is_refused(change: dict[str, Any], sentence: str) -> None:
-    TINY.check({})
-    with pytest.raises(UserError, match=sentence):
-        replace(TINY, **change).check({})
+def test_what_it_is_not_defined_for_is_refused(change: dict[str, Any], words: str) -> None:
+    def check(part: Generator) -> None:
+        part.check({})
+        part.check_shape((1, 28, 28), "mnist")
 
-
-def test_a_side_that_cannot_be_halved_as_often_is_refused() -> None:
-    TINY.check_shape((1, 28, 28), "mnist")
-    with pytest.raises(UserError, match=r"has 4 levels, so the image side must be a multiple of 8, and mnist has 28"):
-        replace(TINY, channels=(8, 8, 8, 8)).check_shape((1, 28, 28), "mnist")
-    with pytest.raises(UserError, match=r"the generator would take .* use a smaller generator\.channels"):
-        replace(TINY, channels=(80_000, 80_000)).check_shape((1, 28, 28), "mnist")
-
-
-def test_one_seed_gives_the_same_weights_bit_for_bit(trained: Mapping[str, Tensor]) -> None:
-    torch.manual_seed(99)  # what was drawn before must not matter
-    assert same(fit(0), trained)
-
-
-def test_a_training_is_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
-    n = TINY.epochs
-    both = TINY.fit(DIGITS, N_CLASSES, 0, [n, n + 1])
-    assert sorted(both) == [n, n + 1]
-    assert same(both[n].weights, trained)
-    assert same(both[n + 1].weights, TINY.fit(DIGITS, N_CLASSES, 0, [n + 1])[n + 1].weights)
-    assert not same(both[n + 1].weights, trained)
-
-
-def test_another_seed_gives_other_weights(trained: Mapping[str, Tensor]) -> None:
-    other = fit(1)
-    assert other.keys() == trained.keys()
-    assert not same(other, trained)
-
-
-def test_the_order_of_images_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a larger network draws more initial weights: drawn from the same generator, the order would change with it
-    step, seen = DDPM.training_step, []
-
-    def recorded(self: DDPM, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        seen.extend(image.numpy().tobytes() for image in batch[0])
-        return step(self, batch, batch_idx)
-
-    def order(seed: int, channels: tuple[int, ...]) -> list[bytes]:
-        seen.clear()
-        fit(seed, replace(TINY, channels=channels))
-        return seen.copy()
-
-    monkeypatch.setattr(DDPM, "training_step", recorded)
-    first = order(0, (8, 16))
-    assert len(first) == len(DIGITS)  # an epoch sees every image once
-    assert sorted(first) == sorted(image.numpy().tobytes() for image in DIGITS.x)
-    assert order(0, (16, 16)) == first
-    assert order(1, (8, 16)) != first
-
-
-def test_weights_are_on_the_cpu_and_of_no_graph(trained: Mapping[str, Tensor]) -> None:
-    assert all(t.device.type == "cpu" and not t.requires_grad and t.isfinite().all() for t in trained.values())
-
-
-def test_fit_sees_every_image_of_the_client_also_where_they_are_fewer_than_a_batch() -> None:
-    few = Examples(DIGITS.x[:5], DIGITS.y[:5])
-    big = replace(TINY, batch_size=256)
-    exact = replace(TINY, batch_size=5)
-    assert same(
-        fit(0, big, few),
-        fit(0, exact, few),
-    )
-
-
-def test_samples_are_uint8_images_one_for_each_label(trained: Mapping[str, Tensor]) -> None:
-    labels = torch.tensor([3, 0, 3, 9, 1])
-    images = TINY.sample(trained, SHAPE, N_CLASSES, labels, 0)
-    assert images.dtype == torch.uint8
-    assert images.shape == (5, *SHAPE)
+    for allowed in (TINY, replace(TINY, timesteps=4), replace(TINY, channels=(8, 8, 8))):
+        check(allowed)
+    with pytest.raises(UserError, match=words):
+        check(replace(TINY, **change))
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
-def test_one_seed_gives_the_same_images_and_another_seed_others(sampler: str, trained: Mapping[str, Tensor]) -> None:
-    tiny, labels = replace(TINY, sampler=sampler), torch.arange(6)
-    first = tiny.sample(trained, SHAPE, N_CLASSES, labels, 0)
-    torch.manual_seed(99)
-    assert torch.equal(first, tiny.sample(trained, SHAPE, N_CLASSES, labels, 0))
-    assert not torch.equal(first, tiny.sample(trained, SHAPE, N_CLASSES, labels, 1))
+def test_start_noise_is_fresh_in_every_batch_of_samples_and_keyed_by_the_seed(sampler: str) -> None:
+    """ddim draws nothing after the start: equal start noise would give equal images."""
+    labels = torch.full((6,), 7)
+    first, again, other = (model().sample(labels, seed, sampler=sampler, steps=2, batch_size=2) for seed in (0, 0, 1))
+    assert len({image.numpy().tobytes() for image in first}) == 6
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
-def test_two_images_of_one_label_differ(trained: Mapping[str, Tensor]) -> None:
-    # ddim draws nothing after the start: equal start noise would give equal images
-    images = TINY.sample(trained, SHAPE, N_CLASSES, torch.full((4,), 7), 0)
-    assert len({image.numpy().tobytes() for image in images}) == 4
+class Output:
+    def __init__(self, sample: Tensor) -> None:
+        self.sample = sample
 
 
-def test_the_label_decides_the_image(trained: Mapping[str, Tensor]) -> None:
-    a, b = (TINY.sample(trained, SHAPE, N_CLASSES, torch.full((4,), label), 0) for label in (0, 1))
-    assert not torch.equal(a, b)  # the same start noise
+class Silent(torch.nn.Module):
+    """Predicts that there is no noise."""
+
+    def forward(self, x: Tensor, t: Tensor, class_labels: Tensor) -> Output:
+        return Output(torch.zeros_like(x))
 
 
-# --- the module
-
-
-def test_start_noise_is_fresh_in_every_batch_of_samples() -> None:
-    ddpm = model()
-    images = ddpm.sample(torch.full((6,), 7), 0, sampler="ddim", steps=2, batch_size=2)
-    assert len({image.numpy().tobytes() for image in images}) == 6
-
-
-def test_samples_are_clipped_before_they_are_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_clipped_before_they_are_quantised() -> None:
     # a model that predicts no noise leaves pixels far outside [-1, 1]; wrapped around, they would be of any grey
-    ddpm = model()
-
-    class Silent(torch.nn.Module):
-        def forward(self, x: Tensor, t: Tensor, class_labels: Tensor):
-            return type("Output", (), {"sample": torch.zeros_like(x)})()
-
-    monkeypatch.setattr(ddpm, "unet", Silent())
-    monkeypatch.setattr(ddpm, "schedule", DDPMScheduler(20, clip_sample=False, beta_start=0.02, beta_end=0.2))
+    ddpm: Any = model()
+    ddpm.unet, ddpm.schedule = Silent(), DDPMScheduler(20, clip_sample=False, beta_start=0.02, beta_end=0.2)
     start = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0))
     images = ddpm.sample(torch.zeros(3, dtype=torch.int64), 0, sampler="ddim", steps=20)
     # noise-free ddim divides x by sqrt(abar) on the way: the sign of the start decides black or white
@@ -213,7 +100,7 @@ def test_samples_are_clipped_before_they_are_quantised(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("schedule", ["linear", "squaredcos_cap_v2"])
-@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@PREDICTIONS
 def test_a_training_step_equals_the_formula_with_the_same_draws(prediction: str, schedule: str, flip: bool) -> None:
     n, steps = 16, 1000
     ddpm = model(seed=3, schedule=schedule, timesteps=steps, flip=flip, prediction=prediction)
@@ -237,26 +124,25 @@ def test_a_training_step_equals_the_formula_with_the_same_draws(prediction: str,
     with torch.no_grad():
         wanted = (ddpm.unet(noisy, t, class_labels=y).sample - target).square().mean()
         loss = ddpm.training_step((images, y), 0)
+        assert ddpm.training_step((images, y), 0) != loss  # fresh noise in every step
     torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
-@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
-def test_a_perfect_prediction_of_each_kind_draws_the_image(
-    prediction: str, sampler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@PREDICTIONS
+def test_a_perfect_prediction_of_each_kind_draws_the_image(prediction: str, sampler: str) -> None:
     """All data are one image, so what the network shall predict is known exactly; its loss is zero, too."""
-    ddpm, x = model(prediction=prediction, timesteps=100), DIGITS.x[:1] / 127.5 - 1
-    abar = ddpm.schedule.alphas_cumprod
+    ddpm: Any = model(prediction=prediction, timesteps=100)
+    x, abar = DIGITS.x[:1] / 127.5 - 1, ddpm.schedule.alphas_cumprod
 
     class Perfect(torch.nn.Module):
-        def forward(self, noisy: Tensor, t: Tensor, class_labels: Tensor):
+        def forward(self, noisy: Tensor, t: Tensor, class_labels: Tensor) -> Output:
             a = abar[t].view(-1, 1, 1, 1)
             noise = (noisy - a.sqrt() * x) / (1 - a).sqrt()
-            found = {"epsilon": noise, "sample": x + 0 * noisy, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}
-            return type("Output", (), {"sample": found[prediction]})()
+            kinds = {"epsilon": noise, "sample": x + 0 * noisy, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}
+            return Output(kinds[prediction])
 
-    monkeypatch.setattr(ddpm, "unet", Perfect())
+    ddpm.unet = Perfect()
     images = ddpm.sample(torch.zeros(3, dtype=torch.int64), 0, sampler=sampler, steps=20)
     assert (images.int() - DIGITS.x[:1].int()).abs().max() <= 1  # of 255
     rows = DIGITS.x[:1].expand(8, *SHAPE), torch.zeros(8, dtype=torch.int64)
@@ -264,26 +150,10 @@ def test_a_perfect_prediction_of_each_kind_draws_the_image(
     assert ddpm.losses(*rows, seed=0).max() < 1e-8
 
 
-def test_steps_draw_fresh_noise_keyed_by_the_seed() -> None:
-    batch = DIGITS.x[:8], DIGITS.y[:8]
-
-    def losses(seed: int) -> list[float]:
-        ddpm = model(seed=seed)
-        with torch.no_grad():
-            return [float(ddpm.training_step(batch, 0)) for _ in range(3)]
-
-    first = losses(0)
-    torch.manual_seed(99)
-    assert losses(0) == first
-    assert len(set(first)) == 3
-    assert losses(1) != first
-
-
 @pytest.mark.long
 def test_the_loss_falls_in_training() -> None:
-    ddpm = model(timesteps=100, lr=3e-3)
+    ddpm, losses = model(timesteps=100, lr=3e-3), []
     optimizer = ddpm.configure_optimizers()
-    losses = []
     for _ in range(60):
         optimizer.zero_grad()
         loss = ddpm.training_step((DIGITS.x, DIGITS.y), 0)
@@ -294,11 +164,11 @@ def test_the_loss_falls_in_training() -> None:
     assert sum(losses[-10:]) / 10 < 0.6 * losses[0]
 
 
-def test_the_average_warms_up_to_its_decay() -> None:
+def test_the_average_warms_up_to_its_decay_and_is_what_samples_are_drawn_with() -> None:
     # min(decay, (1 + k)/(10 + k)), k counting steps, as diffusers' EMAModel has it; step k = 0 copies the weights
     decay = 0.4
     ddpm = model(ema_decay=decay)
-    parameter = next(iter(ddpm.unet.parameters()))
+    name, parameter = next(iter(ddpm.unet.named_parameters()))
     average, keep = torch.zeros_like(parameter), 0.0
     for k in range(12):
         with torch.no_grad():
@@ -308,40 +178,75 @@ def test_the_average_warms_up_to_its_decay() -> None:
         average = keep * average + (1 - keep) * parameter.detach()
         torch.testing.assert_close(ddpm.average.shadow_params[0], average, atol=1e-6, rtol=1e-6)
     assert keep == decay  # reached: (1 + 11)/(10 + 11) is above it
-
-
-def test_samples_are_drawn_with_the_average_not_with_the_last_weights() -> None:
-    ddpm = model()
-    parameter = next(iter(ddpm.unet.parameters()))
-    for _ in range(3):
-        with torch.no_grad():
-            parameter.add_(1)
-        ddpm.on_train_batch_end()
     last = parameter.detach().clone()
-    state = ddpm.averaged()
+    torch.testing.assert_close(ddpm.averaged()[name], average, atol=1e-6, rtol=1e-6)
     assert torch.equal(parameter, last)  # training goes on where it was
-    averaged = state[next(name for name, _ in ddpm.unet.named_parameters())]
-    assert not torch.equal(averaged, last)
-    assert torch.equal(averaged, ddpm.average.shadow_params[0])
 
 
-def test_fit_returns_the_average(monkeypatch: pytest.MonkeyPatch, trained: Mapping[str, Tensor]) -> None:
-    monkeypatch.setattr(DDPM, "averaged", lambda self: self.unet.state_dict())
-    assert not same(fit(0), trained)
+# Steps in place of epochs, weights of times, bf16
 
 
-def test_mirroring_is_asked_for_and_changes_the_weights(trained: Mapping[str, Tensor]) -> None:
-    assert not same(fit(0, flip=True), trained)
+def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -> None:
+    for n, batch, steps, even in product((1, 7, 16, 100, 129), (1, 16, 64), (1, 10, 500), (False, True)):
+        of_client = replace(TINY, batch_size=batch, steps=steps, even_batches=even).for_images(n)
+        of_pass = ceil(n / batch_of(n, batch, even))
+        assert steps <= of_client.epochs * of_pass < steps + of_pass
+        assert of_client.steps is None
+    assert TINY.for_images(5) is TINY
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"generator.sampling_steps": 1001}, r"generator\.sampling_steps must be at most"),
-        ({"generator.channels": (8,) * 5}, r"has 5 levels, so the image side must be a multiple of 16, and digits"),
-    ],
-)
-def test_a_run_asks_it_what_it_refuses_before_any_work(values: dict[str, Any], sentence: str) -> None:
-    asked = override(config.Experiment(), {"sharing.setting": "shuffled_synthetic", **values})
-    with pytest.raises(UserError, match=sentence):
-        prepare(asked)
+def test_steps_are_the_training_of_those_epochs_under_the_same_key() -> None:
+    values = {"sharing.setting": "shuffled_synthetic", "data.limit": 100, "generator.batch_size": 8,
+              "partition.name": "quantity"}  # fmt: skip
+    needs = prepare(experiment("smoke", values={**values, "generator.steps": 12})).needs
+    sizes = [len(need.examples) for need in needs]
+    assert len(set(sizes)) > 1
+    assert [need.epochs for need in needs] == [ceil(12 / ceil(n / 8)) for n in sizes]
+    explicit = prepare(experiment("smoke", values={**values, "generator.epochs": needs[0].epochs})).needs[0]
+    assert key_of(explicit.images_facts) == key_of(needs[0].images_facts)
+
+
+def _of_images(ddpm: DDPM, t: Tensor, noise: Tensor) -> Tensor:
+    """(n,), the squared error of the image that the prediction means."""
+    x = DIGITS.x / 127.5 - 1
+    abar = ddpm.schedule.alphas_cumprod[t].view(-1, 1, 1, 1)
+    noisy = abar.sqrt() * x + (1 - abar).sqrt() * noise
+    output = ddpm.unet(noisy, t, class_labels=DIGITS.y).sample
+    image = {
+        "sample": output,
+        "epsilon": (noisy - (1 - abar).sqrt() * output) / abar.sqrt(),
+        "v_prediction": abar.sqrt() * noisy - (1 - abar).sqrt() * output,
+    }[ddpm.prediction]
+    return (image - x).square().flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 5.0, 1e6])
+@PREDICTIONS
+def test_min_snr_weighs_the_error_of_the_image_whatever_is_predicted(prediction: str, gamma: float) -> None:
+    """Hang et al. 2023: w_t = min(SNR_t, gamma) of ||x - x_theta||^2; a large gamma leaves errors of eps alike."""
+    ddpm = model(prediction=prediction, snr_gamma=gamma, schedule="squaredcos_cap_v2")
+    t = torch.arange(len(DIGITS)) % 19  # at T the cosine schedule leaves no image
+    noise = torch.randn(len(DIGITS), 1, 8, 8, generator=generator(0, "noise"))
+    abar = ddpm.schedule.alphas_cumprod[t]
+    expected = ((abar / (1 - abar)).clamp(max=gamma) * _of_images(ddpm, t, noise)).mean()
+    torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), expected, rtol=1e-3, atol=1e-6)
+    plain = model(prediction=prediction, schedule="squaredcos_cap_v2")(DIGITS.x, DIGITS.y, t, noise)
+    if (prediction, gamma) == ("epsilon", 1e6):
+        torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), plain)
+    elif gamma == 0.5:
+        assert abs(ddpm(DIGITS.x, DIGITS.y, t, noise) - plain) > 1e-3
+
+
+@pytest.mark.long
+def test_the_average_bf16_and_weights_of_times_reach_the_fit() -> None:
+    """bf16 is near fp32 and not the same, and its weights stay float32."""
+    full = fit()
+    for change in ({"ema_decay": 0.0}, {"snr_gamma": 5.0}, {"prediction": "sample"}, {"schedule": "squaredcos_cap_v2"}):
+        assert not same(fit(replace(TINY, **change)), full)  # pyright: ignore[reportArgumentType]
+    half = fit(replace(TINY, precision="bf16"))
+    assert {t.dtype for t in half.values() if t.is_floating_point()} == {torch.float32}
+    set_default_generator(0, "initial weights")
+    start = dict(TINY.build(SHAPE, 10, 0).unet.state_dict())
+    moved = sum(float((full[name] - start[name]).norm()) for name in full)
+    off = sum(float((full[name] - half[name]).norm()) for name in full)
+    assert 0 < off < moved

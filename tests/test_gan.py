@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from lightning_modules.gan import GAN, Discriminator, Normed, augmented, slopes
 
 DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 12)]
 X = DIGITS.x / 127.5 - 1
-POLICIES = ["none", "translation", "all"]
 
 
 def model(regulariser: str = "spectral", augment: str = "all") -> GAN:
@@ -45,17 +45,17 @@ def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
     layer.u, layer.v = layer.u.double(), layer.v.double()
     layer.iterate(500)
     g = torch.randn(4, 5, dtype=torch.float64)
-    found = torch.autograd.grad((layer.weight * g).sum(), layer.layer.weight)[0]
+    result = torch.autograd.grad((layer.weight * g).sum(), layer.layer.weight)[0]
     w = layer.layer.weight.detach()
     u, s, v = torch.linalg.svd(w)
-    torch.testing.assert_close(found, (g - (g * w / s[0]).sum() * torch.outer(u[:, 0], v[0])) / s[0])
+    torch.testing.assert_close(result, (g - (g * w / s[0]).sum() * torch.outer(u[:, 0], v[0])) / s[0])
 
 
 def test_slopes_are_those_of_finite_differences() -> None:
     """Of a linear discriminator the squared norm of its matrix, of another one what differences say."""
     linear = nn.Linear(64, 1).double()
-    found = slopes(lambda x, y: linear(x.flatten(1)).squeeze(1), X.double(), DIGITS.y)  # pyright: ignore
-    torch.testing.assert_close(found, linear.weight.square().sum().expand(12))
+    result = slopes(lambda x, y: linear(x.flatten(1)).squeeze(1), X.double(), DIGITS.y)  # pyright: ignore
+    torch.testing.assert_close(result, linear.weight.square().sum().expand(12))
     other, x, y, h = Discriminator((1, 8, 8), 10, (4, 8), spectral=False).double(), X[:1].double(), DIGITS.y[:1], 1e-6
     steps = h * torch.eye(64, dtype=torch.float64).view(64, 1, 8, 8)
     with torch.no_grad():
@@ -78,16 +78,16 @@ def test_the_losses_are_the_equations(regulariser: str) -> None:
         slope = torch.autograd.grad(real.sum(), x, create_graph=True)[0].square().sum()
         penalty = slope if regulariser == "r1" else torch.zeros(())  # gamma/2 = 1
         wanted = wanted + ((1 + (-real).exp()).log() + (1 + fake.exp()).log() + penalty).sum() / 12
-    found = gan(DIGITS.x, DIGITS.y, fakes, of_fakes, one, other)
-    torch.testing.assert_close(found, wanted)
+    result = gan(DIGITS.x, DIGITS.y, fakes, of_fakes, one, other)
+    torch.testing.assert_close(result, wanted)
     weights = list(gan.discriminator.parameters())
-    pairs = zip(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights), strict=True)
+    pairs = zip(torch.autograd.grad(result, weights), torch.autograd.grad(wanted, weights), strict=True)
     for a, b in pairs:  # R1's second derivatives, too
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     assert abs(float(model().of_generator(DIGITS.y).detach()) - log(2)) < 0.7  # a new discriminator knows little
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", ["none", "translation", "all"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_augmentation_treats_each_image_by_itself_and_is_differentiable(kind: str, *, flip: bool) -> None:
     drawn = torch.rand(12, 8, generator=torch.Generator().manual_seed(0))
@@ -103,9 +103,9 @@ def test_translation_moves_whole_pixels_and_fills_with_zeros() -> None:
     x, moved = torch.rand(1, 1, 8, 8) + 1, set()
     padded = nn.functional.pad(x, (1, 1, 1, 1))
     for u in torch.rand(200, 8, generator=torch.Generator().manual_seed(0)):
-        found = augmented(x, u[None], "translation")
+        result = augmented(x, u[None], "translation")
         down, right = (int(3 * part) for part in u[3:5])
-        assert torch.equal(found, padded[..., 2 - down : 10 - down, 2 - right : 10 - right])
+        assert torch.equal(result, padded[..., 2 - down : 10 - down, 2 - right : 10 - right])
         moved.add((down, right))
     assert len(moved) == 9  # by up to 8/8 pixels each way
 
@@ -140,26 +140,6 @@ def test_a_generator_step_leaves_the_discriminator_and_a_discriminator_step_the_
     assert torch.equal(last[1], after[1])
 
 
-def test_steps_of_a_private_generator_do_not_tell_how_many_images_batches_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows the seed knows all that G draws; the sizes of Poisson batches are secret with the noise."""
-    step, classes = Course.generator_step, []
-
-    def told(self: Course, y: Tensor) -> None:
-        classes.append((y, self.model.draws.get_state()))
-        step(self, y)
-
-    monkeypatch.setattr(Course, "generator_step", told)
-    private = PrivateGAN(channels=(4, 8), latent=3, batch_size=4, noise_multiplier=1.0)
-    of_each = []
-    for key in range(3):
-        private.fit(DIGITS, 10, 7, [2], noise=Noise(Source(key)))
-        of_each.append(classes[:])
-        classes.clear()
-    assert len(of_each[0]) > 2
-    for other in of_each[1:]:
-        assert all(a[0].equal(b[0]) and a[1].equal(b[1]) for a, b in zip(of_each[0], other, strict=True))
-
-
 def test_colour_is_what_zhao_et_al_say() -> None:
     """Brightness by up to 1/2, saturation times up to 2, contrast times 1/2 to 3/2; below the square cut out."""
     for u in torch.rand(50, 8, generator=torch.Generator().manual_seed(0)):
@@ -180,10 +160,10 @@ def test_images_come_from_a_moving_average_that_warms_up() -> None:
         course.generator_step(DIGITS.y)
         now = course.model.generator.parameters()
         wanted = [keep * old + (1 - keep) * p.detach() for old, p in zip(wanted, now, strict=True)]
-    found = course.averaged()
+    result = course.averaged()
     for (name, p), average in zip(course.model.generator.named_parameters(), wanted, strict=True):
-        torch.testing.assert_close(found[name], average)
-        assert not torch.equal(found[name], p.detach())
+        torch.testing.assert_close(result[name], average)
+        assert not torch.equal(result[name], p.detach())
 
 
 def test_the_power_iteration_follows_the_discriminator_before_each_step_of_the_generator() -> None:
@@ -207,15 +187,42 @@ def test_constants_reach_networks_and_optimizers() -> None:
         assert (optimizer.defaults["betas"], optimizer.defaults["lr"]) == ((0.3, 0.99), made.lr)
 
 
-def test_made_images_of_a_private_step_are_of_all_classes_and_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they are drawn for the discriminator batch norm must not tell how many there are; G's steps train it."""
-    images, seen = GAN.images, {True: set[int](), False: set[int]()}
+class Watched(PrivateGAN):
+    """Records, after every step of the discriminator and the generator, the state of what all can draw again."""
 
-    def spy(one: GAN, y: Tensor, z: Tensor | None = None) -> Tensor:
-        seen[one.generator.training].update(y.tolist())
-        return images(one, y, z)
+    def train(self, module: Any, optimizer: Any, loss: Any, draw: Any, examples: Any, epochs: Any, noise: Any,
+              *, draws: torch.Generator, after: Any, weights: Any, progress: Any = None) -> Any:  # fmt: skip
+        def recorded() -> None:
+            after()
+            STATES.append((draws.get_state(), weights()))
 
-    monkeypatch.setattr(GAN, "images", spy)
-    PrivateGAN(channels=(4, 8), latent=3, batch_size=6, draws=8, noise_multiplier=1.0).fit(DIGITS, 10, 7, [3])
-    assert seen[False] == set(range(10))
-    assert len(seen[True]) > 5
+        drawn: list[list[Tensor]] = []
+        for rows in (slice(None), torch.tensor([2])):
+            draws.manual_seed(5)
+            drawn.append(draw(30, rows))
+        for together, alone in zip(*drawn, strict=True):
+            assert together.shape[:2] == (30, 8)
+            torch.testing.assert_close(together[2:3], alone)  # batch norm does not mix them
+        assert set(drawn[0][1].flatten().tolist()) == set(range(10))
+        return super().train(module, optimizer, loss, draw, examples, epochs, noise, draws=draws, after=recorded,
+                             weights=weights, progress=progress)  # fmt: skip
+
+
+STATES: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+
+def test_steps_of_a_private_generator_do_not_tell_how_many_images_batches_had() -> None:
+    """All it draws follows from the seed; the sizes of Poisson batches are secret with the noise."""
+    part = Watched(channels=(4, 8), latent=3, batch_size=6, draws=8, noise_multiplier=1.0)
+    runs = []
+    for key in range(3):
+        STATES.clear()
+        part.fit(DIGITS, 10, 7, [3], noise=Noise(Source(key)))
+        runs.append(STATES[:])
+    assert len(runs[0]) > 2
+    for other in runs[1:]:
+        assert all(a[0].equal(b[0]) for a, b in zip(runs[0], other, strict=True))
+    assert any(not a.equal(b) for a, b in zip(runs[0][-1][1].values(), runs[1][-1][1].values(), strict=True))
+    means = [{n: t for n, t in weights.items() if n.endswith("running_mean")} for _, weights in runs[0]]
+    assert means[0]
+    assert all(not means[0][name].equal(means[-1][name]) for name in means[0])  # the generator's steps train it
