@@ -61,9 +61,7 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
 def test_a_client_that_has_one_row_is_named_with_its_group() -> None:
     data = dataset(groups=[0] * 50 + [1] * 49 + [7])
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
-    with pytest.raises(
-        UserError, match=r"two examples of each client, and client 2 \(group 'ward 7'\) has one; 1 of 3"
-    ):
+    with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
         client_tests.drawn(dealt, data, 0.1, 0)
 
 
@@ -110,18 +108,10 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     assert counts is not None
     assert int(counts().sum()) == int(data.clients.counts(10).sum())
     assert ready.prepared.dealt.n_total == 160
-
-
-def test_tests_move_with_the_rest_and_cost_nothing_where_nobody_asks() -> None:
-    ready = assembled()
-    moved = ready.data.to(torch.device("meta"))
-    assert moved.tests is not None
-    assert moved.tests.store.x.device.type == "meta"
-    assert moved.tests.sizes == [8] * 5
-    assert assembled(**{"data.client_test": 0.0}).data.tests is None
-
-
-# --- feature shift
+    moved = data.to(torch.device("meta")).tests
+    assert moved is not None
+    assert (moved.store.x.device.type, moved.sizes) == ("meta", [8] * 5)
+    assert assembled(**stage, **{"data.client_test": 0.0}).data.tests is None
 
 
 def floats(n: int = 400) -> Clients:
@@ -162,7 +152,7 @@ def test_pixels_stay_pixels_and_a_run_holds_shifted_ones() -> None:
         assert apart == sorted(apart)
         assert apart[0] > 10
     assert torch.equal(ready.data.sets["test"].x, plain.data.sets["test"].x)
-    with pytest.raises(UserError, match=r"partition\.shift rotation is for images \(C, H, W\), not torch.int64 \(1,\)"):
+    with pytest.raises(UserError, match=r"partition\.shift rotation .*\(C, H, W\)"):
         shifted(Clients(dataset().train, [np.arange(100)]), "rotation", None, 0, "train")
     with pytest.raises(UserError, match=r"partition\.shift_size needs a partition\.shift"):
         assembled(**{"partition.shift_size": 0.3})
