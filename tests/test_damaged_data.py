@@ -55,13 +55,10 @@ def mnist(root: Path, **changed: bytes | None) -> Data:
 
 def refused(data: Data) -> str:
     """The sentence in which a data set is refused."""
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"data set {data.name} ") as error:
         load(data)
-    message = str(error.value)
-    assert message.startswith(f"data set {data.name} ")
-    assert "\n" not in message
-    assert message.count(". ") == 0
-    return message
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def test_whole_files_are_read(tmp_path: Path) -> None:
@@ -71,30 +68,24 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
-    "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged ("),
-    "test labels truncated": ({"test_labels": idx(labels(20))[:-1]}, "is damaged ("),
-    "header truncated": ({"train_images": idx(images(50))[:7]}, "is damaged ("),
-    "another magic": ({"train_images": b"\x89PNG" + idx(images(50))[4:]}, "is damaged ("),
-    "text": ({"train_labels": b"<html>not found</html>" * 9}, "is damaged ("),
-    "empty file": ({"train_images": b""}, "is damaged ("),
-    "no such file": ({"test_images": None}, "is damaged ("),
-    "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged ("),
-    "labels for images": ({"train_images": idx(labels(50))}, "is damaged ("),
-    "images for labels": ({"train_labels": idx(images(50))}, "is damaged ("),
-    "float images": ({"train_images": idx(images(50), 13)}, "is damaged (x should be of dtype torch.uint8"),
-    "float labels": ({"test_labels": idx(labels(20), 13)}, "is damaged (x should be of dtype torch.uint8"),
-    "fewer labels": ({"train_labels": idx(labels(49))}, "is damaged: it has 50 training images and 49 labels"),
-    "more labels": ({"test_labels": idx(labels(21))}, "is damaged: it has 20 test images and 21 labels"),
-    "labels to 255": ({"train_labels": idx(labels(50) * 28)}, "its training labels lie in [0, 252], not in [0, 9]"),
-    "a test label of 10": ({"test_labels": idx(labels(20, 11))}, "its test labels lie in [0, 10], not in [0, 9]"),
-    "other test shapes": (
-        {"test_images": idx(images(20, 20))},
-        "its training images are (1, 28, 28) and its test images (1, 20, 20)",
-    ),
-    "not square": (
-        {"train_images": idx(images(50)[:, :20]), "test_images": idx(images(20)[:, :20])},
-        "its images are 20x28, not square",
-    ),
+    "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged"),
+    "test labels truncated": ({"test_labels": idx(labels(20))[:-1]}, "is damaged"),
+    "header truncated": ({"train_images": idx(images(50))[:7]}, "is damaged"),
+    "another magic": ({"train_images": b"\x89PNG" + idx(images(50))[4:]}, "is damaged"),
+    "text": ({"train_labels": b"<html>not found</html>" * 9}, "is damaged"),
+    "empty file": ({"train_images": b""}, "is damaged"),
+    "no such file": ({"test_images": None}, "is damaged"),
+    "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged"),
+    "labels for images": ({"train_images": idx(labels(50))}, "is damaged"),
+    "images for labels": ({"train_labels": idx(images(50))}, "is damaged"),
+    "float images": ({"train_images": idx(images(50), 13)}, "torch.uint8"),
+    "float labels": ({"test_labels": idx(labels(20), 13)}, "torch.uint8"),
+    "fewer labels": ({"train_labels": idx(labels(49))}, "50 training images and 49 labels"),
+    "more labels": ({"test_labels": idx(labels(21))}, "20 test images and 21 labels"),
+    "labels to 255": ({"train_labels": idx(labels(50) * 28)}, "training labels lie in [0, 252]"),
+    "a test label of 10": ({"test_labels": idx(labels(20, 11))}, "test labels lie in [0, 10]"),
+    "other test shapes": ({"test_images": idx(images(20, 20))}, "test images (1, 20, 20)"),
+    "not square": ({"train_images": idx(images(50)[:, :20]), "test_images": idx(images(20)[:, :20])}, "20x28"),
     "no images": ({"train_images": idx(images(0)), "train_labels": idx(labels(0))}, "is damaged"),
     "no pixels": ({"train_images": idx(images(50, 0)), "test_images": idx(images(20, 0))}, "is damaged"),
 }  # fmt: skip
@@ -107,75 +98,57 @@ def test_damaged_files_are_refused_in_one_sentence(changed: dict[str, bytes | No
     assert str(tmp_path / "MNIST" / "raw") in message
 
 
-def test_packed_files_alone_are_not_the_data_set(tmp_path: Path) -> None:
+def test_packed_files_alone_and_a_file_in_place_of_the_folder_are_not_the_data_set(tmp_path: Path) -> None:
     data = mnist(tmp_path)
     for name in FILES.values():
         path = tmp_path / "MNIST" / "raw" / name
         path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert "is damaged (Dataset not found" in refused(data)
-
-
-def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "MNIST" / "raw" / FILES["train images"]).mkdir(parents=True)
-    assert "is damaged" in refused(Data(name="mnist", dir=str(tmp_path)))
+    assert "is damaged" in refused(data)
     (tmp_path / "file").write_text("")
     assert "is not there" in refused(Data(name="mnist", dir=str(tmp_path / "file")))
 
 
 class Other:
-    """What a pickle of somebody else may hold."""
+    """What a pickle of a stranger may hold."""
 
 
-CIFAR: dict[str, Callable[[Path], object]] = {
+ODD: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("not a pickle"),
     "another object": lambda path: path.write_bytes(pickle.dumps([1, 2])),
     "a class": lambda path: path.write_bytes(pickle.dumps(Other)),
-    "a folder": lambda path: path.mkdir(),
-}
-
-
-@pytest.mark.parametrize("damage", CIFAR.values(), ids=CIFAR)
-def test_damaged_pickles_are_refused_unread(damage: Callable[[Path], object], tmp_path: Path) -> None:
-    """torchvision knows the checksums of CIFAR's files and unpickles no other."""
-    for folder, names in {
-        "cifar-10-batches-py": [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"],
-        "cifar-100-python": ["train", "test", "meta"],
-    }.items():
-        (tmp_path / folder).mkdir()
-        for name in names:
-            damage(tmp_path / folder / name)
-    for name in ("cifar10", "cifar100"):
-        assert "is damaged" in refused(Data(name=name, dir=str(tmp_path)))
-
-
-ODD: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
     "two links to each other": lambda path: (path.symlink_to("other"), (path.parent / "other").symlink_to(path.name)),
     "a link to nothing": lambda path: path.symlink_to("nothing"),
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "a FIFO": os.mkfifo,
-    "a folder": Path.mkdir,
     "a sparse file of a terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
+}
+CIFAR = {
+    "cifar10": ("cifar-10-batches-py", [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"]),
+    "cifar100": ("cifar-100-python", ["train", "test", "meta"]),
 }
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], object], tmp_path: Path) -> None:
-    """In the place of a file, of its folder, and of CIFAR's first file, whose checksum is not computed then."""
-    said = []
+    """In the place of a file, of its folders, and of CIFAR's first file: torchvision knows the checksums of CIFAR's
+    files and unpickles no other."""
+    messages = []
     for number, name in enumerate(("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw", "MNIST")):
         data = mnist(root := tmp_path / str(number))
         (root / name).unlink() if number == 0 else shutil.rmtree(root / name)
         make(root / name)
-        said.append(refused(data))
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    make(tmp_path / "cifar-10-batches-py" / "data_batch_1")
-    said.append(refused(Data(name="cifar10", dir=str(tmp_path))))
-    assert all("is damaged" in one or "is not there" in one for one in said)
+        messages.append(refused(data))
+    for name, (folder, (first, *_)) in CIFAR.items():
+        (tmp_path / folder).mkdir()
+        make(tmp_path / folder / first)
+        messages.append(refused(Data(name=name, dir=str(tmp_path))))
+    assert all("is damaged" in one or "is not there" in one for one in messages)
     if make is ODD["a sparse file of a terabyte"]:
-        assert "train-images-idx3-ubyte has 1,099,511,627,776 bytes" in said[0]
+        assert "train-images-idx3-ubyte has 1,099,511,627,776 bytes" in messages[0]
 
 
 def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[], None]], None]) -> None:
@@ -185,11 +158,11 @@ def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[
         data = mnist(Path(folder))
         for path, said in ((Path(folder, "MNIST", "raw"), "is damaged"), (Path(folder, "MNIST"), "is not there")):
             path.chmod(0)
-            as_nobody(lambda said=said: _says(said, data))
+            as_nobody(lambda said=said: _refuses(said, data))
             path.chmod(0o755)
 
 
-def _says(said: str, data: Data) -> None:
+def _refuses(said: str, data: Data) -> None:
     assert said in refused(data)
 
 
@@ -205,25 +178,22 @@ class Runs:
 
 def test_no_strangers_pickle_is_run(tmp_path: Path) -> None:
     """CIFAR's files are pickles; and torchvision reads MNIST from ``processed``, where it is, as it once wrote it."""
-    told = tmp_path / "told"
-    for folder, names in {
-        "cifar-10-batches-py": [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"],
-        "cifar-100-python": ["train", "test", "meta"],
-        "MNIST/processed": ["training.pt", "test.pt"],
-    }.items():
+    written = tmp_path / "written"
+    processed = {"mnist": ("MNIST/processed", ["training.pt", "test.pt"])}
+    for folder, names in [*CIFAR.values(), *processed.values()]:
         (tmp_path / folder).mkdir(parents=True)
         for name in names:
             if name.endswith(".pt"):
-                torch.save(Runs(told), tmp_path / folder / name)
+                torch.save(Runs(written), tmp_path / folder / name)
             else:
-                (tmp_path / folder / name).write_bytes(pickle.dumps(Runs(told)))
-    for name in ("cifar10", "cifar100", "mnist"):
+                (tmp_path / folder / name).write_bytes(pickle.dumps(Runs(written)))
+    for name in (*CIFAR, *processed):
         refused(Data(name=name, dir=str(tmp_path)))
-    assert not told.exists()
+    assert not written.exists()
 
 
 def test_images_too_small_for_the_network_are_refused(tmp_path: Path) -> None:
     data = mnist(tmp_path, train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
     fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
-    with pytest.raises(UserError, match=r"model\.name cnn cannot be built for mnist: it needs images of at least 4x4"):
+    with pytest.raises(UserError, match=r"model\.name cnn .*4x4"):
         build.prepare(presets.experiment("smoke", "mnist", fields))

@@ -222,7 +222,7 @@ def prepared(partition: str, **fields: Any) -> build.Prepared:
 @pytest.mark.parametrize("name", ["by_place", "by_mask", "at_random"])
 @pytest.mark.parametrize("moves", [{}, {"data.validation": 0.0, "data.limit": 210}], ids=str)
 def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(name: str, moves: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="240 rows .*`rows`"):
+    with pytest.raises(UserError, match=r"240 rows .*`rows`"):
         prepared(name, **moves)
 
 

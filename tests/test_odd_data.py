@@ -1,7 +1,7 @@
 """What people give as a data set: read as the obvious conversion has it, or refused in one sentence before any work."""
 
 import random
-import subprocess
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -144,37 +144,26 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: s
 
 
 GAPS: dict[str, tuple[np.ndarray, str]] = {
-    "from 1": (np.arange(N) % 3 + 1, "3 labels lie in 1 ... 3, and classes count from 0, so 1 of 4 classes are empty"),
-    "hundreds": (
-        np.arange(N) % 10 * 100,
-        "10 labels lie in 0 ... 900, and classes count from 0, so 891 of 901 classes are empty",
-    ),
-    "255 as ignore": (
-        np.where(Y == 2, 255, Y),
-        "3 labels lie in 0 ... 255, and classes count from 0, so 253 of 256 classes are empty",
-    ),
-    "years": (
-        1990 + np.arange(N),
-        "20 labels lie in 1990 ... 2009, and classes count from 0, so 1990 of 2010 classes are empty",
-    ),
+    "from 1": (np.arange(N) % 3 + 1, "1 of 4 classes are empty"),
+    "hundreds": (np.arange(N) % 10 * 100, "891 of 901 classes are empty"),
+    "255 as ignore": (np.where(Y == 2, 255, Y), "253 of 256 classes are empty"),
+    "years": (1990 + np.arange(N), "1990 of 2010 classes are empty"),
 }
 
 
 @pytest.mark.parametrize("which", GAPS)
 def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(which: str) -> None:
-    y, said = GAPS[which]
+    y, words = GAPS[which]
     for _, returned in forms(y):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=words):
             own.read("mine", returned)
-        assert said in str(error.value)
-        assert "np.unique(y, return_inverse=True)" in str(error.value)
     n = int(y.max()) + 1
     assert own.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
     assert own.read("mine", {"x": X, "y": y, "n_classes": n})[0].n_classes == n
     assert own.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
 
 
-def test_what_its_author_states_decides_for_whole_floats_and_a_run_is_told_of_a_guess() -> None:
+def test_what_its_author_states_decides_for_whole_floats_and_a_guess_is_a_note() -> None:
     as_classes, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
     assert (as_classes.n_classes, as_classes.train.y.dtype, origin.notes) == (3, torch.int64, ())
     targets, origin = own.read("mine", both(y=Y.astype(float), n_classes=None, normalised=True))
@@ -219,7 +208,7 @@ DRAW: dict[str, Callable[[], float]] = {
 
 
 @pytest.mark.parametrize("which", DRAW)
-def test_a_run_is_told_that_random_rows_are_drawn_once(which: str) -> None:
+def test_random_rows_are_noticed_and_drawn_once(which: str) -> None:
     for returned in (Drawing(DRAW[which]), (Drawing(lambda: 1.0), Drawing(DRAW[which]))):
         assert [note for note in own.read("mine", returned)[1].notes if "returns random rows" in note]
     late = [(X[i % N], int(Y[i % N])) for i in range(100)] + [Drawing(DRAW[which])]  # rows of a list, then a drawn one
@@ -354,37 +343,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("returned", "said"), REFUSED.values(), ids=REFUSED)
-def test_all_else_is_refused_in_one_sentence(returned: Any, said: str) -> None:
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize(("returned", "words"), REFUSED.values(), ids=REFUSED)
+def test_all_else_is_refused_in_one_sentence(returned: Any, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as error:
         own.read("my_data.py:Photos", returned)
-    message = str(error.value)
-    assert said in message
-    assert message.startswith("data set my_data.py:Photos")
-    assert "\n" not in message
-    assert len(f"error: {message}") <= 200
-
-
-LAB = """
-import numpy as np
-
-class Spread:
-    mean, std = 0, 0
-    train = test = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 3
-"""
-
-
-@pytest.mark.ray  # it needs none, but seconds
-def test_a_run_and_its_dry_run_refuse_it_alike_and_write_nothing(
-    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "lab.py").write_text(LAB)
-    words = ["--preset", "smoke", "--data", "lab.py:Spread", "--model", "linear", "--out", "out"]
-    told = []
-    for more in ([], ["--dry-run"]):
-        done = command("run", *words, *more, cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        told.append(done.stderr.splitlines()[-1])
-    assert told[0] == told[1]
-    assert "std must be a finite number above 0" in told[0]
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
+    assert str(error.value).startswith("data set my_data.py:Photos")
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Data sets of somebody's own that draw numbers are the same in every process; their content has a digest."""
+"""User-defined data sets that draw numbers are the same in every process; their content has a digest."""
 
 import io
 import json
@@ -23,7 +23,6 @@ from fedcommons.config.sections import Constants, Data
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import load
 from fedcommons.seeds import keyed_globals
 from fedcommons.sweeping.display import Display
@@ -58,7 +57,7 @@ class Turned(Dataset):
 
 
 class Drawn:
-    """What it draws, it draws from a seed that it is handed."""
+    """Draws from a seed that the platform passes."""
 
     def __init__(self, seed, n: int = 50):
         draws = np.random.RandomState(seed)
@@ -109,16 +108,16 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("plans", [todo, dry_run])
-def test_a_sweep_and_its_dry_run_say_once_that_rows_are_random(
+def test_a_sweep_and_its_dry_run_report_once_that_rows_are_random(
     plans: Callable[..., object], lab: Path, untimed: None
 ) -> None:
-    values = {"data.name": "my_data.py:Turned", "partition.name": "iid", "partition.n_clients": 2, "measure.every": 0}
-    config = override(choose(values), {"model.name": "linear"})
+    config = choose({"data.name": "my_data.py:Turned", "partition.name": "iid", "partition.n_clients": 2,
+                     "measure.every": 0, "model.name": "linear"})  # fmt: skip
     cells = [Trial(f"seed={seed}", override(config, {"seed": seed})) for seed in (0, 1)]
-    shown = io.StringIO()
-    with Display(Console(file=shown, width=1000)) as display:
+    screen = io.StringIO()
+    with Display(Console(file=screen, width=1000)) as display:
         plans(cells, lab / "out", display)
-    assert shown.getvalue().count("random rows") == 1
+    assert screen.getvalue().count("random rows") == 1
 
 
 def _states() -> tuple:
@@ -146,32 +145,23 @@ def test_keyed_globals_differ_by_key_and_generator() -> None:
     assert len({*draw("a", 1), *draw("a", 2), *draw("b", 1)}) == 9
 
 
-def test_a_seed_that_has_no_default_is_handed_over_and_is_the_same_in_all_runs() -> None:
+def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
+    """Data sets whose seed has a default were there before: their runs keep values and names."""
     assert set(parts.constants("data", "my_data.py:Drawn")) == {"n"}
-    part = parts.find("data", "my_data.py:Drawn")
-    seeds = set()
+    digests = set()
     for seed in (0, 1):
-        config = choose(
-            {"data.name": "my_data.py:Drawn", "seed": seed, "partition.name": "iid", "model.name": "linear"}
-        )
-        dataset = build.prepare(override(config, {"partition.n_clients": 2})).dataset
+        config = choose({"data.name": "my_data.py:Drawn", "seed": seed, "partition.name": "iid",
+                         "partition.n_clients": 2, "model.name": "linear"})  # fmt: skip
         assert "data.seed" not in config.flat
-        seeds.add(dataset.digest)
-    assert len(seeds) == 1
-    assert part(seed=4).seed == 4
-
-
-def test_a_seed_that_has_a_default_stays_a_constant() -> None:
-    """Such data sets were there before seeds were handed over: their runs keep values and names."""
+        digests.add(build.prepare(config).dataset.digest)
+    assert len(digests) == 1
+    assert parts.find("data", "my_data.py:Drawn")(seed=4).seed == 4
     assert choose({"data.name": "my_data.py:with_a_default"}).flat["data.seed"] == 3
     one, other = (load(choose({"data.name": "my_data.py:with_a_default", "data.seed": s}).data) for s in (3, 4))
     draws = np.random.default_rng(3)
     rows = torch.from_numpy(draws.standard_normal((50, 5))).float()
     assert all(any(torch.equal(x, row) for row in rows) for x in one.train.x)
     assert one.digest != other.digest
-
-
-# --- the digest of the content
 
 
 def _dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
@@ -203,13 +193,6 @@ def test_the_digest_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> No
     assert _dataset(x.transpose(2, 3).contiguous().transpose(2, 3), y).digest == found[0]  # however they lie in memory
 
 
-def test_a_run_of_the_packages_data_records_their_digest(tmp_path: Path) -> None:
-    values = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "tracking.wandb": "off"}
-    run(choose(values), tmp_path / "run", say=lambda _: None)
-    held = json.loads((tmp_path / "run" / "partition.json").read_text())
-    assert held["data"] == load(Data(limit=40)).digest != load(Data(limit=41)).digest
-
-
 def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
     """One process prepares, the file is edited, and it prepares again."""
 
@@ -223,8 +206,6 @@ def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
     (lab / "table.py").write_text(text.replace("0.1", "0.2"))
     assert prepared().digest != before.digest
 
-
-# What is computed from all clients' examples before round 1
 
 COMPUTED = """
 import numpy as np
@@ -262,35 +243,43 @@ class Unscaled(Classifier):
 SCALES, CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
 
 
+FIELDS = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "client.epochs": 1, "data.limit": None,
+          "measure.every": 0, "wandb": "off", "data.validation": 0.0}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("data", "more", "uncovered"),
     [
-        ("Images", {}, SCALES),
-        ("Images", {"data.standardise": False}, ""),
-        ("Images", {"model.name": "mine.py:Unscaled"}, ""),  # it does not ask for them
-        ("Images", {"dp.local": False}, SCALES),
-        ("Stated", {}, ""),
-        ("Rare", {}, CLASSES),
-        ("StatedClasses", {}, ""),
+        ("Images", {}, [SCALES]),
+        ("Images", {"dp.local": False}, [SCALES]),
+        ("Images", {"data.standardise": False}, []),
+        ("Images", {"model.name": "mine.py:Unscaled"}, []),  # it does not ask for them
+        ("Stated", {}, []),
+        ("Rare", {}, [CLASSES]),
+        ("StatedClasses", {}, []),
     ],
 )
-def test_what_all_clients_examples_decide_before_round_1_is_uncovered(
-    lab: Path, data: str, more: dict[str, object], uncovered: str
+def test_what_all_clients_examples_decide_before_round_1_is_released(
+    lab: Path, data: str, more: dict[str, object], uncovered: list[str]
 ) -> None:
-    """The sum of an image's pixels could be read off the mean, though an epsilon was printed."""
+    """The sum of an image's pixels could be read off the mean."""
     (lab / "mine.py").write_text(COMPUTED)
-    fields = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "client.epochs": 1, "data.limit": None}
-    fields |= {"data.name": f"mine.py:{data}", "measure.every": 0, "wandb": "off", "data.validation": 0.0, **more}
-    heard: list[str] = []
-    said = whole_run(experiment("smoke", values=fields), lab / "run", say=heard.append).summary["privacy"]
-    if not fields["dp.local"]:
-        assert any(line.startswith(uncovered) for line in said["uncovered"])
-        assert not heard
-        return
-    spent = said["epsilon_local_training_if_secret"]
-    assert (said["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == bool(uncovered)
-    assert said["commons"] == ("uncovered" if uncovered else "nothing")
-    assert any(uncovered in line for line in heard) == bool(uncovered)
-    if uncovered:
-        assert sum(line.startswith(uncovered) for line in said["uncovered"]) == 1
-        assert spent["of_each_client"] == [None] * 4
+    config = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}", **more})
+    releases = build.assemble(build.prepare(config)).shared.releases
+    assert [(event.what, event.covered) for event in releases] == [((what,), False) for what in uncovered] * 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["Images", "Stated"])
+def test_a_run_reports_no_epsilon_where_all_clients_examples_decide_something(lab: Path, data: str) -> None:
+    (lab / "mine.py").write_text(COMPUTED)
+    config, messages = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}"}), []
+    summary = whole_run(config, lab / "run", say=messages.append).summary
+    assert json.loads((lab / "run" / "partition.json").read_text())["data"] == load(config.data).digest
+    result, leaks = summary["privacy"], data == "Images"
+    spent = result["epsilon_local_training_if_secret"]
+    assert (result["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == leaks
+    assert result["commons"] == ("uncovered" if leaks else "nothing")
+    assert any(SCALES in line for line in messages) == leaks
+    assert sum(line.startswith(SCALES) for line in result["uncovered"]) == leaks
+    assert (spent["of_each_client"] == [None] * 4) == leaks

@@ -1,4 +1,4 @@
-"""Parts of a client's data: how much of a part is the client's own, what it weighs, and how long it trains."""
+"""Clients as lazy views of the data, and parts of a client's data: what is its own, what it weighs, how it trains."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch
 
 from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData, Clients, Rows
+from fedcommons.data.examples import Examples
 
 if TYPE_CHECKING:
     from conftest import Federation
@@ -38,7 +39,7 @@ def test_half_of_the_data_trains_half_as_long(digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize(("n", "n_own"), [(10, 20.0), (20, 21.0), (7, 1e9), (5, None)])
-def test_nobody_trains_longer_than_without_sharing(n: int, n_own: float | None) -> None:
+def test_no_client_trains_longer_than_without_sharing(n: int, n_own: float | None) -> None:
     """Also where a copy of the data kept an ``n_own`` that is larger than it."""
     assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own) == 6
     assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own, share=0.5) == 3
@@ -65,7 +66,7 @@ def test_parts_weigh_together_what_the_whole_weighs(digits: "Digits") -> None:
         assert part.ids.tolist() == rows.tolist()
 
 
-def test_a_part_has_what_all_clients_hold_and_what_nobody_gave_stays_nothing(digits: "Digits") -> None:
+def test_a_part_has_what_all_clients_hold_and_what_is_missing_stays_none(digits: "Digits") -> None:
     commons = digits().data.clients.with_commons(digits().data.sets["test"])
     assert commons[0].subset(torch.tensor([0])).commons is commons.commons
     numbered = replace(commons[0], beside=(torch.arange(len(commons[0])),))
@@ -80,7 +81,58 @@ def test_columns_beside_are_for_a_loss_that_takes_them(digits: "Digits", rows: i
     """No module sees them as weights, and there is one row an example."""
     work, data = digits().work(), replace(_shared(digits), beside=(torch.zeros(rows),))
     own = None if rows == 20 else lambda batch, number: work.module.training_step(batch[:2], number)
-    with pytest.raises(ValueError, match="columns beside a client's data are for a loss of the method's own, one row"):
+    with pytest.raises(ValueError, match="columns beside"):
         work.local(work.initial, data, 0, loss=own)  # pyright: ignore[reportArgumentType]
     bare = replace(data, beside=())
     assert torch.equal(work.gradient(work.initial, data).buffer, work.gradient(work.initial, bare).buffer)
+
+
+def store(n: int) -> Examples:
+    """n examples whose one pixel is their row, so that it shows where an image came from."""
+    return Examples(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n) % 3)
+
+
+def test_a_client_gets_copies_of_the_rows_that_are_its_own() -> None:
+    clients = Clients(store(6), [np.array([4, 0]), np.array([1, 2, 5])])
+    assert len(clients) == 2
+    assert clients.sizes == [2, 3]
+    client = clients[1]
+    assert client.x.flatten().tolist() == [1, 2, 5]
+    assert client.y.tolist() == [1, 2, 2]
+    assert client.ids is not None
+    assert client.ids.tolist() == [1, 2, 5]
+    assert client.n_own == len(client) == 3
+    assert [c.x.flatten().tolist() for c in clients] == [[4, 0], [1, 2, 5]]
+    client.x.zero_()
+    assert clients.store.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_indexing_gathers_that_clients_rows_only() -> None:
+    # the other clients' rows cannot be gathered
+    nowhere = np.array([10**9])
+    clients = Clients(store(3), [nowhere, np.array([2, 0]), nowhere])
+    assert clients[1].x.flatten().tolist() == [2, 0]
+    assert clients[1:2][0].x.flatten().tolist() == [2, 0]
+    assert clients.sizes == [1, 2, 1]
+    assert len(clients.on(clients.store)[1]) == 2
+    with pytest.raises(IndexError):
+        clients[0]
+
+
+def test_a_million_clients_cost_no_copy_of_the_data() -> None:
+    rows = Rows(torch.arange(3), np.zeros(1_000_000, int), np.full(1_000_000, 2))
+    clients = Clients(store(3), rows)
+    assert len(clients) == 1_000_000
+    assert clients.rows is rows
+    assert clients[999_999].x.flatten().tolist() == [0, 1]
+    assert clients[500_000:500_003].store is clients.store
+
+
+def test_a_slice_of_clients_is_lazy_too_and_keeps_what_is_known_of_each() -> None:
+    clients = Clients(store(6), [np.array([0]), np.array([1, 2]), np.array([3, 4, 5])], n_own=[1, 1, 2])
+    some = clients[1:]
+    assert isinstance(some, Clients)
+    assert some.store is clients.store
+    assert [c.x.flatten().tolist() for c in some] == [[1, 2], [3, 4, 5]]
+    assert [c.n_own for c in some] == [1, 2]
+    assert [c.n_own for c in clients.on(clients.store)] == [1, 1, 2]
