@@ -1,7 +1,6 @@
-"""Fronts and guide of the comparison of ways to a commons, of made-up rows."""
+"""Fronts and guide of the comparison of ways to a commons, from rows of known accuracies."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -35,9 +34,6 @@ def row(decide: ModuleType) -> Callable[..., Any]:
     return make
 
 
-# --- the front
-
-
 @pytest.mark.parametrize(
     ("points", "expected"),
     [
@@ -54,20 +50,6 @@ def row(decide: ModuleType) -> Callable[..., Any]:
 def test_the_front(decide: ModuleType, points: Sequence[tuple[float, float]], expected: Sequence[int]) -> None:
     assert decide.front(points) == expected
 
-
-def test_labels_keep_their_order_and_their_gap() -> None:
-    from papers.commons.picture import spread_out
-
-    found = spread_out([50.0, 50.0, 10.0, 51.0, 90.0], 5.0, 0.0, 100.0)
-    in_order = [found[i] for i in (2, 0, 1, 3, 4)]
-    assert all(b - a >= 5 - 1e-9 for a, b in pairwise(in_order))
-    assert found[2] == 10
-    assert found[4] == 90
-    crowded = spread_out([99.0, 99.0, 99.0], 5.0, 0.0, 100.0)
-    assert crowded == [90, 95, 100]
-
-
-# --- the guide
 
 NOTHING_RAW = "disclose nothing raw, nor more than 5 % near-copies"
 
@@ -125,11 +107,8 @@ def test_of_one_seed_nothing_is_told_apart(decide: ModuleType, row: Callable[...
     rows = [row("a", 1, 10), row("b", 2, 99), row("c", 3, 50)]
     assert lines(decide, rows)["disclose whatever helps"] == [("b", {"a"})]
     assert not decide.is_ahead(rows[1], rows[0])
-    said = decide.in_words(decide.guide(rows)[0])
-    assert said == (
-        "If you may send 2 MB in all and disclose whatever helps: b (99.0 %, 2 MB). Cannot be told apart from it: "
-        "a (10.0 %, 1 MB)."
-    )
+    words = decide.in_words(decide.guide(rows)[0])
+    assert all(part in words for part in ("2 MB", "b (99.0 %", "a (10.0 %, 1 MB)"))
 
 
 def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
@@ -140,6 +119,3 @@ def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -
     assert not decide.is_ahead(other, one)
     assert not decide.is_ahead(one, one)
     assert student([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
-
-
-# --- rounds

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedcommons.errors import UserError
@@ -55,21 +54,13 @@ def test_what_generators_see_is_nested_and_checkpoints_share_a_training(script: 
         (["--preset", "authors"], "authors"),
         (["--generator.rho", "0.5"], "use --rhos"),
         (["--sharing.p", "0.5"], "use --numbers"),
-        (["--rhos", "0"], r"--rhos must lie in \(0, 1\], got 0"),
-        (["--checkpoints", "2"], r"--checkpoints must lie in \(0, 1\], got 2"),
+        (["--rhos", "0"], "--rhos"),
+        (["--checkpoints", "2"], "--checkpoints"),
     ],
 )
 def test_bad_requests_are_refused(argv: list[str], why: str, script: ModuleType) -> None:
     with pytest.raises(UserError, match=why):
         found(script, *argv)
-
-
-def test_more_pixels_than_the_file_has_are_refused(script: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "small.npz"
-    np.savez(file, imgs=np.zeros((24, 32, 32), np.uint8), latents_classes=np.zeros((24, 6), int))
-    one = found(script, "--preset", "paper", "--data.file", str(file))[0]
-    with pytest.raises(UserError, match=r"data.side must divide the 32 pixels of a side that .* has, got 64"):
-        prepare(one.cell.config)
 
 
 def row(rho: float | None, epochs: int, number: float, last: float) -> dict[str, Any]:

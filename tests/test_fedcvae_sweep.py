@@ -64,37 +64,31 @@ def test_all_rows_have_the_same_data_and_as_many_local_epochs(script: ModuleType
     assert len({prepare(config).partition.fingerprint for config in configs.values()}) == 1
 
 
-def test_clients_of_the_classifier_try_every_rate_and_fedcvae_has_the_papers(script: ModuleType) -> None:
-    found = entries(script, "--alphas", "0.01", "--rates", "0.2,0.7", "--seeds", "3,4")
+def test_clients_of_the_classifier_try_every_rate_and_a_field_of_the_user_is_that_of_all_rows(
+    script: ModuleType,
+) -> None:
     tried: dict[str, list[float | None]] = {}
-    for e in found:
+    for e in entries(script, "--alphas", "0.01", "--rates", "0.2,0.7", "--seeds", "3,4", "--fedcvae.latent", "7"):
         tried.setdefault(e.method, []).append(e.rate)
         assert e.rate is None or e.rate == e.cell.config.client.lr
+        assert e.cell.config.flat.get("fedcvae.latent", 7) == 7
     assert tried == {m: [None] * 2 if "cvae" in m else [0.2, 0.2, 0.7, 0.7] for m in tried}
     assert len(tried) == 5
     assert {e.rate for e in entries(script, "--lr", "0.2", "--data.validation", "0")} == {None, 0.2}
 
 
-def test_a_field_that_is_asked_for_is_that_of_all_rows(script: ModuleType) -> None:
-    found = entries(script, "--preset", "paper", "--dataset", "fmnist", "--fedcvae.truncate", "2.5",
-                    "--fedcvae.latent", "7")  # fmt: skip
-    asked = {(e.cell.config.flat["fedcvae.truncate"], e.cell.config.flat["fedcvae.latent"])
-             for e in found if "cvae" in e.method}  # fmt: skip
-    assert asked == {(2.5, 7)}
-
-
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["--preset", "authors"], "unknown preset 'authors'"),
-        (["--preset", "paper", "--dataset", "cifar10"], "has numbers for mnist and fmnist, got data.name 'cifar10'"),
-        (["--methods", "fedcvae-en"], "did you mean 'fedcvae-ens'"),
+        (["--preset", "authors"], "authors"),
+        (["--preset", "paper", "--dataset", "cifar10"], "data.name 'cifar10'"),
+        (["--methods", "fedcvae-en"], "fedcvae-ens"),
         (["--algorithm", "fedavg"], "use --methods"),
         (["--fedcvae.local_epochs", "3"], "use --client.epochs"),
-        (["--rates", "0"], r"client.lr must lie in \(0, 1e38\], got 0"),
-        (["--data.validation", "0"], "--rates chooses by validation accuracy"),
-        (["--sharing", "shuffled_synthetic"], "sharing.setting must be real"),
-        (["--partition.name", "iid"], "--alphas varies partition.alpha, which iid has not"),
+        (["--rates", "0"], "client.lr"),
+        (["--data.validation", "0"], r"--rates .*validation"),
+        (["--sharing", "shuffled_synthetic"], "sharing.setting"),
+        (["--partition.name", "iid"], r"--alphas .*iid"),
     ],
 )
 def test_bad_requests_are_refused(argv: list[str], why: str, script: ModuleType) -> None:
@@ -150,20 +144,6 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     assert (tmp_path / "fedcvae.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_seed_has_no_interval_and_bars_without_one(
-    script: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    options = script.arguments(["--alphas", "0.01", "--methods", "fedcvae-ens,fedavg", "--rates", "0.1"])
-    found = script.entries(options)
-    for e in found:
-        recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": 0.5}, disclosed=0.0)
-    report.report(found, options, tmp_path, Display(Console(quiet=True)))
-    assert [row[3:6] for row in lines_of((tmp_path / "fedcvae.md").read_text(), "| alpha | method")] == [
-        ["1", "50.0", "-"]
-    ] * 2
-    assert (tmp_path / "fedcvae.png").exists()
-
-
 @pytest.mark.ray
 def test_the_command(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -174,5 +154,4 @@ def test_the_command(script: ModuleType, tmp_path: Path) -> None:
     ens, kd, *others = lines_of(text, "| alpha | method")
     assert ens[6:] == [*kd[6:9], "decoder, number of images, label histogram", "100.0 %"]
     assert [row[-1] for row in others] == ["0.0 %"] * 3
-    assert script.fedcvae([*argv, "--resume"]) == 0
     assert (out / "fedcvae.png").read_bytes().startswith(b"\x89PNG")

@@ -88,6 +88,7 @@ def mmd_by_loops(real: Tensor, made: Tensor) -> float:
 def test_it_is_what_the_equations_say(seed: int, k: int) -> None:
     real, made = points(9, seed), 0.7 * points(12, seed + 100) + 0.3
     assert compared(real, made, k) == pytest.approx(by_loops(real, made, k), abs=1e-9)
+    assert compared(real.flip(0), made.flip(0), k) == pytest.approx(by_loops(real, made, k), abs=1e-9)  # in any order
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -128,13 +129,6 @@ def test_density_of_four_points_by_hand() -> None:
     assert found["recall"] == pytest.approx(4 / 4)  # the balls around 0.5, 3, 20 have the radii 2.5, 2.5, 17
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_order_does_not_matter(seed: int) -> None:
-    real, made = points(40, seed), points(50, seed + 9)
-    order = torch.randperm(50, generator=generator(seed))
-    assert compared(real.flip(0), made[order]) == pytest.approx(compared(real, made), abs=1e-9)
-
-
 def test_the_kernel_distance_of_equal_distributions_is_zero_on_average() -> None:
     found = np.array([kernel_distance(points(20, s), points(25, s + 1000)) for s in range(300)])
     error = found.std(ddof=1) / np.sqrt(len(found))
@@ -145,7 +139,7 @@ def test_the_kernel_distance_of_equal_distributions_is_zero_on_average() -> None
 
 
 def test_too_few_points_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 nearest neighbours need more than 5 points, got 5 real and 9 made ones"):
+    with pytest.raises(ValueError, match="more than 5 points, got 5 real"):
         compared(points(5, 0), points(9, 0))
 
 
@@ -170,13 +164,10 @@ def test_wrong_labels_show_in_fidelity_and_accuracy_and_noise_in_coverage(seed: 
     assert good.pool["coverage"] > 0.8 > 0.2 > noisy.pool["coverage"]
 
 
-def test_it_follows_from_the_seed() -> None:
+def test_it_follows_from_the_seed_and_a_pool_that_is_too_small_is_refused() -> None:
     first, again = (pool_quality(work(), DATA.train, DATA.validation, DATA.test, 3) for _ in range(2))
     assert first == again
-
-
-def test_a_pool_that_is_too_small_is_refused() -> None:
-    with pytest.raises(UserError, match=r"more than 5 images of each kind: .* 4 made"):
+    with pytest.raises(UserError, match=r"more than 5 images .* 4 made"):
         pool_quality(work(), DATA.train, DATA.validation[:4], DATA.test, 0)
 
 
@@ -199,10 +190,10 @@ def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkey
     assert found["points"] == "200"
     assert float(found["recall"]) < 0.1 < 0.9 < float(found["test_images_recall"])
     assert (tmp_path / "out" / "quality.png").exists()
-    with pytest.raises(UserError, match="setting real makes no images"):
+    with pytest.raises(UserError, match="real makes no images"):
         script.quality(["--sharing", "real"])
     (tmp_path / "mine.py").write_text(STRIPES.replace("epochs: int = 1", "times: int = 1"))
-    with pytest.raises(UserError, match="needs a generator that has epochs, and stripes has none"):
+    with pytest.raises(UserError, match="stripes has none"):
         script.quality([*argv, "--checkpoints", "0.5,1"])
 
 
@@ -241,5 +232,5 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     assert script.quality(["--preset", "smoke", *one]) == 0
     (alone,) = lines(tmp_path / "one")
     assert alone in found  # a pool is judged alike beside others, and trained alike without checkpoints
-    with pytest.raises(UserError, match=r"generator.rho is set by the sweep.s own option: use --rhos"):
+    with pytest.raises(UserError, match="use --rhos"):
         script.quality([*argv, "--rho", "1"])
