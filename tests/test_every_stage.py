@@ -185,5 +185,6 @@ def test_a_share_of_zero_leaves_all_as_it_was(name: str) -> None:
         return
     result = share(stage, clients())
     assert (result.traffic.once, list(result.releases), result.p, result.disclosed) == (0, [], 0, 0)
+    assert all(client.weight is None for client in result.data.clients)
     pairs = zip(result.data.clients.rows, clients().own.rows, strict=True)
     assert all(np.array_equal(np.sort(a), np.sort(b)) for a, b in pairs)

@@ -1,8 +1,7 @@
 """FedMERF: features, sums, sensitivity, noise, what each party sees, the fit, and what a run reports of it."""
 
-from dataclasses import dataclass, replace
-from math import prod, sqrt
-from typing import Any
+from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -11,26 +10,20 @@ from torch import Tensor
 
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import statement
-from fedcommons.config.flat import choose
 from fedcommons.core import gaussian
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.runs import build, experiment, secret
 from fedcommons.seeds import generator
 from fedcommons.sharing import merf
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.random_features import Features, Fourier, fitted, pixels, sums
-from fedcommons.sharing.stage import Contributions, share
-from fedcommons.testing import check_stage
+from fedcommons.sharing.stage import Contributions
 
 SMALL = MERF(noise_multiplier=1.0, features=40, per_class=2, steps=3)
 PHI = Fourier.draw(64, 200, [8.0], 3)
 SERVER, SECURE = "the server without it", "the server under secure aggregation"
 OUTSIDERS, ANOTHER = "outsiders, who see images", "another client, which knows its own noise"
-RUN = {"sharing.setting": "merf", "sharing.target_epsilon": 2.0, "sharing.steps": 3, "federation.rounds": 1,
-       "client.epochs": 1, "model.name": "linear", "tracking.wandb": "off"}  # fmt: skip
 
 
 def some(n: int, seed: int = 0) -> Examples:
@@ -46,9 +39,6 @@ def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60) -> 
 
 def total(stage: MERF, start: Dealt, phi: Features = PHI) -> Tensor:
     return sum((stage.message(start, i, phi).values for i in range(len(start.own))), torch.zeros(()))
-
-
-# Features and their sums
 
 
 def test_features_have_norm_one_and_their_products_are_the_kernel() -> None:
@@ -124,55 +114,6 @@ def test_features_that_are_too_long_are_cut_and_those_that_are_no_numbers_are_ze
     assert total(tiny, clients(20), tiny.phi(clients())).isfinite().all()
 
 
-# Noise
-
-
-@pytest.mark.parametrize(
-    ("stage", "of_each", "of_all"),
-    [
-        (replace(SMALL, noise_multiplier=2.0), 2.0, 2.0 * sqrt(5)),
-        (replace(SMALL, noise_multiplier=2.0, noise="summed"), 2.0 / sqrt(5), 2.0),
-        (replace(SMALL, noise_multiplier=2.0, noise="summed", may_miss=2), 2.0 / sqrt(3), 2.0 * sqrt(5 / 3)),
-    ],
-    ids=["local", "summed", "summed, two may be missing"],
-)
-def test_noise_has_the_variance_that_is_stated(stage: MERF, of_each: float, of_all: float) -> None:
-    start = clients(10, 20, 30, 40)
-    exact = [sums(PHI, start.own.store[rows], 10) for rows in start.own.rows]
-    noises = [stage.message(start, i, PHI).values - exact[i] for i in range(5)]
-    n = noises[0].numel()  # 2,010 numbers: their standard deviation is known to 1/sqrt(2 n)
-    for noise in noises:
-        assert noise.std().item() == pytest.approx(of_each, rel=4 / sqrt(2 * n))
-    assert torch.stack(noises).sum(0).std().item() == pytest.approx(of_all, rel=4 / sqrt(2 * n))
-    assert abs(torch.corrcoef(torch.stack([noise.flatten() for noise in noises]))[0, 1:]).max() < 4.5 / sqrt(n)
-
-
-def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise() -> None:
-    def noise(stage: MERF = SMALL, client: int = 0, **how: Any) -> Tensor:
-        start = clients(20, 40, **how)
-        return stage.message(start, client, PHI).values - sums(PHI, start.own.store[start.own.rows[client]], 10)
-
-    assert torch.equal(noise(), noise(replace(SMALL, per_class=9, steps=7, fit="generator")))  # images are no message
-    others = [noise(client=1), noise(seed=1), noise(n=59), noise(replace(SMALL, noise_multiplier=1.5)) / 1.5]
-    others.append(noise(replace(SMALL, scale=3.0)))
-    for other in others:
-        assert (noise() - other).std() > 1.2  # sqrt(2), and 0 if they were the same
-
-
-def test_secret_noise_is_drawn_from_a_salt_that_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
-    seeded, hidden = (total(SMALL, clients(20, is_secret=on)) for on in (False, True))
-    assert not torch.allclose(seeded, hidden, atol=0.1)
-    assert torch.equal(hidden, total(SMALL, clients(20, is_secret=True)))
-    assert len(set(SMALL.salts(clients(20)))) == 2
-    assert replace(SMALL, noise_multiplier=0.0).salts(clients(20)) == []
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
-    assert not torch.allclose(hidden, total(SMALL, clients(20, is_secret=True)), atol=0.1)
-
-
-# What is stated
-
-
 @pytest.mark.parametrize("target", [0.2, 1.0, 10.0])
 @pytest.mark.parametrize("noise", ["local", "summed"])
 def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target: float, noise: str) -> None:
@@ -187,29 +128,6 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
     result = statement(ledger, 3, 1e-5, 0, local=True, secret=True, views=stage.views(3))
     assert result["overall"] == pytest.approx(target, rel=1e-6)
     assert ("added up" in result["in_words"][1]) == (noise == "summed")
-
-
-def test_without_noise_nothing_is_covered() -> None:
-    shared = share(replace(SMALL, noise_multiplier=0.0), clients(20, 40))
-    assert [(event.covered, event.seen) for event in shared.releases] == [(False, 20)] * 3
-    assert shared.views == {}
-
-
-@dataclass(frozen=True)
-class HalfTheNoise(MERF):
-    """Less than it says."""
-
-    def sigma_of_each(self, n_clients: int) -> float:
-        return super().sigma_of_each(n_clients) / 2
-
-
-def test_what_leaves_moves_no_more_than_is_stated() -> None:
-    """Messages with summed noise are less hidden than is stated of their sum; half the noise is found, too."""
-    constants = {"features": 40, "per_class": 2, "steps": 3, "noise_multiplier": 3.0}
-    check_stage(MERF(**constants))
-    for stage in (MERF(**constants, noise="summed"), HalfTheNoise(**constants)):
-        with pytest.raises(AssertionError, match="standard deviations"):
-            check_stage(stage)
 
 
 @pytest.mark.parametrize("t", [0, 1, 3, 6, 9])
@@ -260,17 +178,6 @@ def test_with_local_noise_no_view_is_above_the_target() -> None:
     assert seen[OUTSIDERS] == pytest.approx(gaussian.epsilon(1 / (stage.sigma * sqrt(10)), 1e-5))
 
 
-@pytest.mark.parametrize("noise", ["local", "summed"])
-def test_what_can_be_hoped_for_is_the_noise_in_a_class(noise: str) -> None:
-    stage, start = replace(SMALL, noise=noise, features=2000, noise_multiplier=0.3), clients(20, 40, n=3000)
-    phi = Fourier.draw(64, 2000, [8.0], 3)
-    noises = total(stage, start, phi) - total(replace(stage, noise_multiplier=0.0), start, phi)
-    ratio = float((sqrt(2) * noises[:, :-1].norm(dim=1) / (3000 / 10)).mean())
-    (sentence,) = stage.beforehand(start)
-    assert float(sentence.partition("features is ")[2].partition(" times")[0]) == pytest.approx(ratio, rel=0.1)
-    assert replace(stage, noise_multiplier=0.0).beforehand(start) == []
-
-
 @pytest.mark.parametrize(
     ("ratio", "taught"),
     [(0.1, "91 % or more"), (0.36, "some 91 %"), (2.0, "some 72 %"), (4.0, "some 31 %"), (4.1, "at most 31 %"),
@@ -281,9 +188,6 @@ def test_what_was_measured_is_not_claimed_of_ratios_beyond(ratio: float, taught:
     noise = ratio * 6 / sqrt(2 * 40) / sqrt(3)
     (sentence,) = replace(SMALL, noise_multiplier=noise).beforehand(clients(20, 40))
     assert f"classifier {taught}" in sentence
-
-
-# Images
 
 
 def test_the_fit_reaches_images_that_have_the_means() -> None:
@@ -307,75 +211,3 @@ def test_a_class_without_an_image_gets_finite_images() -> None:
     images = fitted(PHI, noisy, (1, 8, 8), 2, 5, seed=0)
     assert len(images) == 6
     assert images.x.float().std() > 0
-
-
-def test_all_clients_get_all_images_and_pay_for_the_sums_and_them() -> None:
-    start = clients(20, 30)
-    shared = share(SMALL, start)
-    for rows, client in zip(start.own.rows, shared.data.clients, strict=True):
-        assert (len(client), client.n_own) == (len(rows) + 20, len(rows))
-    assert shared.traffic.once == 3 * (4 * 41 * 10 + 20 * (prod(start.shape) + 1))
-    assert shared.data.pool is not None
-    assert len(shared.data.pool.rows.flat) == 20
-
-
-def test_a_dry_run_plays_a_shorter_fit() -> None:
-    few, times = MERF(target_epsilon=1.0).shorter()
-    assert (few.steps, times) == (20, 20.0)
-
-
-# Runs
-
-
-@pytest.mark.long
-def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
-    config = choose({**RUN, "dp.noise": "secret", "artifacts": str(tmp_path / "artifacts")})
-    result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
-    assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
-    assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
-    assert not any("what these would see" in line for line in result["uncovered"])
-    salts = build.prepare(config).salts
-    assert len(salts) == 10
-    assert secret.kept(tmp_path / "run", salts)
-    for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
-        salt.unlink()
-    with pytest.raises(UserError, match="salts are lost"):
-        secret.kept(tmp_path / "run", build.prepare(config).salts)
-
-
-@pytest.mark.long
-def test_a_run_reports_what_each_party_sees(tmp_path: Any) -> None:
-    messages: list[str] = []
-    result = experiment.run(choose({**RUN, "sharing.noise": "summed"}), tmp_path / "run", say=messages.append)[
-        "privacy"
-    ]
-    assert messages[0].startswith("merf: ")  # before images are fitted
-    assert result["pool_epsilon_max_if_secret"] == pytest.approx(2.0, rel=1e-6)
-    assert result["pool_epsilon_of_each_view_if_secret"][SERVER] == pytest.approx(7.539, abs=1e-3)
-    assert result["pool_epsilon_of_each_view"] is None
-    assert "added up" in result["in_words"][0]
-    (closer,) = [line for line in result["uncovered"] if "what these would see" in line]
-    assert "the server without it (epsilon 7.539)" in closer
-    assert "secure aggregation" not in closer
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        ("not neither", {}),
-        ("not both", {"sharing.target_epsilon": 1.0, "sharing.noise_multiplier": 1.0}),
-        (r"sharing\.may_miss .*summed", {"sharing.target_epsilon": 1.0, "sharing.may_miss": 1}),
-        (r"sharing\.may_miss .*below .*10",
-         {"sharing.target_epsilon": 1.0, "sharing.noise": "summed", "sharing.may_miss": 10}),
-        (r"sharing\.delta .*dp\.delta", {"sharing.target_epsilon": 1.0, "sharing.delta": 1e-3}),
-        (r"sharing\.norm_bias .*generator", {"sharing.target_epsilon": 1.0, "sharing.norm_bias": False}),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(words: str, values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=words):
-        build.prepare(choose({"sharing.setting": "merf", **values}))
-    build.prepare(choose({"sharing.setting": "merf", "sharing.target_epsilon": 1.0, "sharing.noise": "summed",
-                          "sharing.may_miss": 9}))  # fmt: skip

@@ -11,7 +11,6 @@ from fedcommons.config.flat import choose
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.seeds import generator
 from fedcommons.sharing.dealt import Dealt
@@ -141,13 +140,6 @@ def test_images_follow_from_the_release_alone() -> None:
         own = images_of(stage, mine)
         assert not torch.equal(own, images_of(stage, others))
         assert torch.equal(own, images_of(Sent(**constants, fit=fit), others))
-
-
-def test_what_is_no_image_is_refused() -> None:
-    flat = dealt(some(8).x.flatten(1), some(8).y)
-    MERF(noise_multiplier=1.0).check_dealt(flat)
-    with pytest.raises(UserError, match=r"sharing.fit .*\(C, H, W\).*\(64,\)"):
-        MERF(noise_multiplier=1.0, fit="generator").check_dealt(flat)
 
 
 @pytest.mark.long

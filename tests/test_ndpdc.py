@@ -1,10 +1,6 @@
 """NDPDC: sigmas, sensitivity, sums, noise, the fit beside a slow loop, the ledger's epsilon, and what a run says."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod
-from types import ModuleType
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,14 +13,12 @@ from fedcommons.config.flat import choose
 from fedcommons.core.accountants import epsilon
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.generators.condensation import Sender, pixels, sums
-from fedcommons.runs import build, experiment
+from fedcommons.generators.condensation import pixels, sums
+from fedcommons.runs import build
 from fedcommons.seeds import generator, keyed_globals
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.stage import share
-from fedcommons.testing import check_stage
 from lightning_modules.networks import ConvNet
 from lightning_modules.random_convnet import blocks
 
@@ -97,47 +91,6 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     far = (counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5
     assert far.max() < 5
     assert (torch.corrcoef(counts.T) - torch.eye(60)).abs().max() < 5 / steps**0.5
-
-
-def test_noise_has_the_variance_that_is_stated_and_is_new_in_every_step_and_client() -> None:
-    stage, start = replace(SMALL, noise_multiplier=2.0, batch=50), clients(20, 40)
-    silent = replace(stage, noise_multiplier=0.0)
-    senders = [(stage.sender(start, i), silent.sender(start, i)) for i in range(3)]
-    noises = []
-    for step in range(2):
-        phi = stage.networks(start).at(step)
-        noises += [one.message(phi, step).values - exact.message(phi, step).values for one, exact in senders]
-    n = noises[0].numel()
-    for noise in noises:
-        assert noise.std().item() == pytest.approx(2.0, rel=4 / (2 * n) ** 0.5)
-    together = torch.corrcoef(torch.stack([noise.flatten() for noise in noises])) - torch.eye(6)
-    assert together.abs().max() < 4.5 / n**0.5
-
-
-def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise() -> None:
-    stage = replace(SMALL, batch=50)
-
-    def noise(stage: NDPDC = stage, client: int = 0, **how: Any) -> Tensor:
-        start = clients(20, 40, **how)
-        return message(stage, start, client) - message(replace(stage, noise_multiplier=0.0), start, client)
-
-    assert torch.equal(noise(), noise())
-    assert torch.equal(noise(), noise(replace(stage, per_class=9, lr=0.3)))  # the images are not the message
-    others = [noise(client=1), noise(seed=1), noise(replace(stage, noise_multiplier=1.5)) / 1.5]
-    others += [noise(replace(stage, iterations=4)), noise(replace(stage, augment="all"))]
-    for other in others:
-        assert (noise() - other).std() > 1.2  # sqrt(2), and 0 if they were the same
-
-
-def test_secret_noise_is_drawn_from_a_salt_that_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
-    seeded, secret = (message(SMALL, clients(20, is_secret=on)) for on in (False, True))
-    assert not torch.allclose(seeded, secret, atol=0.1)
-    assert torch.equal(secret, message(SMALL, clients(20, is_secret=True)))
-    assert len(set(SMALL.salts(clients(20)))) == 2
-    assert replace(SMALL, noise_multiplier=0.0).salts(clients(20)) == []
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
-    assert not torch.allclose(secret, message(SMALL, clients(20, is_secret=True)), atol=0.1)
 
 
 @pytest.mark.parametrize("cuts", [(), (17, 40)])
@@ -226,102 +179,3 @@ def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
         assert ledger.commons.of(client, 1e-5) == pytest.approx(epsilon(q, sigma, 20, 1e-5), rel=1e-9)
         assert ledger.commons.of(client, 1e-5) == pytest.approx(3.0, abs=0.011)
     assert shared.disclosed == 0
-
-
-@pytest.mark.parametrize("batch", [2, 50])
-@pytest.mark.parametrize("augment", ["none", "translation"])
-def test_what_leaves_moves_no_more_than_is_stated(batch: int, augment: str) -> None:
-    check_stage(replace(SMALL, noise_multiplier=3.0, batch=batch, augment=augment))
-
-
-@dataclass(frozen=True)
-class HalfTheNoise(NDPDC):
-    """Less than it says."""
-
-    def sender(self, dealt: Dealt, client: int) -> Sender:
-        sender = super().sender(dealt, client)
-        return Sender(sender.own, sender.n_classes, sender.q, sender.sigma / 2, sender.draws)
-
-
-def test_a_stage_with_less_noise_than_it_says_is_found() -> None:
-    with pytest.raises(AssertionError, match="HalfTheNoise"):
-        check_stage(HalfTheNoise(noise_multiplier=3.0, iterations=3, per_class=2, batch=2, width=8))
-
-
-def test_without_noise_nothing_is_covered() -> None:
-    shared = share(replace(SMALL, noise_multiplier=0.0), clients(20, 40))
-    assert [event.covered for event in shared.releases] == [False] * 3
-    assert [event.seen for event in shared.releases] == [20, 20, 20]
-
-
-def test_all_clients_get_all_images_and_pay_for_the_messages_and_them() -> None:
-    start = clients(20, 30)
-    shared = share(SMALL, start)
-    for i, client in enumerate(shared.data.clients):
-        assert len(client) == len(start.own.rows[i]) + 20
-        assert client.n_own == len(start.own.rows[i])
-    up = message(SMALL, start).numel() * 4 * SMALL.iterations
-    assert shared.traffic.once == 3 * (up + 20 * (prod(SHAPE) + 1))
-    assert shared.data.pool is not None
-    assert len(shared.data.pool.rows.flat) == 20
-
-
-def test_a_dry_run_plays_fewer_steps() -> None:
-    few, times = NDPDC(target_epsilon=1.0, iterations=600).shorter()
-    assert (few.iterations, times) == (3, 200.0)
-    assert SMALL.shorter() == (SMALL, 1.0)
-
-
-def test_what_can_be_hoped_for_is_told_by_the_noise_in_a_step() -> None:
-    stage, start = replace(SMALL, batch=50, noise_multiplier=3.0), clients(20, 40)
-    noise = torch.zeros(10, stage.networks(start).size)
-    for client in range(3):
-        noise += message(stage, start, client) - message(replace(stage, noise_multiplier=0.0), start, client)
-    (sentence,) = stage.beforehand(start)
-    told = float(sentence.partition("class is ")[2].partition(" times")[0])
-    assert told == pytest.approx(noise.norm(dim=1).mean().item() / 6, rel=0.1)
-    assert replace(stage, noise_multiplier=0.0).beforehand(start) == []
-
-
-@pytest.mark.long
-def test_a_run_states_its_epsilon(tmp_path: Any) -> None:
-    config = choose(
-        {"sharing.setting": "ndpdc", "sharing.target_epsilon": 2.0, "sharing.iterations": 3, "sharing.width": 8,
-         "federation.rounds": 1, "client.epochs": 1, "model.name": "linear", "tracking.wandb": "off"}
-    )  # fmt: skip
-    messages: list[str] = []
-    said = experiment.run(config, tmp_path / "run", say=messages.append)["privacy"]
-    assert messages[0].startswith("ndpdc: ")  # before images are fitted
-    assert said["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
-    assert "noisy sums of features" in said["in_words"][0]
-
-
-def test_a_command_line_may_ask_for_secret_noise_and_another_delta(sweeps: Callable[[str], ModuleType]) -> None:
-    """Without local DP-SGD too: the stage draws noise itself."""
-    for setting in ("ndpdc", "merf"):
-        words = ["--sharing", setting, "--sharing.target_epsilon", "2", "--sharing.delta", "1e-6", "--dp.delta", "1e-6"]
-        options = sweeps("run").arguments([*words, "--dp.noise", "secret"])
-        assert (options["dp.noise"], options["dp.delta"]) == ("secret", 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("said", "values"),
-    [
-        ("not neither", {}),
-        ("not both", {"sharing.target_epsilon": 1.0, "sharing.noise_multiplier": 1.0}),
-        (r"sharing\.delta .*dp\.delta", {"sharing.target_epsilon": 1.0, "sharing.delta": 1e-3}),
-        ("target_epsilon 0.1 .*above 100",
-         {"sharing.target_epsilon": 0.1, "sharing.iterations": 10_000}),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(said: str, values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=said):
-        build.prepare(choose({"sharing.setting": "ndpdc", **values}))
-
-
-def test_other_examples_are_refused() -> None:
-    floats = Dealt(Clients(Examples(some(9).x.float(), some(9).y), [np.arange(9)]), 10, False, 0)
-    with pytest.raises(UserError, match="uint8"):
-        SMALL.check_dealt(floats)
-    with pytest.raises(UserError, match="no classes"):
-        SMALL.check_dealt(replace(clients(), n_classes=None))

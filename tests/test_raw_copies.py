@@ -1,6 +1,5 @@
 """Raw copies: who gets a copy of what, what it weighs, costs and discloses, and what is refused."""
 
-from collections.abc import Callable
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.sections import Data, Partition
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
-from fedcommons.runs import inputs
+from fedcommons.runs import build, inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
 from fedcommons.seeds import set_default_generator
@@ -29,7 +27,6 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import Shared, Stage, share
 from fedcommons.testing import Federation
-from fedcommons.tracking.run_folder import read_rounds
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -244,39 +241,7 @@ def played(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     return run(presets.experiment("smoke", "digits", values), folder, say=lambda text: None)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "feddyn", "ditto", "fedadam"])
-def test_methods_train_on_raw_copies_by_their_weights(algorithm: str, quick: Callable[[str], Algorithm]) -> None:
-    """Weights that sum to one over the holders of an image: the loss falls, and weights of one are another model."""
-    weighted = share(RawCopies(0.4, 3), dealt()).data
-
-    def module() -> Classifier:
-        set_default_generator("weights of the tests")
-        return Classifier(Linear((1, 8, 8), 10), lr=0.1, mean=DATASET.mean, std=DATASET.std)
-
-    plain = Clients(weighted.clients.store, list(weighted.clients.rows))
-    ends = []
-    for clients in (weighted.clients, plain):
-        federation = Federation(RunData(clients, weighted.own), module).training(LocalSGD(1, 50), "samples")
-        played = federation.play(quick(algorithm), federation.plan(2))
-        losses = [metrics["train/loss"] for _, metrics in played]
-        assert losses[1] < losses[0]
-        ends.append(played[-1][0].model.buffer)
-    assert (ends[0] - ends[1]).abs().max() > 1e-3
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(("algorithm", "placement"), [("scaffold", "binomial"), ("fedavg", "optimal")])
-def test_a_share_of_0_is_the_setting_real_bit_for_bit(algorithm: str, placement: str, tmp_path: Path) -> None:
-    given = PLAIN | {"algorithm": algorithm, "measure.every": 1, "data.limit": 80}
-    real = played(tmp_path / "real", given)
-    none = played(tmp_path / "none", COPIED | given | {"sharing.c": 0.0, "sharing.placement": placement})
-    different = {name for name in real if real[name] != none[name]}
-    assert different == {"setting", "config"}
-    assert read_rounds(tmp_path / "real") == read_rounds(tmp_path / "none")
-    some = played(tmp_path / "some", COPIED | given | {"sharing.placement": placement})
-    assert some["last_accuracy"] != real["last_accuracy"]
-
-
 def test_dp_sgd_beside_raw_copies_is_allowed_and_the_summary_says_what_it_does_not_cover(tmp_path: Path) -> None:
     summary = played(tmp_path / "run", COPIED | {"dp.local": True, "data.limit": 60})
     assert (summary["disclosed_raw"], summary["disclosed_examples"], summary["mean_copies"]) == (0.3, 18, 1.6)
@@ -307,15 +272,14 @@ def test_what_cannot_be_met_is_refused_before_any_work(values: dict[str, Any], s
     assert not (tmp_path / "run").exists()
 
 
-def test_d_is_measured_by_the_clients_that_the_partition_made(tmp_path: Path) -> None:
+def test_d_is_measured_by_the_clients_that_the_partition_made() -> None:
     """dirichlet_plain drops clients that it leaves with nothing."""
-    values = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "sharing.d": 39, "partition.alpha": 0.01}
+    values = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "partition.alpha": 0.01}
     with pytest.raises(UserError, match=r"sharing\.d .*N - 1 = \d\d?,"):
-        played(tmp_path / "run", COPIED | values)
-    values["sharing.d"] = 2
-    summary = played(tmp_path / "run", COPIED | values)
-    assert 2 < summary["n_clients"] < 40
-    assert summary["mean_copies"] == 1.6
+        build.prepare(presets.experiment("smoke", "digits", COPIED | values | {"sharing.d": 39}))
+    ready = build.assemble(build.prepare(presets.experiment("smoke", "digits", COPIED | values)))
+    assert 2 < ready.plan.facts.n_clients < 40
+    assert ready.shared.facts["mean_copies"] == 1.6
 
 
 def test_the_least_share_is_one_image_and_the_gap_of_an_optimal_placement_is_reported() -> None:

@@ -1,0 +1,268 @@
+"""What the stages with noise of their own promise, FedMERF and NDPDC: noise, salts, epsilons and refusals."""
+
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcommons.config.flat import choose
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.generators.condensation import Sender
+from fedcommons.runs import build, experiment, secret
+from fedcommons.seeds import generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.merf import MERF
+from fedcommons.sharing.ndpdc import NDPDC
+from fedcommons.sharing.stage import share
+from fedcommons.testing import check_stage
+
+STAGES: dict[str, Any] = {
+    "merf": MERF(noise_multiplier=1.0, features=200, per_class=2, steps=3),
+    "ndpdc": NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=50, width=8),  # at q = 1
+}
+SERVER = "the server without it"
+both = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+
+
+def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: Any = None) -> Dealt:
+    """The same images, cut into clients at these places."""
+    draws = generator("images of the test")
+    images = torch.randint(256, (n, 1, 8, 8), generator=draws, dtype=torch.uint8)
+    examples = Examples(images if x is None else x(images), torch.randint(10, (n,), generator=draws))
+    return Dealt(Clients(examples, np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
+
+
+def message(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    """What a client sends: once, or in each step."""
+    if isinstance(stage, MERF):
+        return stage.message(start, client, stage.phi(start)).values
+    return stage.sender(start, client).message(stage.networks(start).at(step), step).values
+
+
+def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    exact = message(replace(stage, noise_multiplier=0.0), start, client, step)
+    return message(stage, start, client, step) - exact
+
+
+@pytest.mark.parametrize(
+    ("stage", "of_each"),
+    [
+        (replace(STAGES["merf"], noise_multiplier=2.0), 2.0),
+        (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed"), 2.0 / sqrt(5)),
+        (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed", may_miss=2), 2.0 / sqrt(3)),
+        (replace(STAGES["ndpdc"], noise_multiplier=2.0), 2.0),
+    ],
+    ids=["local", "summed", "summed, two may be missing", "ndpdc"],
+)
+def test_noise_has_the_variance_that_is_stated_and_is_new_for_every_client_and_step(stage: Any, of_each: float) -> None:
+    """Of the sum over clients, too: to four standard errors."""
+    start = clients(10, 20, 30, 40)
+    noises = [noise(stage, start, client) for client in range(5)]
+    n = noises[0].numel()
+    for one in noises:
+        assert one.std().item() == pytest.approx(of_each, rel=4 / sqrt(2 * n))
+    assert torch.stack(noises).sum(0).std().item() == pytest.approx(sqrt(5) * of_each, rel=4 / sqrt(2 * n))
+    if isinstance(stage, NDPDC):
+        noises += [noise(stage, start, client, 1) for client in range(5)]
+    together = torch.corrcoef(torch.stack([one.flatten() for one in noises])) - torch.eye(len(noises))
+    assert together.abs().max() < 4.5 / sqrt(n)
+
+
+OF_IMAGES: dict[str, dict[str, Any]] = {"merf": {"per_class": 9, "steps": 7, "fit": "generator"},
+                                        "ndpdc": {"per_class": 9, "lr": 0.3}}  # fmt: skip
+OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
+                                                "ndpdc": [{"iterations": 4}, {"augment": "all"}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(name: str) -> None:
+    """What decides the images alone is no message."""
+    stage, start = STAGES[name], clients(20, 40)
+    first = noise(stage, start)
+    assert torch.equal(first, noise(replace(stage, **OF_IMAGES[name]), start))
+    others = [noise(stage, start, 1), noise(stage, clients(20, 40, seed=1))]
+    others += [noise(replace(stage, noise_multiplier=1.5), start) / 1.5]
+    others += [noise(replace(stage, **change), start) for change in OF_MESSAGES[name]]
+    for other in others:
+        assert (first - other).std() > 1.2  # sqrt(2), and 0 if they were the same
+
+
+@both
+def test_secret_noise_is_drawn_from_a_salt_that_is_kept(
+    stage: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
+    seeded, hidden = (message(stage, clients(20, is_secret=on)) for on in (False, True))
+    assert not torch.allclose(seeded, hidden, atol=0.1)
+    assert torch.equal(hidden, message(stage, clients(20, is_secret=True)))
+    assert len(set(stage.salts(clients(20)))) == 2
+    assert replace(stage, noise_multiplier=0.0).salts(clients(20)) == []
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
+    assert not torch.allclose(hidden, message(stage, clients(20, is_secret=True)), atol=0.1)
+
+
+@both
+def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: Any) -> None:
+    start = clients(20, 30)
+    shared = share(stage, start)
+    for rows, client in zip(start.own.rows, shared.data.clients, strict=True):
+        assert (len(client), client.n_own) == (len(rows) + 20, len(rows))
+    up = 4 * message(stage, start).numel() * getattr(stage, "iterations", 1)
+    assert shared.traffic.once == 3 * (up + 20 * (prod(start.shape) + 1))
+    assert shared.data.pool is not None
+    assert len(shared.data.pool.rows.flat) == 20
+    silent = share(replace(stage, noise_multiplier=0.0), clients(20, 40))
+    assert [(event.covered, event.seen) for event in silent.releases] == [(False, 20)] * 3
+    assert silent.views == {}
+
+
+@dataclass(frozen=True)
+class HalfOfMERF(MERF):
+    """Less noise than it says."""
+
+    def sigma_of_each(self, n_clients: int) -> float:
+        return super().sigma_of_each(n_clients) / 2
+
+
+@dataclass(frozen=True)
+class HalfOfNDPDC(NDPDC):
+    """Less noise than it says."""
+
+    def sender(self, dealt: Dealt, client: int) -> Sender:
+        sender = super().sender(dealt, client)
+        return Sender(sender.own, sender.n_classes, sender.q, sender.sigma / 2, sender.draws)
+
+
+FEW: dict[str, Any] = {"features": 40, "per_class": 2, "steps": 3, "noise_multiplier": 3.0}
+STEPS: dict[str, Any] = {"iterations": 3, "per_class": 2, "batch": 2, "width": 8, "noise_multiplier": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("stage", "keeps"),
+    [(MERF(**FEW), True), (NDPDC(**STEPS), True), (NDPDC(**STEPS | {"batch": 50}, augment="translation"), True),
+     (MERF(**FEW, noise="summed"), False), (HalfOfMERF(**FEW), False), (HalfOfNDPDC(**STEPS), False)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_leaves_moves_no_more_than_is_stated(stage: Any, keeps: bool) -> None:
+    """A message with summed noise is hidden by less than is stated of the sum."""
+    if keeps:
+        check_stage(stage)
+    else:
+        with pytest.raises(AssertionError, match=type(stage).__name__):
+            check_stage(stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "before", "n", "factor"),
+    [(MERF(noise_multiplier=0.3, features=2000), "features is ", 3000, sqrt(2) / 300),
+     (MERF(noise_multiplier=0.3, features=2000, noise="summed"), "features is ", 3000, sqrt(2) / 300),
+     (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class is ", 60, 1 / 6)],
+    ids=["merf", "summed", "ndpdc"],
+)  # fmt: skip
+def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, n: int, factor: float) -> None:
+    start = clients(20, 40, n=n)
+    total = torch.stack([noise(stage, start, client) for client in range(3)]).sum(0)
+    of_features = total[:, :-1] if isinstance(stage, MERF) else total
+    (sentence,) = stage.beforehand(start)
+    ratio = float(sentence.partition(before)[2].partition(" times")[0])
+    assert ratio == pytest.approx(of_features.norm(dim=1).mean().item() * factor, rel=0.1)
+    assert replace(stage, noise_multiplier=0.0).beforehand(start) == []
+
+
+RUN = {"sharing.target_epsilon": 2.0, "federation.rounds": 1, "client.epochs": 1, "model.name": "linear",
+       "tracking.wandb": "off"}  # fmt: skip
+OF_RUN: dict[str, dict[str, Any]] = {"merf": {"sharing.noise": "summed", "sharing.steps": 3},
+                                     "ndpdc": {"sharing.iterations": 3, "sharing.width": 8}}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STAGES)
+def test_a_run_states_its_epsilon_and_what_each_party_sees(name: str, tmp_path: Any) -> None:
+    messages: list[str] = []
+    config = choose({**RUN, **OF_RUN[name], "sharing.setting": name})
+    result = experiment.run(config, tmp_path / "run", say=messages.append)["privacy"]
+    assert messages[0].startswith(f"{name}: ")  # before images are fitted
+    assert result["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
+    assert "noisy sums of features" in result["in_words"][0]
+    if name == "merf":
+        assert result["pool_epsilon_of_each_view_if_secret"][SERVER] == pytest.approx(7.539, abs=1e-3)
+        assert result["pool_epsilon_of_each_view"] is None
+        (closer,) = [line for line in result["uncovered"] if "what these would see" in line]
+        assert "the server without it (epsilon 7.539)" in closer
+        assert "secure aggregation" not in closer
+
+
+@pytest.mark.long
+def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
+    config = choose({**RUN, "sharing.setting": "merf", "sharing.steps": 3, "dp.noise": "secret",
+                     "artifacts": str(tmp_path / "artifacts")})  # fmt: skip
+    result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
+    assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
+    assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
+    assert not any("what these would see" in line for line in result["uncovered"])
+    salts = build.prepare(config).salts
+    assert len(salts) == 10
+    assert secret.kept(tmp_path / "run", salts)
+    for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
+        salt.unlink()
+    with pytest.raises(UserError, match="salts are lost"):
+        secret.kept(tmp_path / "run", build.prepare(config).salts)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_one_of_target_and_noise_and_the_runs_delta_are_required(name: str) -> None:
+    target = {"sharing.setting": name, "sharing.target_epsilon": 1.0}
+    for values, words in (
+        ({"sharing.target_epsilon": None}, "not neither"),
+        ({"sharing.noise_multiplier": 1.0}, "not both"),
+        ({"sharing.delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build.prepare(choose({**target, **values}))
+    small = {f"sharing.{n}": v for n, v in (("iterations", 3), ("width", 8)) if name == "ndpdc"}
+    build.prepare(choose({**target, **small, "sharing.delta": 1e-6, "dp.delta": 1e-6, "dp.noise": "secret"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
+        ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
+        ("merf", {"noise": "summed", "may_miss": 9}, None),
+        ("merf", {"norm_bias": False}, r"sharing\.norm_bias .*generator"),
+        ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str | None) -> None:
+    asked = {"sharing.setting": name, "sharing.target_epsilon": 1.0, **{f"sharing.{n}": v for n, v in values.items()}}
+    if words is None:
+        build.prepare(choose(asked))
+    else:
+        with pytest.raises(UserError, match=words):
+            build.prepare(choose(asked))
+
+
+@pytest.mark.parametrize(
+    ("stage", "start", "words"),
+    [
+        *((stage, clients(x=lambda x: x.float()), "uint8") for stage in STAGES.values()),
+        *((stage, replace(clients(), n_classes=None), "no classes") for stage in STAGES.values()),
+        (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
+        (STAGES["ndpdc"], clients(x=lambda x: x.flatten(1)), r"\(C, H, W\)"),
+        (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2"),
+    ],
+)
+def test_other_examples_are_refused(stage: Any, start: Dealt, words: str) -> None:
+    STAGES["merf"].check_dealt(clients(x=lambda x: x.flatten(1)))
+    STAGES["ndpdc"].check_dealt(clients(x=lambda x: x[..., :2, :2].contiguous()))
+    with pytest.raises(UserError, match=words):
+        stage.check_dealt(start)
