@@ -130,6 +130,8 @@ def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovere
     for client, n in raw.items():
         assert not events[client].covered
         assert events[client].seen == n
+    if isinstance(build(name), Generating):  # what a generator saw is disclosed where its images leave the client
+        assert {event.seen for event in result.releases} == {7 if left else 0}
     assert all(event.covered == hasattr(build(name), "noise_multiplier") for event in result.releases)
 
 

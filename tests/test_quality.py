@@ -16,7 +16,6 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.reports.images import image_grid
 from fedcommons.runs import inputs
 from fedcommons.seeds import generator, set_default_generator
 from lightning_modules.classifier import Classifier
@@ -113,22 +112,6 @@ def test_copies_of_points_that_stand_many_times_are_in_their_balls_of_no_radius(
     assert almost["precision"] == almost["coverage"] == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_far_clouds_have_nothing_in_common(seed: int) -> None:
-    found = compared(points(30, seed), points(30, seed + 9) + 100)
-    assert [found[name] for name in ("precision", "recall", "density", "coverage")] == [0, 0, 0, 0]
-    assert found["kernel_distance"] > 1e6
-
-
-def test_density_of_four_points_by_hand() -> None:
-    # k = 1: the balls around 0, 1, 4, 9 have the radii 1, 1, 3, 5. They hold of 0.5: 0, 1; of 3: 4; of 20: none.
-    found = compared(torch.tensor([[0.0], [1], [4], [9]]), torch.tensor([[0.5], [3], [20]]), 1)
-    assert found["density"] == pytest.approx(3 / 3)
-    assert found["precision"] == pytest.approx(2 / 3)
-    assert found["coverage"] == pytest.approx(3 / 4)
-    assert found["recall"] == pytest.approx(4 / 4)  # the balls around 0.5, 3, 20 have the radii 2.5, 2.5, 17
-
-
 def test_the_kernel_distance_of_equal_distributions_is_zero_on_average() -> None:
     found = np.array([kernel_distance(points(20, s), points(25, s + 1000)) for s in range(300)])
     error = found.std(ddof=1) / np.sqrt(len(found))
@@ -169,12 +152,6 @@ def test_it_follows_from_the_seed_and_a_pool_that_is_too_small_is_refused() -> N
     assert first == again
     with pytest.raises(UserError, match=r"more than 5 images .* 4 made"):
         pool_quality(work(), DATA.train, DATA.validation[:4], DATA.test, 0)
-
-
-def test_a_grid_has_places_for_missing_images(tmp_path: Path) -> None:
-    x = np.zeros((1, 8, 8), np.uint8)
-    image_grid(tmp_path / "grid.png", [("first", [x, None]), ("second", [np.zeros((3, 8, 8), np.uint8)])], ["a", "b"])
-    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> N
     if how == "nothing":
         share(Rewrites(how=how), clients(), images())
     else:
-        with pytest.raises(UserError, match="stage Rewrites (must not change|must give a store|gives kept outside)"):
+        with pytest.raises(UserError, match=r"stage Rewrites (must not change|must give a store|gives kept outside)"):
             share(Rewrites(how=how), clients(), images())
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons.accounting.communication import images_nbytes
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.server_pool import OnPool
 from fedcommons.config.sections import Data, Partition
 from fedcommons.core.release import SAMPLED_GAUSSIAN
@@ -23,11 +23,11 @@ from fedcommons.generators.generator import Receipt
 from fedcommons.runs import inputs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.local_synthetic import LocalSynthetic
-from fedcommons.sharing.real import Real
+from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Contribution, Contributions, Shared, share, share_by_method
+from fedcommons.sharing.stage import Contribution, Contributions, Shared, Stage, share
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
@@ -37,9 +37,9 @@ N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 SIZES = (300, 10, 41, 0, 123)
 
 
-def clients(name: str = "dirichlet_niid") -> Dealt:
-    """The digits of five clients, unequal ones unless cut IID."""
-    rows = inputs.deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+def clients() -> Dealt:
+    """The digits of five unequal clients."""
+    rows = inputs.deal(Partition("dirichlet_niid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
     return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, 0)
 
 
@@ -69,12 +69,6 @@ def extra(shared: Shared, client: int) -> Tensor:
     data = shared.data.clients[client]
     assert data.n_own is not None
     return data.x[data.n_own :]
-
-
-def test_real_is_the_clients_own_data_and_costs_nothing() -> None:
-    shared = share(Real(), clients())
-    assert shared.data.clients is shared.data.own
-    assert (shared.p, shared.traffic.once, list(shared.releases)) == (0, 0, [])
 
 
 @pytest.mark.parametrize("stage", [LocalSynthetic(), ShuffledSynthetic()], ids=str)
@@ -199,22 +193,16 @@ def test_real_images_that_leave_are_uncovered_and_those_that_stay_are_no_event()
     assert [(r.client, r.what, r.covered) for r in releases] == raw
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet_niid"])
-def test_how_much_of_each_clients_data_a_stage_discloses(name: str) -> None:
-    """What is copied, or what a generator saw; nothing where images stay with their client."""
-    start = clients(name)
-    few = Examples(255 - start.own.store.x[:10], start.own.store.y[:10])
-    drawn = [Contribution(few, seen=n // 2) for n in start.own.sizes]
-    swapped = ShuffledReal(0.3)
-    for stage, seen in (
-        (Real(), []),
-        (swapped, swapped.sizes(start)),
-        (LocalSynthetic(), [0] * 5),
-        (ShuffledSynthetic(), [n // 2 for n in start.own.sizes]),
-    ):
-        assert [r.seen for r in share(stage, start, drawn).releases] == seen
-    shared = share_by_method(share(Real(), start), FedMix(), 10, 0)
-    assert [r.seen for r in shared.releases] == start.own.sizes
+@pytest.mark.parametrize(("dtype", "itemsize"), [("uint8", 1), ("float32", 4), ("int64", 8), ("float64", 8)])
+@pytest.mark.parametrize("stage", [ShuffledReal(0.5), RawCopies(0.5, d=2)], ids=str)
+def test_bytes_of_shared_examples_are_those_of_their_type(dtype: str, itemsize: int, stage: Stage) -> None:
+    store = Examples(torch.zeros(80, 30, dtype=getattr(torch, dtype)), torch.arange(80) % 2)
+    start = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), 2, False, 0)
+    moved = 2 * 40 if isinstance(stage, ShuffledReal) else 40 + 2 * 40  # up, and down to one or two
+    assert share(stage, start).traffic.once == moved * (30 * itemsize + 1)
+    assert images_nbytes(7, (30,), itemsize) == 7 * (30 * itemsize + 1)
+    sizes = [replace(start, n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
+    assert sizes == [0, 1, 1, 1, 2, 2, 3]
 
 
 def test_contributions_of_another_type_would_change_the_real_examples() -> None:

@@ -20,6 +20,7 @@ from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.runs import inputs
 from fedcommons.sharing.dealt import Dealt
@@ -144,6 +145,33 @@ def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n:
     if n == len(need.labels):
         assert torch.equal(part.x, result.images[0])
         assert torch.equal(part.y, need.labels)
+
+
+class Means(Fake):
+    """Draws the mean of its client's examples, of their type, or as images."""
+
+    def fit(self, examples: Examples, *_: Any, **__: Any) -> dict[int, TrainedGenerator]:
+        return {self.epochs: TrainedGenerator({"mean": examples.x.double().mean(0).to(examples.x.dtype)})}
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        drawn = weights["mean"].expand(len(labels), *shape)
+        return drawn.to(torch.uint8) if self.offset else drawn
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_generator_draws_examples_of_the_type_that_it_saw(dtype: torch.dtype, store: Store) -> None:
+    table = Examples(torch.arange(240.0).view(80, 3).to(dtype), torch.arange(80) % 3)
+    start = Dealt(Clients(table, list(np.arange(80).reshape(4, 20))), 3, False, 0)
+    for offset in (0, 1):
+        recipe = GeneratorRecipe("means", Means(offset=offset), 1.0)
+        wanted = list(ShuffledSynthetic().needs(start, recipe))
+        if offset:
+            with pytest.raises(ClientError, match=rf"means drew torch.uint8 .*{dtype} \(3,\)"):
+                make(Job(wanted[:1], {}))
+        else:
+            make_all(store, wanted)
+            drawn = read(store, wanted[1]).examples.x
+            assert torch.equal(drawn, table.x[20:40].double().mean(0).to(dtype).expand(20, 3))
 
 
 @pytest.mark.parametrize("weights", [{}, {"other": torch.ones(1)}, {"mean": torch.ones(2, 3)}])

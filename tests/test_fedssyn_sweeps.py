@@ -1,0 +1,327 @@
+"""Fedssyn's other sweeps, on dSprites, with private pools and over their sizes: grids, tables, one small run each."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from fedcommons.core.accountants import epsilon
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.checks import check
+from fedcommons.seeds import generator
+from papers.fedssyn import sizes_report
+from papers.fedssyn.private_report import gains, is_fitted, releases, shown_images, spent
+from papers.fedssyn.sizes import configs, enough, jobs, released, study, taught
+from papers.fedssyn.sprites_report import figure, table
+
+
+@pytest.fixture(scope="module")
+def dsprites(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("dsprites")
+
+
+@pytest.fixture(scope="module")
+def private(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("private_fedssyn")
+
+
+@pytest.fixture(scope="module")
+def sizes(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("private_sizes")
+
+
+def entries(script: ModuleType, *argv: str) -> list[Any]:
+    return script.entries(script.arguments(argv))
+
+
+def is_png(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "words"),
+    [
+        ("dsprites", ["--preset", "authors"], "authors"),
+        ("dsprites", ["--generator.rho", "0.5"], "use --rhos"),
+        ("dsprites", ["--sharing.p", "0.5"], "use --numbers"),
+        ("dsprites", ["--rhos", "0"], "--rhos"),
+        ("dsprites", ["--checkpoints", "2"], "--checkpoints"),
+        ("private_fedssyn", ["--preset", "authors"], "--preset"),
+        ("private_fedssyn", ["--generator.target_epsilon", "3"], "use --epsilons"),
+        ("private_fedssyn", ["--generator.noise_multiplier", "3"], "use --sigmas"),
+        ("private_fedssyn", ["--checkpoints", "0.5,2"], "--checkpoints"),
+        ("private_fedssyn", ["--epsilons", "0"], r"generator\.target_epsilon"),
+        ("private_sizes", ["--preset", "authors"], "--preset"),
+        ("private_sizes", ["--generator.target_epsilon", "3"], "use --epsilons"),
+        ("private_sizes", ["--data.limit", "3"], "use --sizes"),
+        ("private_sizes", ["--generator", "ddpm"], r"generator\.name .*private_ddpm"),
+        ("private_sizes", ["--sizes", "8"], r"generator\.batch_size"),
+        ("private_sizes", ["--sizes", "many"], "--sizes"),
+        ("private_sizes", ["--ways", "merf,nope"], "nope"),
+        ("private_sizes", ["--ways", "ndpdc", "--sizes", "40,400", "--epsilons", "10,0.01"], "target_epsilon 0.01"),
+        ("private_sizes", ["--ways", "merf", "--epsilons", "1e-9", "--dry-run"], "target_epsilon"),
+        ("private_sizes", ["--ways", "ndpdc", "--epsilons", "0.01", "--dry-run"], "target_epsilon 0.01"),
+    ],
+)
+def test_bad_requests_are_refused(
+    script: str, argv: list[str], words: str, tmp_path: Path, sweeps: Callable[[str], ModuleType]
+) -> None:
+    module = sweeps(script)
+
+    def ask() -> None:
+        if script == "private_sizes":
+            module.private_sizes([*argv, "--out", str(tmp_path / "out")])
+        else:
+            for e in entries(module, *argv):
+                check(e.cell.config)
+
+    with pytest.raises(UserError, match=words):
+        ask()
+    assert not (tmp_path / "out").exists()
+
+
+def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
+    every = entries(dsprites, "--preset", "paper", "--seeds", "0,1")
+    assert len(every) == 2 * (1 + 8 * 4 + 4 * 4)  # no pool; figure A.9, left; what its right has besides
+    usual = [e for e in every if e.number == 0.25 and e.cell.config.seed == 0]
+    assert [e.rho for e in usual[::4]] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1]
+    assert [e.epochs for e in usual[:4]] == [36, 90, 180, 360]
+    fields = usual[0].cell.config.flat
+    assert fields["sharing.p"] == pytest.approx(0.2)  # n~ = p n_i/(1 - p) = n_i/4
+    assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
+    assert (fields["partition.name"], fields["data.validation"]) == ("by_factor", 0)
+    assert every[0].cell.config.sharing.setting == "real"
+
+
+def test_what_generators_see_is_nested_and_checkpoints_share_a_training(dsprites: ModuleType) -> None:
+    every = entries(dsprites, "--preset", "smoke")
+    needs = {(e.rho, e.epochs): prepare(e.cell.config).needs for e in every if e.rho}
+    for part, whole in zip(needs[0.5, 8], needs[1, 8], strict=True):
+        seen = {x.numpy().tobytes() for x in whole.examples.x}
+        assert {x.numpy().tobytes() for x in part.examples.x} <= seen
+        assert len(part.examples) == len(whole.examples) // 2
+        assert len(part.labels.unique()) == 1
+    for early, late in zip(needs[0.5, 4], needs[0.5, 8], strict=True):
+        assert early.course_facts == late.course_facts
+        assert early.n == round(len(needs[1, 8][early.client].examples) / 4)
+
+
+def row(rho: float | None, epochs: int, number: float, last: float) -> dict[str, Any]:
+    return {"rho": rho, "epochs": epochs, "number": number, "seeds": 2, "last": last, "sd": 1.0, "best": last,
+            "accuracies": [last - 1, last + 1]}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [[], [row(1.0, 8, 1.0, 60.0)]])
+def test_table_and_figure(more: list[dict[str, Any]], tmp_path: Path) -> None:
+    rows = [row(None, 0, 0.0, 33.0), row(0.5, 8, 0.25, 40.0), row(1.0, 8, 0.25, 50.0), *more]
+    lines = table(rows).splitlines()
+    assert [cell.strip() for cell in lines[2].split("|")[1:4]] == ["no pool", "-", "-"]
+    assert [cell.strip() for cell in lines[3].split("|")[1:5]] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
+    figure(rows, tmp_path / "a.png", "title", smoke=False)
+    assert is_png(tmp_path / "a.png")
+
+
+@pytest.mark.ray
+def test_the_dsprites_command(dsprites: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["--preset", "smoke", "--rhos", "0.5", "--artifacts", str(tmp_path / "artifacts"), "--out", str(out)]
+    assert dsprites.dsprites(argv) == 0
+    with (out / "dsprites.csv").open() as file:
+        pools = [(line["rho"], line["epochs"]) for line in csv.DictReader(file)]
+    assert pools == [("", "0"), ("0.5", "4"), ("0.5", "8")]
+    assert (out / "dsprites.md").read_text().startswith("**SMOKE")
+    for name in ("dsprites.png", "dsprites_images.png"):
+        assert is_png(out / name)
+
+
+def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: ModuleType) -> None:
+    argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
+    found = entries(private, *argv)
+    last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in found if e.last]
+    pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
+    assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
+    early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in found if not e.last]
+    assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)] * 2  # of the first method, each seed
+    fields = {e.pool: e.cell.config.flat for e in found if e.last}
+    assert fields["plain"]["generator.name"] == "ddpm"
+    assert fields["epsilon 10"]["generator.target_epsilon"] == 10
+    assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
+    assert {e.cell.config.flat["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
+
+
+def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(private: ModuleType) -> None:
+    """FedMERF with local and with summed noise, NDPDC with local; no generator has to be asked for the spending."""
+    argv = ["--preset", "smoke", "--epsilons", "2,10", "--algorithms", "fedavg", "--settings"]
+    found = entries(private, *argv, "shuffled_synthetic,merf,ndpdc")
+    of_sums = [e for e in found if is_fitted(e.cell)]
+    kinds = ("FedMERF local", "FedMERF summed"), ("NDPDC local",)
+    assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
+    for e in of_sums:
+        assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
+        assert {event.steps for event in releases(e.cell)} == {20 if e.cell.config.sharing.setting == "ndpdc" else 1}
+    images = shown_images(of_sums[-1].cell, 1, 3)
+    assert (len(images), images.dtype) == (10, torch.uint8)
+
+
+def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
+    found = entries(private, *["--preset", "paper", "--dataset", "cifar10"])
+    one = next(e.cell.config.flat for e in found if e.pool == "noise multiplier 1.906" and e.last)
+    assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
+        1.906,
+        128,
+        500,
+    )
+    assert (one["generator.clip"], one["generator.rho"], one["dp.delta"]) == (1.0, 1.0, 1e-5)
+    others = entries(private, *["--generator.delta", "1e-6", "--dp.delta", "1e-6"])
+    assert {e.cell.config.dp.delta for e in others} == {1e-6}
+    assert sorted({e.cell.config.flat["generator.epochs"] for e in found if e.pool == "epsilon 10"}) == [
+        50,
+        250,
+        500,
+    ]
+
+
+def test_gains_are_above_the_same_seeds_run_without_a_pool(
+    private: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """Seeds 0, 1, 2 have 50, 60 and 70 % alone, and 1, 2 and 6 points more with the private pool."""
+    options = private.arguments(
+        ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
+    )
+    found = [e for e in private.entries(options) if e.pool != "plain"]
+    for e in found:
+        alone, seed = 0.5 + 0.1 * e.cell.config.seed, e.cell.config.seed
+        more = (0.01, 0.02, 0.06)[seed] if e.pool == "epsilon 10" else 0.0
+        recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": alone + more})
+    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in gains(found, tmp_path).splitlines()]
+    assert lines[0][4:] == ["after round 1", "after round 2", "after round 30"]
+    assert lines[2:] == [
+        ["0.1", "fedavg", "none", "-", *["60.0 ± 10.0"] * 3],
+        ["0.1", "fedavg", "epsilon 10", "60", *["+3.0 [-3.6, 9.6]"] * 3],
+    ]
+
+
+@pytest.mark.ray
+def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_once(
+    private: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "smoke", "--algorithms", "fedavg", "--partition.n_clients", "2", "--epsilons", "30"]
+    argv += ["--checkpoints", "0.34,1", "--tracking.wandb", "off", "--artifacts", str(tmp_path / "artifacts")]
+    out = tmp_path / "out"
+    assert private.private_fedssyn([*argv, "--out", str(out)]) == 0
+    assert "4 generators trained" in capsys.readouterr().out  # two clients' plain and private ones
+    with (out / "private_fedssyn.csv").open() as file:
+        rows = {(line["pool"], line["epochs"]): line for line in csv.DictReader(file)}
+    assert list(rows) == [("none", ""), ("plain", "2"), ("epsilon 30", "1"), ("epsilon 30", "3")]
+    assert rows["plain", "2"]["epsilon_if_secret"] == ""
+    assert 29.98 < float(rows["epsilon 30", "3"]["epsilon_if_secret"]) <= 30
+    assert 10 < float(rows["epsilon 30", "1"]["epsilon_if_secret"]) < 25
+    assert (out / "private_fedssyn.md").read_text().startswith("**SMOKE")
+    for name in ("private_fedssyn.png", "private_fedssyn_images.png"):
+        assert is_png(out / name)
+
+
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.long
+def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
+    sizes: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second call makes nothing again, and says the same."""
+    argv = ["--preset", "smoke", "--sizes", "32", "--epsilons", "5,50", "--generator.epochs", "1",
+            "--generator.batch_size", "32", "--artifacts", str(tmp_path / "artifacts"),
+            "--out", str(tmp_path / "out")]  # fmt: skip
+    assert sizes.private_sizes([*argv, "--dry-run"]) == 0
+    assert "3 generators to make, 10 pools to fit to noisy sums" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert sizes.private_sizes(argv) == 0
+    with (tmp_path / "out" / "private_sizes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    alone = ("FedMERF alone", "FedMERF 10 clients, local", "FedMERF 10 clients, summed")
+    of_sums = [f"{of}, epsilon {e}" for e in (5, 50) for of in (*alone, "NDPDC alone", "NDPDC 10 clients, local")]
+    assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 5", "epsilon 50", *of_sums]
+    assert float(rows[0]["accuracy"]) > 0.3  # 32 real digits teach something
+    courses = {"NDPDC": (1.0, 20)}  # at L = 10 a client of 32 images of ten classes draws all, in 20 steps
+    for row in rows[2:]:
+        q, steps = courses.get(row["pool"].partition(" ")[0], (1.0, 1))
+        spent = epsilon(q, float(row["noise_multiplier"]), steps, 1e-5)
+        assert spent == pytest.approx(float(row["pool"].rpartition(" ")[2]), abs=0.01)
+    assert max(float(row["accuracy"]) for row in rows[4:]) > 0.6
+    assert "± is the sample" in capsys.readouterr().out
+    for name in ("private_sizes.md", "private_sizes.png"):
+        assert (tmp_path / "out" / name).exists()
+    before = sorted((tmp_path / "artifacts").rglob("*"))
+    assert sizes.private_sizes([*argv[:-1], str(tmp_path / "again")]) == 0
+    assert sorted((tmp_path / "artifacts").rglob("*")) == before
+    names = [tmp_path / folder / "private_sizes.csv" for folder in ("out", "again")]
+    assert names[0].read_text() == names[1].read_text()
+
+
+def test_a_row_a_seed_and_a_picture_of_their_spread(sizes: ModuleType, tmp_path: Path) -> None:
+    """The table's mean is that of the rows."""
+    options = sizes.arguments(["--preset", "smoke", "--seeds", "3,5"])
+    records = [{"n": n, "pool": "plain", "sigma": None, "accuracy": [0.5, (n + 160) / 320]} for n in (40, 80)]
+    text = sizes_report.report(records, options, tmp_path)
+    with (tmp_path / "private_sizes.csv").open() as file:
+        rows = [(row["n"], row["seed"], float(row["accuracy"])) for row in csv.DictReader(file)]
+    assert rows == [("40", "3", 0.5), ("40", "5", 0.625), ("80", "3", 0.5), ("80", "5", 0.75)]
+    assert "| 56.2 ± 8.8 " in text
+    assert "| 62.5 ± 17.7 " in text
+    assert is_png(tmp_path / "private_sizes.png")
+
+
+def test_only_the_ways_that_are_asked_for_are_judged(sizes: ModuleType, tmp_path: Path) -> None:
+    """Without generators nothing is trained, and NDPDC has no summed noise."""
+    options = sizes.arguments(["--ways", "ndpdc,merf", "--epsilons", "1,10", "--artifacts", str(tmp_path)])
+    assert (jobs(options), configs(options, 129, 0)) == ([], {})
+    of = {name: config.flat for name, config in released(options, 129, 0).items()}
+    assert list(of)[:5] == [
+        "NDPDC alone, epsilon 1",
+        "NDPDC 10 clients, local, epsilon 1",
+        "FedMERF alone, epsilon 1",
+        "FedMERF 10 clients, local, epsilon 1",
+        "FedMERF 10 clients, summed, epsilon 1",
+    ]
+    assert {f["data.limit"] // f["partition.n_clients"] for f in of.values()} == {129}
+    assert not any(name.startswith("generator.") for f in of.values() for name in f)
+    only = sizes.arguments(["--ways", "private", "--epsilons", "1,10"])
+    assert list(configs(only, 129, 0)) == ["epsilon 1", "epsilon 10"]
+    assert released(only, 129, 0) == {}
+
+
+@pytest.mark.long
+def test_sizes_are_judged_one_after_another_and_clients_together_only_where_there_are_images(
+    sizes: ModuleType, tmp_path: Path
+) -> None:
+    for n, there in ((129, 3), (322, 1), (1290, 1)):
+        configs = released(sizes.arguments(["--ways", "merf"]), n, 0).values()
+        assert [enough(config) is not None for config in configs] == [True] * there + [False] * (3 - there)
+    argv = ["--preset", "smoke", "--ways", "merf", "--clients", "1", "--epsilons", "10", "--artifacts", str(tmp_path)]
+    first = next(study(sizes.arguments(argv), lambda _: None))
+    assert [(record["n"], len(record["accuracy"])) for record in first] == [(40, 1), (40, 1)]
+
+
+def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:
+    x = torch.zeros(40, 1, 4, 4, dtype=torch.uint8)
+    x[20:] = 255
+    y = torch.arange(40) // 20
+    assert taught(Examples(x, y), Examples(x, y)) == 1
+    assert taught(Examples(x, 1 - y), Examples(x, y)) == 0
+
+
+def test_the_judge_is_the_regression_of_least_loss() -> None:
+    """Few noisy images: stopped early it would be another one, by its solver and the number of threads."""
+    draws = generator(0, "judge")
+    means = 60 * torch.rand(10, 1, 10, 10, generator=draws)
+    y = torch.arange(10).repeat(200)
+    x = (means[y] + 90 * torch.randn(len(y), 1, 10, 10, generator=draws)).clamp(0, 255).to(torch.uint8)
+    train, test = Examples(x[:200], y[:200]), Examples(x[200:], y[200:])
+    pixels, tested = ((e.x.flatten(1) / 255).double().numpy() for e in (train, test))
+    best = LogisticRegression(solver="newton-cholesky", tol=1e-10).fit(pixels, train.y.numpy())
+    assert taught(train, test) == best.score(tested, test.y.numpy())
