@@ -163,3 +163,6 @@ def test_presets_fit_it_to_our_data_sets_and_preset_smoke_runs_with_it(name: str
                 part: Any = part_of(choose({**presets.preset(preset, data, name), **values}), "generator")
                 part.check_shape((1, side, side), data)
     assert prepare(presets.experiment("smoke", "digits", values)).config.partition.n_clients == 4
+    if hasattr(tiny(name), "channels"):  # a run checks the shape before any work
+        with pytest.raises(UserError, match=r"generator\.channels"):
+            prepare(presets.experiment("smoke", "digits", {**values, "generator.channels": (8,) * 5}))

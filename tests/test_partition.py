@@ -231,7 +231,7 @@ def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_l
         return float(np.mean((counts / counts.sum(2, keepdims=True) - frequencies) ** 2))
 
     # for alpha = 1 it is 12 times that of IID
-    assert deviation(recipe_of("dirichlet_clients", n_clients=8, alpha=1e6)) < 2 * deviation(recipe_of("iid"))
+    assert deviation(recipe_of("dirichlet_clients", n_clients=8, alpha=1e6)) < 2 * deviation(recipe_of("iid", n_clients=8))
 
 
 @NO_WARNING
@@ -354,9 +354,10 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_the_others_images_st
             assert np.array_equal(np.bincount(LABELS[r], minlength=N_CLASSES), counts)
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(LABELS)))
         dropped += n - len(rows)
-    assert dropped > 20
+    assert dropped > 5
     for seed in SEEDS:  # none where classes have classes x clients images
-        assert len(dirichlet_clients_all(LABELS, 12, N_CLASSES, np.random.default_rng(seed), 0.05)) == 12
+        for least in (0.001, 0.05, 1.0):
+            assert len(dirichlet_clients_all(LABELS, 12, N_CLASSES, np.random.default_rng(seed), least)) == 12
 
 
 @pytest.mark.parametrize("name", ["dirichlet_plain", "dirichlet_clients_all"])
