@@ -231,7 +231,9 @@ def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_l
         return float(np.mean((counts / counts.sum(2, keepdims=True) - frequencies) ** 2))
 
     # for alpha = 1 it is 12 times that of IID
-    assert deviation(recipe_of("dirichlet_clients", n_clients=8, alpha=1e6)) < 2 * deviation(recipe_of("iid", n_clients=8))
+    assert deviation(recipe_of("dirichlet_clients", n_clients=8, alpha=1e6)) < 2 * deviation(
+        recipe_of("iid", n_clients=8)
+    )
 
 
 @NO_WARNING
@@ -243,7 +245,7 @@ def test_feddyns_clients_hold_few_classes_when_alpha_is_small_and_the_classes_un
         assert np.array_equal(sizes.sum(1), class_sizes)
         assert set(sizes.sum(0)) == {171, 172}  # 1,200 images to 7 clients
         held.append((sizes > 0).sum(0).mean())
-    # 3.5 and 3.4; a client that fell back to a uniform draw where its prior underflows would hold 5.3 at alpha = 0.0001
+    # 3.5 and 3.4; a client that fell back to a uniform draw where its prior underflows would hold 5.3
     assert np.mean(held) < 4
 
 

@@ -229,16 +229,6 @@ def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, m
     assert len(messages) == 4
 
 
-def test_the_whole_way_to_a_pool_meets_p(store: Store) -> None:
-    wanted = needed(p=0.3)
-    make_all(store, wanted)
-    sets = [read(store, need) for need in wanted]
-    shared = share(ShuffledSynthetic(0.3), START, sets)
-    for rows, client in zip(START.own.rows, shared.data.clients, strict=True):
-        n_extra = len(client) - len(rows)
-        assert abs(n_extra - 0.3 * (len(rows) + n_extra)) <= 1  # p within one image
-
-
 @pytest.mark.parametrize("receipt", [PRIVATE, Receipt(), None], ids=["private", "plain", "none"])
 def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Receipt | None, store: Store) -> None:
     """By a cache hit, and by images that are drawn anew from weights that were there."""
