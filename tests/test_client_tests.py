@@ -31,13 +31,13 @@ def dataset(n: int = 100, groups: Any = None, test_groups: Any = None) -> Datase
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
-def test_of_each_client_a_share_is_its_own_and_nobody_has_it_twice(share: float) -> None:
+def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: float) -> None:
     data = dataset()
     for seed in range(30):
         order = np.random.default_rng(seed).permutation(100)
         dealt = Partitioned.of(
             [order[:2], order[2:30], order[30:33], order[40:]], data.train.y.numpy(), 3
-        )  # 7 nobody's
+        )  # 7 rows of no client
         left, train, tests = client_tests.drawn(dealt, data, share, seed)
         for client, rows in enumerate(dealt.rows):
             kept, own = train.x[left.rows[client], 0].tolist(), tests[client].x[:, 0].tolist()

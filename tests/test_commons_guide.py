@@ -56,18 +56,18 @@ NOTHING_RAW = "disclose nothing raw, nor more than 5 % near-copies"
 
 def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
     """Of each limit the ways that are named, each with those that cannot be told from it."""
-    found: dict[str, list[tuple[str, set[str]]]] = {}
+    result: dict[str, list[tuple[str, set[str]]]] = {}
     for advice in decide.guide(rows):
-        found.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
-    return found
+        result.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
+    return result
 
 
 def test_a_way_told_to_be_better_stands_though_another_has_its_mean_for_less(decide: Any, row: Any) -> None:
     """The other one cannot be told from the cheapest, as its seeds differ."""
     rows = [row("a", 1, 50, 50.1, 49.9), row("wide", 2, 80, 40, 75), row("dear", 3, 65.5, 64.5, 65)]
-    found = [advice for advice in decide.guide(rows) if advice.limit == "disclose whatever helps"]
-    assert [advice.best.way for advice in found] == ["a", "dear"]
-    assert [one.way for one in found[1].alike] == ["wide"]
+    result = [advice for advice in decide.guide(rows) if advice.limit == "disclose whatever helps"]
+    assert [advice.best.way for advice in result] == ["a", "dear"]
+    assert [one.way for one in result[1].alike] == ["wide"]
 
 
 def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
@@ -80,8 +80,8 @@ def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleT
 def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
     """``c`` is not told from ``b``, though it is worse on average, and costs less; ``a`` is."""
     rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80.1, 81, 81.9)]
-    found = lines(decide, rows)["disclose whatever helps"]
-    assert found == [("a", set()), ("b", {"c"})]
+    result = lines(decide, rows)["disclose whatever helps"]
+    assert result == [("a", set()), ("b", {"c"})]
 
 
 def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
@@ -93,8 +93,8 @@ def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: C
         row("alone", 1, 60, 61, 62),
         row("bound", 1, 98, 98, 99, bound=True),
     ]
-    found = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
-    assert found == {
+    result = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
+    assert result == {
         "disclose whatever helps": ["copies"],
         NOTHING_RAW: ["pool"],
         "put nothing into a commons that no epsilon covers": ["private"],

@@ -33,8 +33,8 @@ TABLE = {  # of the released code: w, z, local epochs, decoder epochs, classifie
 
 @pytest.mark.parametrize("dataset", TABLE)
 def test_preset_paper_has_the_papers_numbers(script: ModuleType, dataset: str) -> None:
-    found = entries(script, "--preset", "paper", "--dataset", dataset)
-    of = {e.method: e.cell.config.flat for e in found if e.alpha == 0.01}
+    result = entries(script, "--preset", "paper", "--dataset", dataset)
+    of = {e.method: e.cell.config.flat for e in result if e.alpha == 0.01}
     assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE[dataset]} == TABLE[dataset]
     for method, flat in of.items():
         assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
@@ -43,13 +43,13 @@ def test_preset_paper_has_the_papers_numbers(script: ModuleType, dataset: str) -
         assert (flat["federation.rounds"] == 1) == (method != "fedavg")
     rates = [of[m][f"fedcvae.{name}"] for m in TABLE[dataset] for name in ("local_lr", "decoder_lr", "server_lr")]
     assert rates == [1e-3, 0.01, 1e-3] * 2
-    assert {e.alpha for e in found} == {0.05, 0.01, 0.001}
+    assert {e.alpha for e in result} == {0.05, 0.01, 0.001}
 
 
 @pytest.mark.parametrize("words", [(), ("--client.epochs", "3"), ("--federation.rounds", "4")])
 def test_all_rows_have_the_same_data_and_as_many_local_epochs(script: ModuleType, words: tuple[str, ...]) -> None:
-    found = entries(script, "--preset", "smoke", "--alphas", "0.01", *words)
-    configs = {e.method: e.cell.config for e in found}
+    result = entries(script, "--preset", "smoke", "--alphas", "0.01", *words)
+    configs = {e.method: e.cell.config for e in result}
     (epochs,) = {c.federation.rounds * c.client.epochs for c in configs.values()}
     rounds, each = (int(dict(zip(words[::2], words[1::2], strict=True)).get(f"--{name}", default))
                     for name, default in (("federation.rounds", 2), ("client.epochs", 1)))  # fmt: skip
@@ -113,10 +113,10 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     script: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     options = script.arguments(["--seeds", "0,1,2", "--alphas", "0.1,0.01", "--rates", "0.1,0.3"])
-    found, display = script.entries(options), Display(Console(quiet=True))
-    report.report(found, options, tmp_path, display)
+    result, display = script.entries(options), Display(Console(quiet=True))
+    report.report(result, options, tmp_path, display)
     assert not [*tmp_path.iterdir()]
-    for e in found:
+    for e in result:
         if (e.method, e.alpha) == ("dense", 0.01):
             continue  # not finished
         seed, is_own = e.cell.config.seed, e.rate is None
@@ -124,7 +124,7 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
         lines = {"test/accuracy": last, "validation/accuracy": 0.8 if e.rate == 0.1 else 0.7}
         of = {"bytes_up": 4e6 if is_own else 1e6, "bytes_down": 80, "disclosed": float(is_own)}  # fmt: skip
         recorded(tmp_path / e.cell.name, e.cell.config, None, lines, **of)
-    report.report(found, options, tmp_path, display)
+    report.report(result, options, tmp_path, display)
     text = (tmp_path / "fedcvae.md").read_text()
     rows = lines_of(text, "| alpha | method")
     methods = ["fedcvae-ens", "fedcvae-kd", "fedavg-once", "dense", "fedavg"]

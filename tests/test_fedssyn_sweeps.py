@@ -143,24 +143,24 @@ def test_the_dsprites_command(dsprites: ModuleType, tmp_path: Path) -> None:
 
 def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: ModuleType) -> None:
     argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
-    found = entries(private, *argv)
-    last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in found if e.last]
+    result = entries(private, *argv)
+    last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in result if e.last]
     pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
     assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
-    early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in found if not e.last]
+    early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in result if not e.last]
     assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)] * 2  # of the first method, each seed
-    fields = {e.pool: e.cell.config.flat for e in found if e.last}
+    fields = {e.pool: e.cell.config.flat for e in result if e.last}
     assert fields["plain"]["generator.name"] == "ddpm"
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
-    assert {e.cell.config.flat["generator.target_epochs"] for e in found if e.pool == "epsilon 1"} == {20}
+    assert {e.cell.config.flat["generator.target_epochs"] for e in result if e.pool == "epsilon 1"} == {20}
 
 
 def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(private: ModuleType) -> None:
     """FedMERF with local and with summed noise, NDPDC with local; no generator has to be asked for the spending."""
     argv = ["--preset", "smoke", "--epsilons", "2,10", "--algorithms", "fedavg", "--settings"]
-    found = entries(private, *argv, "shuffled_synthetic,merf,ndpdc")
-    of_sums = [e for e in found if is_fitted(e.cell)]
+    result = entries(private, *argv, "shuffled_synthetic,merf,ndpdc")
+    of_sums = [e for e in result if is_fitted(e.cell)]
     kinds = ("FedMERF local", "FedMERF summed"), ("NDPDC local",)
     assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
     for e in of_sums:
@@ -171,8 +171,8 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
 
 
 def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
-    found = entries(private, *["--preset", "paper", "--dataset", "cifar10"])
-    one = next(e.cell.config.flat for e in found if e.pool == "noise multiplier 1.906" and e.last)
+    result = entries(private, *["--preset", "paper", "--dataset", "cifar10"])
+    one = next(e.cell.config.flat for e in result if e.pool == "noise multiplier 1.906" and e.last)
     assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
         1.906,
         128,
@@ -181,7 +181,7 @@ def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten
     assert (one["generator.clip"], one["generator.rho"], one["dp.delta"]) == (1.0, 1.0, 1e-5)
     others = entries(private, *["--generator.delta", "1e-6", "--dp.delta", "1e-6"])
     assert {e.cell.config.dp.delta for e in others} == {1e-6}
-    assert sorted({e.cell.config.flat["generator.epochs"] for e in found if e.pool == "epsilon 10"}) == [
+    assert sorted({e.cell.config.flat["generator.epochs"] for e in result if e.pool == "epsilon 10"}) == [
         50,
         250,
         500,
@@ -195,12 +195,12 @@ def test_gains_are_above_the_same_seeds_run_without_a_pool(
     options = private.arguments(
         ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
     )
-    found = [e for e in private.entries(options) if e.pool != "plain"]
-    for e in found:
+    result = [e for e in private.entries(options) if e.pool != "plain"]
+    for e in result:
         alone, seed = 0.5 + 0.1 * e.cell.config.seed, e.cell.config.seed
         more = (0.01, 0.02, 0.06)[seed] if e.pool == "epsilon 10" else 0.0
         recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": alone + more})
-    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in gains(found, tmp_path).splitlines()]
+    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in gains(result, tmp_path).splitlines()]
     assert lines[0][4:] == ["after round 1", "after round 2", "after round 30"]
     assert lines[2:] == [
         ["0.1", "fedavg", "none", "-", *["60.0 ± 10.0"] * 3],

@@ -37,8 +37,8 @@ def load(returned: Any, **fields: Any) -> Dataset:
 )
 @pytest.mark.parametrize("fields", [{}, {"validation": 0}, {"validation_from": "last"}, {"limit": 37}], ids=str)
 def test_groups_factors_and_rows_stay_with_their_examples(returned: Any, fields: dict[str, Any]) -> None:
-    found = load(returned, **fields)
-    for part in (found.train, found.validation, found.test, found.train[torch.randperm(len(found.train))]):
+    outcome = load(returned, **fields)
+    for part in (outcome.train, outcome.validation, outcome.test, outcome.train[torch.randperm(len(outcome.train))]):
         j = part.x[:, 0]
         assert part.groups is not None
         assert part.groups.tolist() == (j % 7).tolist()
@@ -48,19 +48,19 @@ def test_groups_factors_and_rows_stay_with_their_examples(returned: Any, fields:
         moved = part.to(torch.device("meta"))
         assert moved.groups is not None
         assert moved.factors["year"].device.type == moved.groups.device.type == "meta"
-    assert found.origin is not None
-    assert found.origin.rows.tolist() == found.train.x[:, 0].tolist()
-    assert found.origin.group_names is not None
-    assert found.origin.group_names.tolist() == sorted(set(NAMES))
+    assert outcome.origin is not None
+    assert outcome.origin.rows.tolist() == outcome.train.x[:, 0].tolist()
+    assert outcome.origin.group_names is not None
+    assert outcome.origin.group_names.tolist() == sorted(set(NAMES))
 
 
 def test_numbers_of_groups_are_those_of_both_sets_together() -> None:
     x, y = MARK[:20, None], MARK[:20] % 2
-    found = load(((x, y, [9] * 10 + [4] * 10), (x, y, [4] * 10 + [7] * 10)), validation=0)
-    assert found.train.groups is not None
-    assert found.test.groups is not None
-    assert found.train.groups.tolist() == [2] * 10 + [0] * 10
-    assert found.test.groups.tolist() == [0] * 10 + [1] * 10
+    outcome = load(((x, y, [9] * 10 + [4] * 10), (x, y, [4] * 10 + [7] * 10)), validation=0)
+    assert outcome.train.groups is not None
+    assert outcome.test.groups is not None
+    assert outcome.train.groups.tolist() == [2] * 10 + [0] * 10
+    assert outcome.test.groups.tolist() == [0] * 10 + [1] * 10
 
 
 def test_the_digest_tells_groups_and_factors() -> None:
@@ -230,9 +230,9 @@ def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(name
 @pytest.mark.parametrize("name", ["by_place", "by_mask", "at_random", "by_rows"])
 def test_it_is_right_where_no_row_has_moved_and_by_rows_always(name: str) -> None:
     for moves in [{"data.validation": 0.0}, *([{}, {"data.limit": 100}] if name == "by_rows" else [])]:
-        found = prepared(name, **moves)
-        for rows in found.partition.rows:
-            assert len(set((found.train.x[rows, 0] % 7).tolist())) == 1
+        outcome = prepared(name, **moves)
+        for rows in outcome.partition.rows:
+            assert len(set((outcome.train.x[rows, 0] % 7).tolist())) == 1
 
 
 @pytest.mark.usefixtures("lab")

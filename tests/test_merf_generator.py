@@ -115,9 +115,9 @@ def dealt(x: Tensor, y: Tensor, classes: int = 4) -> Dealt:
     return Dealt(Clients(Examples(x, y), np.array_split(np.arange(len(x)), 2)), classes, False, 0)
 
 
-def images_of(stage: MERF, given: Dealt) -> Tensor:
+def images_of(stage: MERF, start: Dealt) -> Tensor:
     """What it adds to the clients' own."""
-    return stage.make(given, []).store.x[len(given.own.store) :]
+    return stage.make(start, []).store.x[len(start.own.store) :]
 
 
 class Sent(MERF):

@@ -62,7 +62,7 @@ def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
 
 
 def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
-    """In a Poisson sample too: nobody else is drawn, or not, because of it."""
+    """In a Poisson sample too: it decides of no other image whether it is drawn."""
     silent, start = replace(SMALL, noise_multiplier=0.0), clients()
     y = start.own.store.y.clone()
     y[7] = (y[7] + 1) % 10

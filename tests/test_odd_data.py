@@ -131,8 +131,8 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: s
     y, n_classes = LABELS[which]
     kinds = {}
     for form, returned in forms(y):
-        found = own.read("mine", returned)[0]
-        kinds[form] = found.n_classes, found.train.y.dtype, tuple(found.train.y.shape[1:])
+        result = own.read("mine", returned)[0]
+        kinds[form] = result.n_classes, result.train.y.dtype, tuple(result.train.y.shape[1:])
     assert set(kinds.values()) == {(n_classes, torch.int64 if n_classes else torch.float32, ())}, kinds
 
 
@@ -210,9 +210,9 @@ def test_random_rows_are_noticed_and_drawn_once(which: str) -> None:
     assert own.read("mine", idle)[1].notes == ()
     (fresh, seen), plain = (np.random.default_rng(1), np.random.default_rng(1)), own.read("mine", Drawing(lambda: 1.0))
     assert plain[1].notes == ()
-    found = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]
+    result = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]
     rows = np.stack([X[i] * (1 + 0.01 * seen.random()) for i in range(N)]).astype("f4")
-    assert {row.tobytes() for part in (found.train, found.test) for row in part.x.numpy()} == {
+    assert {row.tobytes() for part in (result.train, result.test) for row in part.x.numpy()} == {
         row.tobytes() for row in rows
     }  # reading some again has changed none of them
 
@@ -223,34 +223,38 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
     vars(one).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
     for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
-        found = own.read("mine", returned)[0]
-        assert (found.n_classes, found.computed) == (7, ())
-        assert {tuple(row) for row in found.train.x.numpy().round(3)} <= {tuple(row) for row in X.astype("f4").round(3)}
+        result = own.read("mine", returned)[0]
+        assert (result.n_classes, result.computed) == (7, ())
+        assert {tuple(row) for row in result.train.x.numpy().round(3)} <= {
+            tuple(row) for row in X.astype("f4").round(3)
+        }
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
 def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
-    found = own.read("mine", returned)[0]
+    result = own.read("mine", returned)[0]
     expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
     read = [
-        (x.numpy().tobytes(), int(y)) for part in (found.train, found.test) for x, y in zip(part.x, part.y, strict=True)
+        (x.numpy().tobytes(), int(y))
+        for part in (result.train, result.test)
+        for x, y in zip(part.x, part.y, strict=True)
     ]
     assert set(read) == {(x.tobytes(), int(y)) for x, y in zip(expected, Y, strict=True)}
-    assert (found.train.x.numpy().dtype, found.n_classes) == (expected.dtype, 3)
-    assert found.train.x.is_contiguous()
+    assert (result.train.x.numpy().dtype, result.n_classes) == (expected.dtype, 3)
+    assert result.train.x.is_contiguous()
 
 
 def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Path) -> None:
     """Nor what changes in a file that is mapped to memory."""
     np.save(tmp_path / "x.npy", X)
     x = np.load(tmp_path / "x.npy", mmap_mode="r+")
-    given = SimpleNamespace(train=(x, Y.copy()), test=(x, Y.copy()), normalised=True)
-    found = datasets.load("mine", lambda: given, validation=0.2)
-    before = found.digest, replace(found).digest
-    x[:], given.train[1][:], given.test[1][:] = 0, 0, 0
-    assert before == (found.digest, replace(found).digest)
+    start = SimpleNamespace(train=(x, Y.copy()), test=(x, Y.copy()), normalised=True)
+    result = datasets.load("mine", lambda: start, validation=0.2)
+    before = result.digest, replace(result).digest
+    x[:], start.train[1][:], start.test[1][:] = 0, 0, 0
+    assert before == (result.digest, replace(result).digest)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

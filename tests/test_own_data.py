@@ -173,7 +173,7 @@ def _dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 
 def test_the_digest_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None:
     x = (torch.arange(80).view(10, 2, 2, 2) % 2).to(dtype)
     y = torch.arange(10) % 3
-    found = [_dataset(x, y).digest]
+    outcome = [_dataset(x, y).digest]
     for part in ("train", "validation", "test"):
         for row in (0, -1):
             base = _dataset(x.clone(), y.clone())
@@ -181,13 +181,15 @@ def test_the_digest_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> No
             other_x, other_y = changed.x.clone(), changed.y.clone()
             other_x[row, -1, -1, -1] = 1 - other_x[row, -1, -1, -1].int()
             other_y[row] += 1
-            found += [replace(base, **{part: Examples(other_x, changed.y)}).digest]
-            found += [replace(base, **{part: Examples(changed.x, other_y)}).digest]
-    found += [_dataset(x.flatten(2), y).digest, _dataset(x, y.int()).digest, _dataset(x, y, 2, 2).digest]
-    found += [_dataset(x, y, 0).digest]
-    assert len(set(found)) == len(found)
-    assert _dataset(x.clone(), y.clone()).digest == found[0]
-    assert _dataset(x.transpose(2, 3).contiguous().transpose(2, 3), y).digest == found[0]  # however they lie in memory
+            outcome += [replace(base, **{part: Examples(other_x, changed.y)}).digest]
+            outcome += [replace(base, **{part: Examples(changed.x, other_y)}).digest]
+    outcome += [_dataset(x.flatten(2), y).digest, _dataset(x, y.int()).digest, _dataset(x, y, 2, 2).digest]
+    outcome += [_dataset(x, y, 0).digest]
+    assert len(set(outcome)) == len(outcome)
+    assert _dataset(x.clone(), y.clone()).digest == outcome[0]
+    assert (
+        _dataset(x.transpose(2, 3).contiguous().transpose(2, 3), y).digest == outcome[0]
+    )  # however they lie in memory
 
 
 def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:

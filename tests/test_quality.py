@@ -93,9 +93,9 @@ def test_it_is_what_the_equations_say(seed: int, k: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_real_data_as_a_pool_are_perfect(seed: int) -> None:
     real = points(600, seed)  # more than a chunk
-    found = compared(real, real, 4)
-    assert found["precision"] == found["recall"] == found["coverage"] == 1
-    assert found["density"] == (4 + 1) / 4  # each ball holds its centre and k neighbours
+    result = compared(real, real, 4)
+    assert result["precision"] == result["recall"] == result["coverage"] == 1
+    assert result["density"] == (4 + 1) / 4  # each ball holds its centre and k neighbours
 
 
 @pytest.mark.parametrize("d", [7, 1500])
@@ -105,19 +105,19 @@ def test_copies_of_points_that_stand_many_times_are_in_their_balls_of_no_radius(
     different = 10 * points(n // 9, 0, d) + 30
     real = different.repeat(11, 1)[:n]  # each point nine times or more
     rows = torch.randint(len(different), (m,), generator=generator("rows"))
-    found = compared(real, different[rows], 5)
-    assert found["precision"] == 1
-    assert found["coverage"] == float((torch.arange(n)[:, None] % len(different) == rows).any(1).double().mean())
+    result = compared(real, different[rows], 5)
+    assert result["precision"] == 1
+    assert result["coverage"] == float((torch.arange(n)[:, None] % len(different) == rows).any(1).double().mean())
     almost = compared(real, different[rows] * (1 + 1e-5), 5)  # a ball of no radius holds nothing else
     assert almost["precision"] == almost["coverage"] == 0
 
 
 def test_the_kernel_distance_of_equal_distributions_is_zero_on_average() -> None:
-    found = np.array([kernel_distance(points(20, s), points(25, s + 1000)) for s in range(300)])
-    error = found.std(ddof=1) / np.sqrt(len(found))
-    assert abs(found.mean()) < 3 * error
-    assert found.min() < 0 < found.max()
-    biased = [found[s] + (points(20, s).square().sum(1) / 3 + 1).pow(3).mean().item() / 20 for s in range(300)]
+    result = np.array([kernel_distance(points(20, s), points(25, s + 1000)) for s in range(300)])
+    error = result.std(ddof=1) / np.sqrt(len(result))
+    assert abs(result.mean()) < 3 * error
+    assert result.min() < 0 < result.max()
+    biased = [result[s] + (points(20, s).square().sum(1) / 3 + 1).pow(3).mean().item() / 20 for s in range(300)]
     assert np.mean(biased) > 10 * error  # with the terms i = i it would not be
 
 
@@ -163,9 +163,9 @@ def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkey
     assert script.quality(["--dry-run", *argv]) == 0
     assert not (tmp_path / "out").exists()
     assert script.quality(argv) == 0
-    (found,) = lines(tmp_path / "out")
-    assert found["points"] == "200"
-    assert float(found["recall"]) < 0.1 < 0.9 < float(found["test_images_recall"])
+    (result,) = lines(tmp_path / "out")
+    assert result["points"] == "200"
+    assert float(result["recall"]) < 0.1 < 0.9 < float(result["test_images_recall"])
     assert (tmp_path / "out" / "quality.png").exists()
     with pytest.raises(UserError, match="real makes no images"):
         script.quality(["--sharing", "real"])
@@ -199,15 +199,15 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     many = [*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]
     script = sweeps("quality")
     assert script.quality(many) == 0
-    found = lines(tmp_path / "many")
-    assert len(found) == 2 * 2 * 2 * 2
-    epochs = [(of["generator"], of["epochs"]) for of in found[:2] + found[4:6]]
+    result = lines(tmp_path / "many")
+    assert len(result) == 2 * 2 * 2 * 2
+    epochs = [(of["generator"], of["epochs"]) for of in result[:2] + result[4:6]]
     assert epochs == [("cvae", "2"), ("cvae", "20"), ("gan", "1"), ("gan", "5")]  # each has its preset's
     text = (tmp_path / "many" / "quality.md").read_text()
     assert text.count("±") >= 8 * 7
     one = ["--generator", "cvae", "--rho", "1", "--seed", "1", "--epochs", "2", "--out", "one", "--artifacts", "other"]
     assert script.quality(["--preset", "smoke", *one]) == 0
     (alone,) = lines(tmp_path / "one")
-    assert alone in found  # a pool is judged alike beside others, and trained alike without checkpoints
+    assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints
     with pytest.raises(UserError, match="use --rhos"):
         script.quality([*argv, "--rho", "1"])

@@ -54,8 +54,8 @@ def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_
         assert len(set(chosen.tolist())) == len(chosen) == n_open(c, 300)
         assert abs(len(chosen) - c * 300) <= 0.5 + 1e-9
         for groups, off in ((labels, 1.0), (10 * owners + labels, 1.5)):  # Webster's rule is no quota rule
-            sizes, found = np.bincount(groups), np.bincount(groups[chosen], minlength=groups.max() + 1)
-            assert np.abs(found - c * sizes).max() <= off
+            sizes, result = np.bincount(groups), np.bincount(groups[chosen], minlength=groups.max() + 1)
+            assert np.abs(result - c * sizes).max() <= off
 
 
 def test_where_a_cells_share_is_whole_it_is_met() -> None:
@@ -76,7 +76,7 @@ def test_a_larger_c_and_a_larger_d_share_all_that_smaller_ones_share(placement: 
 
 
 @all_placements
-def test_everybody_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
+def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
     for labels, owners in federations():
         held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
         assert held[np.arange(300), owners].all()
@@ -121,12 +121,12 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
     owned = rng.multinomial(int(rng.integers(1, 9)), rng.dirichlet([0.7] * n))
     not_private = rng.multivariate_hypergeometric(owned, int(rng.integers(0, min(5, owned.sum()) + 1)))
     for d in range(1, n):
-        found, least = evened(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
-        assert found.distance == pytest.approx(least, abs=1e-12)
-        assert found.bound == pytest.approx(least, abs=1e-9)  # so the gap is none
-        assert (found.copies.sum(1) == d * not_private).all()
-        assert (found.copies <= not_private[:, None]).all()
-        assert not found.copies.diagonal().any()
+        result, least = evened(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
+        assert result.distance == pytest.approx(least, abs=1e-12)
+        assert result.bound == pytest.approx(least, abs=1e-9)  # so the gap is none
+        assert (result.copies.sum(1) == d * not_private).all()
+        assert (result.copies <= not_private[:, None]).all()
+        assert not result.copies.diagonal().any()
 
 
 def test_the_optimal_placement_is_at_its_bound_and_beats_chance() -> None:
@@ -146,14 +146,14 @@ def test_the_optimal_placement_is_at_its_bound_and_beats_chance() -> None:
 @all_placements
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
-    given = dealt(name)
-    shared = share(RawCopies(0.3, 3, placement), given)
+    start = dealt(name)
+    shared = share(RawCopies(0.3, 3, placement), start)
     totals = np.zeros(N_TOTAL)
     copies = np.zeros(N_TOTAL, dtype=int)
     for client in shared.data.clients:
         assert client.ids is not None
         assert client.weight is not None
-        assert len(set(client.ids.tolist())) == len(client)  # nobody holds an image twice
+        assert len(set(client.ids.tolist())) == len(client)  # no client holds an image twice
         assert torch.equal(client.x, DATASET.train.x[client.ids])
         assert torch.equal(client.y, DATASET.train.y[client.ids])
         assert client.n_own == pytest.approx(client.size)
@@ -161,7 +161,7 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
         totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
     assert totals == pytest.approx(np.ones(N_TOTAL), abs=1e-6)
     assert sum(client.size for client in shared.data.clients) == pytest.approx(N_TOTAL)
-    for client, rows in zip(shared.data.clients, given.own.rows, strict=True):
+    for client, rows in zip(shared.data.clients, start.own.rows, strict=True):
         assert client.ids is not None
         assert client.ids[: len(rows)].tolist() == rows.tolist()
     others = copies.sum() - N_TOTAL
@@ -188,16 +188,16 @@ def test_one_full_batch_step_of_fedavg_is_a_step_of_gradient_descent_on_all_data
         LocalSGD(1, 10_000), "samples"
     )
     played = federation.play(FedAvg(), federation.plan(5))
-    found = module().double()
+    result = module().double()
     for now, _ in played:
-        loss = torch.nn.functional.cross_entropy(found(DATASET.train.x), DATASET.train.y)
+        loss = torch.nn.functional.cross_entropy(result(DATASET.train.x), DATASET.train.y)
         loss.backward()
         with torch.no_grad():
-            for parameter in found.parameters():
+            for parameter in result.parameters():
                 assert parameter.grad is not None
                 parameter -= lr * parameter.grad
                 parameter.grad = None
-        central = torch.cat([parameter.detach().flatten() for parameter in found.parameters()])
+        central = torch.cat([parameter.detach().flatten() for parameter in result.parameters()])
         assert torch.allclose(now.model.buffer.double(), central, rtol=0, atol=1e-6)
     assert (played[-1][0].model.buffer - federation.model.buffer).abs().max() > 0.1
 
@@ -244,9 +244,9 @@ def test_d_is_measured_by_the_clients_that_the_partition_made() -> None:
 
 def test_the_least_share_is_one_image_and_the_gap_of_an_optimal_placement_is_reported() -> None:
     """A half of an image is rounded up to one."""
-    given = dealt("iid")
-    RawCopies(0.5 / N_TOTAL).check_dealt(given)
-    assert share(RawCopies(0.5 / N_TOTAL), given).facts["disclosed_examples"] == 1
-    (note,) = share(RawCopies(0.3, 2, "optimal"), given).notes
+    start = dealt("iid")
+    RawCopies(0.5 / N_TOTAL).check_dealt(start)
+    assert share(RawCopies(0.5 / N_TOTAL), start).facts["disclosed_examples"] == 1
+    (note,) = share(RawCopies(0.3, 2, "optimal"), start).notes
     assert "gap 0" in note
-    assert share(RawCopies(0.3, 2), given).notes == []
+    assert share(RawCopies(0.3, 2), start).notes == []

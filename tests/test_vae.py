@@ -34,7 +34,7 @@ def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None
     """With one draw of the code, which all three terms share where they need it."""
     module, (x, y) = _vae(0.3), _batch()
     torch.manual_seed(7)
-    found = module.training_step((x, y) if weights is None else (x, y, weights), 0)
+    result = module.training_step((x, y) if weights is None else (x, y, weights), 0)
     torch.manual_seed(7)
     noise, total = torch.randn(6, 5, dtype=torch.float64), 0.0
     for j in range(6):
@@ -45,20 +45,20 @@ def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None
         mse = ((module.decoder(z[None])[0] - x[j]) ** 2).sum()
         total += (1.0 if weights is None else weights[j]) * (ce + 0.3 * (kl + mse)) / 6
     assert isinstance(total, Tensor)
-    torch.testing.assert_close(found, total)
+    torch.testing.assert_close(result, total)
 
 
 def test_without_its_weight_the_joint_loss_is_the_cross_entropy_bit_for_bit() -> None:
-    found = []
+    result = []
     for name in ("training_step", "cross_entropy"):
         module = _vae(0.0)
         torch.manual_seed(7)
         loss = getattr(module, name)(_batch(), 0)
         loss.backward()
         grads = [p.grad for n, p in module.named_parameters() if not n.startswith("decoder")]
-        found.append([loss.detach(), *(g for g in grads if g is not None)])
-    assert len(found[0]) == len(found[1]) == 1 + 4 + 4 + 2  # loss; convolutions, code, classifier
-    assert all(map(torch.equal, *found))
+        result.append([loss.detach(), *(g for g in grads if g is not None)])
+    assert len(result[0]) == len(result[1]) == 1 + 4 + 4 + 2  # loss; convolutions, code, classifier
+    assert all(map(torch.equal, *result))
     assert all(p.grad is None for p in module.decoder.parameters())  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -106,8 +106,8 @@ def test_pixels_are_scaled_to_one_once() -> None:
 def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
     """So do images that were decoded; what is reconstructed lies in [0, 1]; and no parameter comes or goes."""
     plain = _vae().float().eval()
-    given = {"latent": 5, "channels": (3, 4), "mean": (0.3,), "std": (0.4,)}
-    module = vae(DIGITS, 10, **RATE, **given, normalise=True).eval()
+    start = {"latent": 5, "channels": (3, 4), "mean": (0.3,), "std": (0.4,)}
+    module = vae(DIGITS, 10, **RATE, **start, normalise=True).eval()
     module.load_state_dict(plain.state_dict())
     x = torch.randint(256, (6, *DIGITS), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     moved = (x / 255 - 0.3) / 0.4
