@@ -51,7 +51,8 @@ def test_the_front(decide: ModuleType, points: Sequence[tuple[float, float]], ex
     assert decide.front(points) == expected
 
 
-NOTHING_RAW = "disclose nothing raw, nor more than 5 % near-copies"
+WHATEVER, NOTHING_RAW = "disclose whatever helps", "disclose nothing raw, nor more than 5 % near-copies"
+FOUR = [("a", 1, 49, 50, 51), ("b", 2, 53, 50, 50), ("c", 3, 79.1, 80, 80.9), ("d", 4, 84, 80, 79)]
 
 
 def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
@@ -62,26 +63,24 @@ def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, 
     return result
 
 
-def test_a_way_told_to_be_better_stands_though_another_has_its_mean_for_less(decide: Any, row: Any) -> None:
-    """The other one cannot be told from the cheapest, as its seeds differ."""
-    rows = [row("a", 1, 50, 50.1, 49.9), row("wide", 2, 80, 40, 75), row("dear", 3, 65.5, 64.5, 65)]
-    result = [advice for advice in decide.guide(rows) if advice.limit == "disclose whatever helps"]
-    assert [advice.best.way for advice in result] == ["a", "dear"]
-    assert [one.way for one in result[1].alike] == ["wide"]
-
-
-def test_more_bytes_are_advised_only_where_they_are_told_to_help(decide: ModuleType, row: Callable[..., Any]) -> None:
-    """Means 50, 51, 80 and 81: the second and the fourth cannot be told from those before them."""
-    rows = [row("a", 1, 49, 50, 51), row("b", 2, 53, 50, 50), row("c", 3, 79.1, 80, 80.9), row("d", 4, 84, 80, 79)]
-    assert lines(decide, rows)["disclose whatever helps"] == [("a", set()), ("c", set())]
-    assert lines(decide, [*rows, row("e", 2.5, 80, 79, 81.1)])[NOTHING_RAW] == [("a", set()), ("e", set())]
-
-
-def test_what_is_cheaper_and_cannot_be_told_apart_is_named(decide: ModuleType, row: Callable[..., Any]) -> None:
-    """``c`` is not told from ``b``, though it is worse on average, and costs less; ``a`` is."""
-    rows = [row("a", 1, 10, 11, 12), row("c", 2, 85, 70, 79), row("b", 2, 80.1, 81, 81.9)]
-    result = lines(decide, rows)["disclose whatever helps"]
-    assert result == [("a", set()), ("b", {"c"})]
+@pytest.mark.parametrize(
+    ("rows", "limit", "expected"),
+    [
+        # "dear" is significantly better than "a"; "wide", with its mean for less, is not, as its seeds differ
+        ([("a", 1, 50, 50.1, 49.9), ("wide", 2, 80, 40, 75), ("dear", 3, 65.5, 64.5, 65)], WHATEVER,
+         [("a", set()), ("dear", {"wide"})]),
+        (FOUR, WHATEVER, [("a", set()), ("c", set())]),  # "b" and "d" are not significantly better than those before
+        ([*FOUR, ("e", 2.5, 80, 79, 81.1)], NOTHING_RAW, [("a", set()), ("e", set())]),
+        # "c" is not significantly worse than "b", and costs less; "a" is
+        ([("a", 1, 10, 11, 12), ("c", 2, 85, 70, 79), ("b", 2, 80.1, 81, 81.9)], WHATEVER,
+         [("a", set()), ("b", {"c"})]),
+        ([("a", 1, 10), ("b", 2, 99), ("c", 3, 50)], WHATEVER, [("b", {"a"})]),  # one seed: nothing is significant
+    ],
+)  # fmt: skip
+def test_more_bytes_are_advised_only_where_they_help_significantly(
+    decide: ModuleType, row: Callable[..., Any], rows: list[Any], limit: str, expected: list[Any]
+) -> None:
+    assert lines(decide, [row(*one) for one in rows])[limit] == expected
 
 
 def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
@@ -103,14 +102,6 @@ def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: C
     }
 
 
-def test_of_one_seed_nothing_is_told_apart(decide: ModuleType, row: Callable[..., Any]) -> None:
-    rows = [row("a", 1, 10), row("b", 2, 99), row("c", 3, 50)]
-    assert lines(decide, rows)["disclose whatever helps"] == [("b", {"a"})]
-    assert not decide.is_ahead(rows[1], rows[0])
-    words = decide.in_words(decide.guide(rows)[0])
-    assert all(part in words for part in ("2 MB", "b (99.0 %", "a (10.0 %, 1 MB)"))
-
-
 def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
     """About the same gap on every seed is told however much seeds differ; a tie is not, nor gaps that are all equal."""
     one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 48.9, 89)
@@ -119,3 +110,7 @@ def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -
     assert not decide.is_ahead(other, one)
     assert not decide.is_ahead(one, one)
     assert student([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
+    single = [row("a", 1, 10), row("b", 2, 99)]
+    assert not decide.is_ahead(single[1], single[0])
+    words = decide.in_words(decide.guide(single)[0])
+    assert all(part in words for part in ("2 MB", "b (99.0 %", "a (10.0 %, 1 MB)"))

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config.flat import choose
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.runs import experiment
 from fedcommons.seeds import generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
@@ -77,12 +75,12 @@ def test_a_rare_class_is_met_as_a_frequent_one() -> None:
 def test_the_rate_falls_by_a_tenth_after_each_fifth_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
 
-    class Told(torch.optim.Adam):
+    class Recorded(torch.optim.Adam):
         def step(self, *of: Any, **how: Any) -> None:
             rates.append(self.param_groups[0]["lr"])
             super().step(*of, **how)
 
-    monkeypatch.setattr(torch.optim, "Adam", Told)
+    monkeypatch.setattr(torch.optim, "Adam", Recorded)
     trained(PHI, sums(PHI, some(40), 4), SHAPE, 10, seed=0)
     assert rates == pytest.approx([0.01 * 0.9 ** (i // 2) for i in range(10)])
 
@@ -140,14 +138,3 @@ def test_images_follow_from_the_release_alone() -> None:
         own = images_of(stage, mine)
         assert not torch.equal(own, images_of(stage, others))
         assert torch.equal(own, images_of(Sent(**constants, fit=fit), others))
-
-
-@pytest.mark.long
-def test_a_run_trains_on_its_images(tmp_path: Any) -> None:
-    config = choose(
-        {"sharing.setting": "merf", "sharing.target_epsilon": 10.0, "sharing.fit": "generator", "sharing.steps": 3,
-         "sharing.per_class": 4, "algorithm": "one_shot", "federation.rounds": 1, "client.epochs": 1,
-         "model.name": "linear", "tracking.wandb": "off"}
-    )  # fmt: skip
-    summary = experiment.run(config, tmp_path / "run")
-    assert summary["privacy"]["pool_epsilon_max_if_secret"] == pytest.approx(10.0, rel=1e-6)

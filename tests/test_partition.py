@@ -292,7 +292,7 @@ def test_fedcvaes_classes_are_spent_and_split_in_the_ratio_of_the_clients_priors
         assert sizes.shape == (5, n_clients)
         assert sizes.min() >= 0
         assert np.array_equal(sizes.sum(1), class_sizes)
-        if 0.5 <= alpha <= 5:
+        if n_clients > 1 and 0.5 <= alpha <= 5:
             gamma = np.exp(log_gamma(alpha, (n_clients, 5), np.random.default_rng(seed)))
             p = gamma / gamma.sum(1, keepdims=True)
             least = [[int(n * row[c] / p[:, c].sum()) for row in p] for c, n in enumerate(class_sizes)]
