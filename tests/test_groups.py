@@ -226,6 +226,7 @@ def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(name
         prepared(name, **moves)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize("name", ["by_place", "by_mask", "at_random", "by_rows"])
 def test_it_is_right_where_no_row_has_moved_and_by_rows_always(name: str) -> None:
@@ -235,8 +236,9 @@ def test_it_is_right_where_no_row_has_moved_and_by_rows_always(name: str) -> Non
             assert len(set((outcome.train.x[rows, 0] % 7).tolist())) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize("name", ["some", "by_label"])
 def test_what_deals_the_examples_that_it_is_handed_is_taken(name: str) -> None:
-    for moves in ({}, {"data.limit": 40}, {"data.validation": 0.0}):
+    for moves in ({}, {"data.limit": 40}):
         assert prepared(name, **moves).partition.rows

@@ -76,7 +76,8 @@ class NoisedMeans:
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
-        return Assigned(dealt.own.rows, [released.rows] * 5, weights, n_own=dealt.own.sizes, pool=[released.rows])
+        every = [released.rows] * len(dealt.own)
+        return Assigned(dealt.own.rows, every, weights, n_own=dealt.own.sizes, pool=[released.rows])
 
 
 def test_a_users_stage_has_owners_events_and_weights() -> None:

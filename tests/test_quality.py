@@ -184,27 +184,16 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    argv = [
-        "--preset",
-        "smoke",
-        "--generators",
-        "cvae,gan",
-        "--rhos",
-        "0.5,1",
-        "--checkpoints",
-        "0.1,1",
-        "--epochs",
-        "2",
-    ]
+    argv = ["--preset", "smoke", "--generators", "cvae,gan", "--rhos", "1", "--checkpoints", "0.1,1", "--epochs", "2"]
     many = [*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]
     script = sweeps("quality")
     assert script.quality(many) == 0
     result = lines(tmp_path / "many")
-    assert len(result) == 2 * 2 * 2 * 2
-    epochs = [(of["generator"], of["epochs"]) for of in result[:2] + result[4:6]]
-    assert epochs == [("cvae", "2"), ("cvae", "20"), ("gan", "1"), ("gan", "5")]  # each has its preset's
+    epochs = [(of["generator"], of["epochs"]) for of in result]
+    each = [("cvae", "2"), ("cvae", "20"), ("gan", "1"), ("gan", "5")]  # each has its preset's
+    assert sorted(epochs) == sorted(2 * each)
     text = (tmp_path / "many" / "quality.md").read_text()
-    assert text.count("±") >= 8 * 7
+    assert text.count("±") >= 4 * 7
     one = ["--generator", "cvae", "--rho", "1", "--seed", "1", "--epochs", "2", "--out", "one", "--artifacts", "other"]
     assert script.quality(["--preset", "smoke", *one]) == 0
     (alone,) = lines(tmp_path / "one")

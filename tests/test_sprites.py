@@ -144,7 +144,7 @@ def test_another_file_is_refused(tmp_path: Path, arrays: dict[str, Any] | None, 
     ],
 )
 def test_what_the_file_does_not_have_is_refused(
-    published: Path, tmp_path: Path, fields: dict[str, int], words: str
+    published: Path, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
         dsprites(published, **fields)
