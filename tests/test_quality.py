@@ -22,29 +22,6 @@ from lightning_modules.classifier import Classifier
 from lightning_modules.networks.linear import Linear
 
 DATA = inputs.load(config.Data(limit=300))
-STRIPES = '''
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from fedcommons import TrainedGenerator
-
-
-@dataclass(frozen=True)
-class Stripes:
-    """Draws as many bright rows as the label says."""
-
-    epochs: int = 1
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {e: TrainedGenerator({}) for e in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        rows = torch.arange(shape[1])[:, None] < labels[:, None, None]
-        return (255 * rows.expand(-1, -1, shape[2]).unsqueeze(1)).to(torch.uint8)
-'''
 
 
 def points(n: int, seed: int, d: int = 3) -> Tensor:
@@ -154,26 +131,6 @@ def test_it_follows_from_the_seed_and_a_pool_that_is_too_small_is_refused() -> N
         pool_quality(work(), DATA.train, DATA.validation[:4], DATA.test, 0)
 
 
-@pytest.mark.long
-def test_the_command(tmp_path: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(STRIPES)
-    monkeypatch.chdir(tmp_path)
-    argv = ["--preset", "smoke", "--generator", "mine.py:Stripes", "--epochs", "9", "--out", "out"]
-    script = sweeps("quality")
-    assert script.quality(["--dry-run", *argv]) == 0
-    assert not (tmp_path / "out").exists()
-    assert script.quality(argv) == 0
-    (result,) = lines(tmp_path / "out")
-    assert result["points"] == "200"
-    assert float(result["recall"]) < 0.1 < 0.9 < float(result["test_images_recall"])
-    assert (tmp_path / "out" / "quality.png").exists()
-    with pytest.raises(UserError, match="real makes no images"):
-        script.quality(["--sharing", "real"])
-    (tmp_path / "mine.py").write_text(STRIPES.replace("epochs: int = 1", "times: int = 1"))
-    with pytest.raises(UserError, match="stripes has none"):
-        script.quality([*argv, "--checkpoints", "0.5,1"])
-
-
 def lines(out: Path) -> list[dict[str, str]]:
     with (out / "quality.csv").open() as file:
         return list(csv.DictReader(file))
@@ -187,7 +144,10 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     argv = ["--preset", "smoke", "--generators", "cvae,gan", "--rhos", "1", "--checkpoints", "0.1,1", "--epochs", "2"]
     many = [*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]
     script = sweeps("quality")
+    assert script.quality(["--dry-run", *many]) == 0
+    assert not (tmp_path / "many").exists()
     assert script.quality(many) == 0
+    assert (tmp_path / "many" / "quality.png").exists()
     result = lines(tmp_path / "many")
     epochs = [(of["generator"], of["epochs"]) for of in result]
     each = [("cvae", "2"), ("cvae", "20"), ("gan", "1"), ("gan", "5")]  # each has its preset's
@@ -198,5 +158,6 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     assert script.quality(["--preset", "smoke", *one]) == 0
     (alone,) = lines(tmp_path / "one")
     assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints
-    with pytest.raises(UserError, match="use --rhos"):
-        script.quality([*argv, "--rho", "1"])
+    for words, why in (([*argv, "--rho", "1"], "use --rhos"), (["--sharing", "real"], "real makes no images")):
+        with pytest.raises(UserError, match=why):
+            script.quality(words)
