@@ -245,6 +245,7 @@ def test_a_private_images_loss_is_the_mean_over_its_draws() -> None:
     assert 7 in result
 
 
+@pytest.mark.long
 def test_a_cvae_learns() -> None:
     part = Generator(epochs=1, batch_size=20, lr=1e-2, channels=(4, 8), hidden=16, latent=3)
     first, last = (part.fit(DIGITS, 10, 0, [1, 40])[epoch].weights for epoch in (1, 40))

@@ -98,6 +98,7 @@ def test_the_label_decides_the_image(name: str) -> None:
     assert not torch.equal(a, b)  # the same draws
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_images_of_other_sides_and_channels(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -137,6 +138,7 @@ def test_fewer_images_than_a_batch_make_one_batch(name: str) -> None:
         assert same(*(part.fit(few, N_CLASSES, 0, [1])[1].weights for part in (big, exact)))
 
 
+@pytest.mark.long
 def test_losses_are_of_each_image_and_of_the_seed(name: str) -> None:
     if hasattr(tiny(name), "losses"):
         few, all_ = (tiny(name).losses(trained(name), DIGITS[slice(0, n)], N_CLASSES, 0) for n in (3, 20))

@@ -211,6 +211,7 @@ class Watched(PrivateGAN):
 STATES: list[tuple[Tensor, dict[str, Tensor]]] = []
 
 
+@pytest.mark.long
 def test_steps_of_a_private_generator_do_not_tell_how_many_images_batches_had() -> None:
     """All it draws follows from the seed; the sizes of Poisson batches are secret with the noise."""
     part = Watched(channels=(4, 8), latent=3, batch_size=6, draws=8, noise_multiplier=1.0)

@@ -190,6 +190,7 @@ def test_what_was_measured_is_not_claimed_of_ratios_beyond(ratio: float, taught:
     assert f"classifier {taught}" in sentence
 
 
+@pytest.mark.long
 def test_the_fit_reaches_images_that_have_the_means() -> None:
     """Means of ten images a class that exist: as many fitted ones have them, to a hundredth of where they began."""
     examples = Examples(some(100).x, torch.arange(10).repeat_interleave(10))

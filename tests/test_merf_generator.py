@@ -49,6 +49,7 @@ def test_images_of_any_sides_come_out_in_their_shape(shape: tuple[int, ...]) -> 
     assert images.y.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.long
 def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
     """Without noise, to a twentieth of where it began, and each class to its own. One image repeated has another."""
     noisy = sums(PHI, some(400), 4)
@@ -62,6 +63,7 @@ def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
     assert last.argmin(1).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_rare_class_is_met_as_a_frequent_one() -> None:
     """Classes weigh alike: their sums are divided by counts, and labels are uniform."""
     examples = some(400)

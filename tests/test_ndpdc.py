@@ -122,6 +122,7 @@ def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
         sender.message(phi, 0)
 
 
+@pytest.mark.long
 def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     """Of 400 steps: counts of an image lie within 5 standard deviations."""
     start, steps = clients(), 400
@@ -176,6 +177,7 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
     assert (slow - first[order]).abs().mean() > 2  # they have moved
 
 
+@pytest.mark.long
 def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matched() -> None:
     start = clients()
     stage = NDPDC(noise_multiplier=0.0, iterations=1, per_class=2, width=16, batch=6, lr=0.1)
@@ -198,6 +200,7 @@ def test_images_teach_digits() -> None:
     assert taught.score((test.x.flatten(1) / 255).numpy(), test.y.numpy()) > 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("n_c", "delta", "target", "sigma"),
     [  # shared/spec/methods.md, 13: MNIST, Fashion-MNIST, CIFAR-10
@@ -214,6 +217,7 @@ def test_sigma_is_that_of_the_spec(n_c: int, delta: float, target: float, sigma:
     assert epsilon(50 / n_c, stage.sigma(10 * n_c, 10), 10_000, delta) == pytest.approx(target, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [2, 50])
 def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
     stage, start = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1), clients(10, 35)

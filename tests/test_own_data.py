@@ -247,6 +247,7 @@ FIELDS = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "cli
           "measure.every": 0, "wandb": "off", "data.validation": 0.0}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("data", "more", "uncovered"),
     [

@@ -75,6 +75,7 @@ def test_a_larger_c_and_a_larger_d_share_all_that_smaller_ones_share(placement: 
         assert before.all()
 
 
+@pytest.mark.long
 @all_placements
 def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
     for labels, owners in federations():
