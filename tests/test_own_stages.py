@@ -1,8 +1,7 @@
 """User-defined stages and methods: owners, weights, bytes, and what they disclose without declaring it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
-from fedcommons.config.flat import override
 from fedcommons.config.sections import Data, Partition
 from fedcommons.core.algorithm import Common
 from fedcommons.core.local import LocalSGD
@@ -22,7 +19,6 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import inputs
-from fedcommons.runs.experiment import run
 from fedcommons.seeds import numpy_generator, set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
@@ -49,10 +45,6 @@ class NoisedMeans:
     """
 
     sigma: float = 0.1
-
-    def check(self, fields: Mapping[str, Any]) -> None:
-        if fields["dp.local"]:
-            raise UserError("dp.local must be false with noised means.")
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         means = []
@@ -241,17 +233,3 @@ def test_the_weights_of_a_stage_reach_the_loss() -> None:
     assert torch.allclose(step, expected, rtol=0, atol=1e-5)
     plain = Clients(shared.data.clients.store, list(shared.data.clients.rows))
     assert (after(RunData(plain, shared.data.own)) - step).abs().max() > 1e-3 / lr
-
-
-@pytest.mark.long
-def test_a_users_stage_is_run_and_may_refuse(tmp_path: Path) -> None:
-    values = {"sharing.setting": f"{__file__}:NoisedMeans", "federation.rounds": 1, "measure.every": 1,
-              "tracking.wandb": "off"}  # fmt: skip
-    config = presets.experiment("smoke", "digits", values)
-    summary = run(config, tmp_path / "run", say=lambda _: None)
-    assert summary["p"] == pytest.approx(16 / 216)
-    assert summary["bytes_once"] == 5 * 4 * 65
-    assert {"delta_sq", "zeta_hat_sq"} <= summary.keys()
-    with pytest.raises(UserError, match=r"dp\.local must be false"):
-        run(override(config, {"dp.local": True}), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
