@@ -35,7 +35,7 @@ def deal(recipe: Partition, seed: int = 0, labels: np.ndarray = LABELS) -> Parti
 
 def sizes_of(recipe: Partition) -> np.ndarray:
     """(seeds, clients): how many rows each client has."""
-    return np.array([[len(rows) for rows in deal(recipe, seed).rows] for seed in SEEDS])
+    return np.array([[len(rows) for rows in deal(recipe, seed).rows] for seed in range(40)])
 
 
 def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
     """The mean over classes of the variance over clients of a class's share; alpha -> infinity is IID."""
 
     def variance(recipe: Partition) -> float:
-        counts = [np.asarray(deal(recipe, seed).class_counts) for seed in range(15)]
+        counts = [np.asarray(deal(recipe, seed).class_counts) for seed in range(10)]
         return float(np.mean([(c / c.sum(1, keepdims=True)).var(0).mean() for c in counts]))
 
     variances = [variance(recipe_of(name, n_clients=8, alpha=alpha)) for alpha in (0.2, 1.0, 10.0, 1000.0)]
@@ -196,6 +196,7 @@ def test_default_groups_are_those_of_the_authors(n_clients: int, n_classes: int,
         assert deal(recipe_of(n_clients=n_clients, alpha=alpha)).fingerprint == deal(spelt).fingerprint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("n_clients", "alpha"), [(40, 0.1), (40, 0.01), (100, 0.1), (100, 0.01)])
 def test_the_default_groups_make_the_papers_hardest_recipes_possible(n_clients: int, alpha: float) -> None:
     labels = np.repeat(np.arange(10), 450)  # CIFAR10's 45,000 at a tenth
@@ -349,14 +350,14 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_the_others_images_st
     partition: Any, sizes: Any, n: int, alpha: float
 ) -> None:
     dropped = 0
-    for seed in range(10):
+    for seed in range(6):
         drawn = sizes(np.bincount(LABELS), n, alpha, np.random.default_rng(seed))
         rows = partition(LABELS, n, N_CLASSES, np.random.default_rng(seed), alpha)
         for r, counts in zip(rows, drawn.T[drawn.sum(0) > 0], strict=True):
             assert np.array_equal(np.bincount(LABELS[r], minlength=N_CLASSES), counts)
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(LABELS)))
         dropped += n - len(rows)
-    assert dropped > 5
+    assert dropped > 2
     for seed in SEEDS:  # none where classes have classes x clients images
         for least in (0.001, 0.05, 1.0):
             assert len(dirichlet_clients_all(LABELS, 12, N_CLASSES, np.random.default_rng(seed), least)) == 12

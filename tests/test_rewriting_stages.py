@@ -260,6 +260,7 @@ class Chooses(Real):
         return Assigned(kept, (), weights if weights or self.rule == "all" else [np.ones(len(rows)) for rows in kept])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "follows"),
     [("all", False), ("half", False), ("labels", False), ("kept", True), ("weights", True), ("fails", True)],
