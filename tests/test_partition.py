@@ -33,9 +33,9 @@ def deal(recipe: Partition, seed: int = 0, labels: np.ndarray = LABELS) -> Parti
     return inputs.deal(recipe, labels, N_CLASSES, seed)
 
 
-def sizes_of(recipe: Partition) -> np.ndarray:
+def sizes_of(recipe: Partition, seeds: int = 40) -> np.ndarray:
     """(seeds, clients): how many rows each client has."""
-    return np.array([[len(rows) for rows in deal(recipe, seed).rows] for seed in range(40)])
+    return np.array([[len(rows) for rows in deal(recipe, seed).rows] for seed in range(seeds)])
 
 
 def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_without_the_second_cut_every_client_has_half_of_its_groups_fair_share()
 
 
 def test_niid_bench_gives_every_client_ten_rows_and_keeps_sizes_unequal() -> None:
-    sizes = sizes_of(recipe_of("dirichlet_niid", n_clients=8, alpha=0.5))
+    sizes = sizes_of(recipe_of("dirichlet_niid", n_clients=8, alpha=0.5), 100)
     assert (sizes.max(1) - sizes.min(1) > 1).all()
     assert 10 <= sizes.min() < 40  # the bound of ten is what decides, not half of the fair share (80)
 
@@ -133,6 +133,8 @@ def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum_and_the_f
         full = np.cumsum(sizes, 0)[:-1] >= class_sizes.sum() / 3
         assert (sizes[1:][full] == 0).all()
         met += full.sum()
+        even = group_sizes(np.full(10, 60), 3, 0.3, 1, np.random.default_rng(seed))  # a share of 200 is met exactly
+        assert (even[1:][np.cumsum(even, 0)[:-1] >= 200] == 0).all()
     assert met >= (50 if alpha < 1 else 0)
 
 
