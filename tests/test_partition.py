@@ -273,8 +273,8 @@ def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.r
 @pytest.mark.long
 def test_feddyns_sizes_have_the_law_of_redrawing_one_image_at_a_time() -> None:
     """Also that turns go to clients that are not full with equal chances, whatever room is left."""
-    class_sizes, draws, rng = np.array([8, 3, 1]), 4_000, np.random.default_rng(0)
-    totals = np.array([4, 4, 4])
+    class_sizes, draws, rng = np.array([7, 3, 1]), 4_000, np.random.default_rng(0)
+    totals = np.array([3, 4, 4])  # unequal, as turns would be if chances followed the room that is left
     ours = Counter(sizes_by_priors(class_sizes, 3, 1.0, rng).tobytes() for _ in range(draws))
     theirs = Counter(redrawn(class_sizes, totals, 1.0, rng).tobytes() for _ in range(draws))
     tables = ours.keys() | theirs.keys()  # every way to deal
