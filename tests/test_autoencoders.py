@@ -67,13 +67,16 @@ def test_capacity_rises_and_stays() -> None:
     assert [model.target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
 
 
-@pytest.mark.parametrize("batch_size", [5, 4, 12, 64])  # the last batch is short, full, the only one
-def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_size: int) -> None:
+# batches whose last one is short, full and the only one; C matters only where KL crosses it, so there are several
+@pytest.mark.parametrize(
+    ("batch_size", "capacity"), [(4, 6.0), (12, 6.0), (64, 6.0), *((5, c) for c in (0.1, 0.3, 0.6, 1.0, 2.0, 4.0))]
+)
+def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_size: int, capacity: float) -> None:
     """Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too."""
-    tiny = replace(TINY, batch_size=batch_size, gamma=7.0, capacity=6.0)
+    tiny = replace(TINY, batch_size=batch_size, gamma=7.0, capacity=capacity)
     set_default_generator(3, "initial weights")
     steps = 2 * -(-12 // batch_size)
-    model = BetaVAE(shape=SHAPE, n_classes=2, latent=2, filters=4, hidden=8, lr=5e-3, gamma=7.0, capacity=6.0,
+    model = BetaVAE(shape=SHAPE, n_classes=2, latent=2, filters=4, hidden=8, lr=5e-3, gamma=7.0, capacity=capacity,
                     ramp=steps, flip=True, seed=seed_for(3, "noise"))  # fmt: skip
     loader = DataLoader(TensorDataset(X, Y), batch_size, shuffle=True, generator=generator(3, "order"))
     trainer.fit(model, loader, 3, [])
