@@ -1,30 +1,28 @@
-"""Where a federation stands, written to disk and read back, also after a crash."""
+"""Checkpoints: read back as written, passed over where damaged or of another run."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from fedcommons.accounting.communication import Traffic
+from fedcommons.config import presets
+from fedcommons.config.flat import override
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import checksum_of
+from fedcommons.runs import experiment
 from fedcommons.tensors import Flat, Layout, Payload, data
-
-if TYPE_CHECKING:
-    from conftest import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 
 
-def _standing(round: int) -> Standing:
+def standing_of(round: int) -> Standing:
     draw = torch.Generator().manual_seed(round)
     state = {name: Flat(LAYOUT, torch.randn(7, generator=draw)) for name in ("model", "a/b")}
     other = Layout(("images",), ((2, 2),))
@@ -35,7 +33,7 @@ def _standing(round: int) -> Standing:
     return Standing(round, state, ClientMemory(memory), Traffic(2**40 + round, 2, 3))
 
 
-def _same(a: Payload, b: Payload) -> bool:
+def same(a: Payload, b: Payload) -> bool:
     return a.keys() == b.keys() and all(
         type(a[name]) is type(b[name])
         and getattr(a[name], "layout", None) == getattr(b[name], "layout", None)
@@ -45,17 +43,18 @@ def _same(a: Payload, b: Payload) -> bool:
     )
 
 
-def _assert_same(a: Standing | None, b: Standing) -> None:
+def require_same(a: Standing | None, b: Standing) -> None:
     assert a is not None
     assert (a.round, a.traffic) == (b.round, b.traffic)
-    assert _same(a.state, b.state)
+    assert same(a.state, b.state)
     assert a.memory.keys() == b.memory.keys()
-    assert all(_same(a.memory[i], b.memory[i]) for i in b.memory)
+    assert all(same(a.memory[i], b.memory[i]) for i in b.memory)
 
 
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "new" / "folder", _standing(5))
-    _assert_same(checkpoint.load_latest(tmp_path / "new" / "folder"), _standing(5))
+    assert checkpoint.load_latest(tmp_path) is checkpoint.load_latest(tmp_path / "not there") is None
+    checkpoint.save(tmp_path / "new" / "folder", standing_of(5))
+    require_same(checkpoint.load_latest(tmp_path / "new" / "folder"), standing_of(5))
 
 
 def test_two_names_for_the_same_numbers_can_be_saved(tmp_path: Path) -> None:
@@ -64,23 +63,19 @@ def test_two_names_for_the_same_numbers_can_be_saved(tmp_path: Path) -> None:
     memory = ClientMemory({0: {"anchor": model}, 1: {"anchor": model}})
     standing = Standing(1, {"model": model, "before": model}, memory)
     checkpoint.save(tmp_path, standing)
-    _assert_same(checkpoint.load_latest(tmp_path), standing)
+    require_same(checkpoint.load_latest(tmp_path), standing)
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     for number in (8, 9, 10, 11):
-        checkpoint.save(tmp_path, _standing(number))
+        checkpoint.save(tmp_path, standing_of(number))
     names = [f"round-{number:06d}.safetensors{end}" for number in (10, 11) for end in ("", ".json")]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(11))
-
-
-def _truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    require_same(checkpoint.load_latest(tmp_path), standing_of(11))
 
 
 DAMAGE = {
-    "tensors cut off": lambda path: _truncate(path),
+    "tensors cut off": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "facts cut off": lambda path: path.with_name(path.name + ".json").write_text('{"sha256": "12'),
     "no facts": lambda path: path.with_name(path.name + ".json").unlink(),
     "a flipped bit": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
@@ -89,16 +84,21 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: Callable[[Path], object], tmp_path: Path) -> None:
-    for number in (1, 2):
-        checkpoint.save(tmp_path, _standing(number))
-    damage(tmp_path / "round-000002.safetensors")
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(1))
+    damage(two_checkpoints(tmp_path))
+    require_same(checkpoint.load_latest(tmp_path), standing_of(1))
     damage(tmp_path / "round-000001.safetensors")
     assert checkpoint.load_latest(tmp_path) is None
 
 
+def two_checkpoints(folder: Path) -> Path:
+    """Checkpoints of rounds 1 and 2; the tensors of the second."""
+    for number in (1, 2):
+        checkpoint.save(folder, standing_of(number))
+    return folder / "round-000002.safetensors"
+
+
 def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """These facts of a file with the right checksum of them."""
+    """The facts with their right checksum."""
     own = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
     return {**facts, "facts_sha256": checksum_of(own)}
 
@@ -150,42 +150,30 @@ FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("vouched", [False, True], ids=["a checksum of their own", "their old checksum"])
+@pytest.mark.parametrize("has_new_checksum", [True, False])
 @pytest.mark.parametrize("damage", FACTS.values(), ids=FACTS)
-def test_malformed_facts_beside_intact_tensors_fall_back_too(
-    damage: Callable[[dict[str, Any]], Any], vouched: bool, tmp_path: Path
+def test_malformed_facts_beside_intact_tensors_are_passed_over(
+    damage: Callable[[dict[str, Any]], Any], has_new_checksum: bool, tmp_path: Path
 ) -> None:
-    for number in (1, 2):
-        checkpoint.save(tmp_path, _standing(number))
-    path = tmp_path / "round-000002.safetensors.json"
+    path = two_checkpoints(tmp_path).with_name("round-000002.safetensors.json")
     facts = json.loads(path.read_text())
     other = damage(facts)
     after = other if isinstance(other, list) or damage is FACTS["nothing"] else facts
-    if not vouched and isinstance(after, dict):  # as if another version had written them
+    if has_new_checksum and isinstance(after, dict):  # as another version would write them
         after = with_checksum(after)
     path.write_text(json.dumps(after))
-    _assert_same(checkpoint.load_latest(tmp_path, model=LAYOUT), _standing(1))
+    require_same(checkpoint.load_latest(tmp_path, model=LAYOUT), standing_of(1))
 
 
-def test_facts_without_their_checksum_are_damaged(tmp_path: Path) -> None:
-    """Else the ledger in them could be made smaller."""
-    for number in (1, 2):
-        checkpoint.save(tmp_path, _standing(number))
-    path = tmp_path / "round-000002.safetensors.json"
+def test_facts_count_only_with_their_checksum(tmp_path: Path) -> None:
+    """Without it, a smaller privacy ledger or another number would pass."""
+    path = two_checkpoints(tmp_path).with_name("round-000002.safetensors.json")
     facts = json.loads(path.read_text())
     assert facts == with_checksum(facts)
     del facts["facts_sha256"]
-    path.write_text(json.dumps(facts))
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(1))
-
-
-def test_a_number_that_changed_in_the_facts_is_found_out(tmp_path: Path) -> None:
-    """No form tells it: only the facts' own checksum does."""
-    for number in (1, 2):
-        checkpoint.save(tmp_path, _standing(number))
-    path = tmp_path / "round-000002.safetensors.json"
-    path.write_text(path.read_text().replace(str(2**40 + 2), str(2**40 + 3)))
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(1))
+    for text in (json.dumps(facts), path.read_text().replace(str(2**40 + 2), str(2**40 + 3))):
+        path.write_text(text)
+        require_same(checkpoint.load_latest(tmp_path), standing_of(1))
 
 
 def test_what_is_no_checkpoint_of_ours_is_neither_read_nor_removed(tmp_path: Path) -> None:
@@ -193,17 +181,92 @@ def test_what_is_no_checkpoint_of_ours_is_neither_read_nor_removed(tmp_path: Pat
     for path in mine:
         path.write_text("mine")
     for number in (1, 2, 3):
-        checkpoint.save(tmp_path, _standing(number))
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(3))
+        checkpoint.save(tmp_path, standing_of(number))
+    require_same(checkpoint.load_latest(tmp_path), standing_of(3))
     checkpoint.remove_after(tmp_path, 2)
-    _assert_same(checkpoint.load_latest(tmp_path), _standing(2))
+    require_same(checkpoint.load_latest(tmp_path), standing_of(2))
     checkpoint.remove_after(tmp_path, -1)
     assert sorted(tmp_path.iterdir()) == sorted(mine)
 
 
-def test_without_a_checkpoint_there_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_latest(tmp_path) is None
-    assert checkpoint.load_latest(tmp_path / "not there") is None
+TINY = override(
+    presets.experiment("smoke", "digits"),
+    {
+        "algorithm": "scaffold", "data.limit": 60, "client.epochs": 1, "measure.every": 0, "federation.rounds": 3,
+        "federation.checkpoint_every": 1, "tracking.wandb": "off", "model.channels": (2, 4),
+        "federation.memory_mb": 0.001, "partition.n_clients": 4,
+    },
+)  # fmt: skip
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "seed": {"seed": 7}, "rate": {"client.lr": 0.5}, "method": {"algorithm": "fedavg"}, "data": {"data.limit": 50},
+    "sigma": {"dp.local": True, "dp.noise_multiplier": 2.0},
+}  # fmt: skip
 
 
-# Traffic
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and others that differ from it in one field."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, fields in {"whole": {}, **OTHERS}.items():
+        experiment.run(override(TINY, fields), folder / name, say=lambda text: None)
+    return folder
+
+
+@pytest.fixture
+def unfinished(runs: Path, tmp_path: Path) -> Path:
+    """A copy of the run, as if it had been killed before its summary."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "whole", folder)
+    (folder / "summary.json").unlink()
+    return folder
+
+
+def require_resumed(folder: Path, runs: Path, rounds: list[int]) -> str:
+    """The run goes on with these rounds and ends as the undisturbed one; the messages."""
+    seen: list[int] = []
+    said: list[str] = []
+    experiment.run(TINY, folder, resume=True, say=said.append, on_round=lambda number, _: seen.append(number))
+    assert seen == rounds
+    for name in ("rounds.jsonl", "summary.json"):
+        assert (folder / name).read_bytes() == (runs / "whole" / name).read_bytes()
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.long
+def test_checkpoints_of_another_run_are_passed_over(other: str, runs: Path, unfinished: Path) -> None:
+    for name in ("checkpoints", "memory"):
+        shutil.rmtree(unfinished / name)
+        if (runs / other / name).exists():
+            shutil.copytree(runs / other / name, unfinished / name)
+    assert require_resumed(unfinished, runs, [0, 1, 2, 3]).count("is of a run with other fields, data, code") == 2
+
+
+@pytest.mark.long
+def test_memory_of_another_run_is_passed_over(runs: Path, unfinished: Path) -> None:
+    for file in (unfinished / "memory").iterdir():
+        if (runs / "seed" / "memory" / file.name).exists():
+            shutil.copy(runs / "seed" / "memory" / file.name, file)
+    require_resumed(unfinished, runs, [0, 1, 2, 3])
+
+
+@pytest.mark.long
+def test_rounds_of_another_run_are_noticed(runs: Path, unfinished: Path) -> None:
+    shutil.copy(runs / "seed" / "rounds.jsonl", unfinished / "rounds.jsonl")
+    assert require_resumed(unfinished, runs, [0, 1, 2, 3]).count("goes with other rounds") == 2
+
+
+@pytest.mark.parametrize("is_of_earlier_version", [False, True])
+@pytest.mark.long
+def test_a_run_goes_on_from_its_own_checkpoint(is_of_earlier_version: bool, runs: Path, unfinished: Path) -> None:
+    """Checkpoints of an earlier version name no run, and are taken for this one's."""
+    lines = (unfinished / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (unfinished / "rounds.jsonl").write_text("".join(lines[:3]))
+    names = [*unfinished.glob("checkpoints/*.json"), *unfinished.glob("memory/*.json")]
+    for path in names if is_of_earlier_version else []:
+        facts = json.loads(path.read_text())
+        plain = {k: v for k, v in facts.items() if k not in ("run", "record", "name")}
+        path.write_text(json.dumps(with_checksum(plain)))
+    said = require_resumed(unfinished, runs, [3])
+    assert ("is of an earlier version" in said) == is_of_earlier_version
+    assert is_of_earlier_version or not said

@@ -1,4 +1,4 @@
-"""Run folders and those of sweeps: what others have there stays, and what is damaged is played again."""
+"""Run folders and those of sweeps: what others have there stays, and what is damaged is run again."""
 
 import json
 import shutil
@@ -18,8 +18,8 @@ from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
 TINY = override(
     presets.experiment("smoke", "digits"),
     {
-        "algorithm": "scaffold", "data.limit": 60, "client.epochs": 1, "measure.every": 0, "federation.rounds": 6,
-        "federation.checkpoint_every": 2, "tracking.wandb": "off", "model.channels": (2, 4),
+        "algorithm": "scaffold", "data.limit": 40, "client.epochs": 1, "measure.every": 0, "federation.rounds": 6,
+        "federation.checkpoint_every": 2, "tracking.wandb": "off", "model.channels": (2, 4), "partition.n_clients": 3,
         "federation.memory_mb": 0.001,
     },
 )  # fmt: skip
@@ -36,12 +36,11 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write(folder: Path, names: list[str]) -> dict[str, bytes]:
-    """Files of somebody else."""
+    """Write files of the user."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"mine: {name}")
@@ -50,7 +49,7 @@ def write(folder: Path, names: list[str]) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run, and one that was cut off in round 5, with checkpoints of rounds 2 and 4."""
+    """A whole run, and one that was interrupted in round 5, with checkpoints of rounds 2 and 4."""
     folder = tmp_path_factory.mktemp("runs")
 
     def cut(number: int, _: Mapping[str, float | None]) -> None:
@@ -63,14 +62,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resumed(folder: Path) -> int | None:
-    """Resume a run; the first round that it plays, None for none."""
+def require_resumed(folder: Path, runs: Path, first: int | None) -> None:
+    """The run goes on with this round, None for no round, and ends as the undisturbed one."""
     seen: list[int] = []
     experiment.run(TINY, folder, resume=True, on_round=lambda number, _: seen.append(number))
-    return seen[0] if seen else None
-
-
-# --- what others have there
+    assert seen == ([] if first is None else [*range(first, 7)])
+    assert outputs(folder) == outputs(runs / "whole")
 
 
 FOREIGN = [
@@ -80,20 +77,18 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("names", FOREIGN, ids=lambda names: names[0])
-@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
-def test_a_folder_of_somebody_else_is_refused_and_left_as_it_was(
-    names: list[str], resume: bool, tmp_path: Path
-) -> None:
+def test_a_folder_with_files_of_the_user_is_refused_and_stays(names: list[str], tmp_path: Path) -> None:
     mine = write(tmp_path, names)
-    with pytest.raises(
-        UserError, match=rf"^--out: .* is not empty and no run folder \(it has {names[0].split('/')[0]}\)"
-    ):
-        experiment.run(TINY, tmp_path, resume=resume)
-    with pytest.raises(UserError, match=r"is not empty and no folder of a sweep"), tuning.open_sweep(tmp_path, resume):
-        pytest.fail("opened")
+    first = names[0].split("/")[0]
+    for resume in (False, True):
+        with pytest.raises(UserError, match=rf"^--out: .* no run folder \(it has {first}\)"):
+            experiment.run(TINY, tmp_path, resume=resume)
+        with pytest.raises(UserError, match="no folder of a sweep"), tuning.open_sweep(tmp_path, resume):
+            pytest.fail("opened")
     assert contents(tmp_path) == mine
 
 
+@pytest.mark.long
 def test_a_run_removes_nothing_that_it_did_not_write(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(runs / "cut", folder)
@@ -106,21 +101,21 @@ def test_a_run_removes_nothing_that_it_did_not_write(runs: Path, tmp_path: Path)
             "memory/.client-0000001-round-000004.safetensors.7.tmp"]  # fmt: skip
     write(folder, left)
     (folder / "rounds.jsonl").write_text("")  # so that it begins again and its checkpoints are removed
-    assert resumed(folder) == 0
+    require_resumed(folder, runs, 0)
     found = contents(folder)
     assert {name: found.get(name) for name in mine} == mine
     assert not set(left) & set(found)
-    assert outputs(folder) == outputs(runs / "whole")
 
 
-def test_what_was_killed_before_it_had_a_config_can_be_used_again(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_run_killed_before_its_config_can_begin_again(runs: Path, tmp_path: Path) -> None:
     write(tmp_path, [".config.yaml.12.tmp", "environment.json", "messages.log"])
-    (tmp_path / ".lock").write_text("")  # killed before it wrote there who it was
+    (tmp_path / ".lock").write_text("")  # killed before it wrote its process number there
     experiment.run(TINY, tmp_path)
     assert outputs(tmp_path) == outputs(runs / "whole")
 
 
-def test_another_sweeps_folder_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
     with tuning.open_sweep(tmp_path, resume=False):
         pass
     shutil.copytree(runs / "cut", tmp_path / "cell")
@@ -132,59 +127,54 @@ def test_another_sweeps_folder_is_no_run_folder_nor_the_other_way_round(runs: Pa
         pytest.fail("opened")
 
 
+PUBLISHED = Path(__file__).parent.parent / "sweeps" / "papers" / "fedssyn" / "published"
+PRESETS = ("run", "table1", "figure3", "convergence_parameters", "advise", "quadratics", "mnist_softmax")
 SWEEPS = {
-    "run": ["--preset=smoke"], "table1": ["--preset=smoke"], "figure3": ["--preset=smoke"],
-    "convergence_parameters": ["--preset=smoke"], "advise": ["--preset=smoke"],
-    "tune": ["--preset=smoke", "--space=lr=0.1,0.2"], "quadratics": ["--preset=smoke"],
-    "mnist_softmax": ["--preset=smoke"],
-    "communication_saved": [f"--from={Path(__file__).parent.parent}/sweeps/papers/fedssyn/published/"
-                            "fedssyn_table1_rounds.csv"],
+    **{name: ["--preset=smoke"] for name in PRESETS}, "tune": ["--preset=smoke", "--space=lr=0.1,0.2"],
+    "communication_saved": [f"--from={PUBLISHED}/fedssyn_table1_rounds.csv"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-@pytest.mark.parametrize(("out", "part"), [(".", "is not empty"), ("", "--out must name a file or folder")])
-def test_the_folder_one_happens_to_be_in_is_no_place_for_results(
-    out: str, part: str, name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_of_the_user_is_no_place_for_results(
+    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mine = write(tmp_path, ["thesis.tex", "summary.json", ".writable"])
-    with pytest.raises(UserError, match=part):
-        vars(sweeps(name))[name]([*SWEEPS[name], f"--out={out}"])
+    for out, word in ((".", "is not empty"), ("", "--out must name a file or folder")):
+        with pytest.raises(UserError, match=word):
+            vars(sweeps(name))[name]([*SWEEPS[name], f"--out={out}"])
     assert contents(tmp_path) == mine
 
 
-# --- lines that are damaged
-
-
-def _swapped(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:3], lines[4], lines[3], *lines[5:]]
+def line_3(new: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    return lambda lines: [*lines[:3], new + b"\n", *lines[4:]]
 
 
 DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "truncated": lambda lines: [*lines[:3], lines[3][:9] + b"\n", *lines[4:]],
-    "NUL": lambda lines: [*lines[:3], b"\0" * 40 + b"\n", *lines[4:]],
-    "not UTF-8": lambda lines: [*lines[:3], b'{"round": 3, "\xff": 1}\n', *lines[4:]],
-    "a list": lambda lines: [*lines[:3], b"[3]\n", *lines[4:]],
-    "a number": lambda lines: [*lines[:3], b"3\n", *lines[4:]],
-    "brackets": lambda lines: [*lines[:3], b"[" * 100_000 + b"\n", *lines[4:]],
+    "NUL": line_3(b"\0" * 40),
+    "not UTF-8": line_3(b'{"round": 3, "\xff": 1}'),
+    "a list": line_3(b"[3]"),
+    "a number": line_3(b"3"),
+    "brackets": line_3(b"[" * 100_000),
     "no round": lambda lines: [*lines[:3], lines[3].replace(b'"round": 3, ', b""), *lines[4:]],
-    "no metrics": lambda lines: [*lines[:3], b'{"round": 3}\n', *lines[4:]],
-    "text": lambda lines: [*lines[:3], b'{"round": 3, "test/accuracy": "0.5", "train": "1"}\n', *lines[4:]],
-    "true": lambda lines: [*lines[:3], b'{"round": 3, "test/accuracy": true, "train": true}\n', *lines[4:]],
-    "nan": lambda lines: [*lines[:3], b'{"round": 3, "test/accuracy": NaN, "train": 1e999}\n', *lines[4:]],
-    "huge": lambda lines: [*lines[:3], b'{"round": 3, "test/accuracy": 1' + b"0" * 400 + b', "train": NaN}\n'],
+    "no metrics": line_3(b'{"round": 3}'),
+    "text": line_3(b'{"round": 3, "test/accuracy": "0.5", "train": "1"}'),
+    "true": line_3(b'{"round": 3, "test/accuracy": true, "train": true}'),
+    "nan": line_3(b'{"round": 3, "test/accuracy": NaN, "train": 1e999}'),
+    "huge": line_3(b'{"round": 3, "test/accuracy": 1' + b"0" * 400 + b', "train": NaN}'),
     "a float": lambda lines: [*lines[:3], lines[3].replace(b'"round": 3', b'"round": 3.0'), *lines[4:]],
     "empty": lambda lines: [*lines[:3], b"\n", *lines[3:]],
     "twice": lambda lines: [*lines[:4], *lines[3:]],
     "missing": lambda lines: [*lines[:3], *lines[4:]],
-    "out of order": _swapped,
+    "out of order": lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]],
 }
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "timing.jsonl"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_line_ends_what_can_be_used_of_a_file(
+def test_a_file_counts_up_to_its_first_damaged_line(
     damage: Callable[[list[bytes]], list[bytes]], name: str, runs: Path, tmp_path: Path
 ) -> None:
     for other in ("rounds.jsonl", "timing.jsonl"):
@@ -203,6 +193,7 @@ def test_a_damaged_line_ends_what_can_be_used_of_a_file(
         ("rounds.jsonl", 2, 0, b"[]"), ("timing.jsonl", 0, 0, b""),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
     name: str, line: int, first: int, damage: bytes, runs: Path, tmp_path: Path
 ) -> None:
@@ -211,12 +202,14 @@ def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
     lines = (folder / name).read_bytes().splitlines()
     lines[line] = damage
     (folder / name).write_bytes(b"\n".join(lines) + b"\n")
-    assert resumed(folder) == first
-    assert outputs(folder) == outputs(runs / "whole")
+    require_resumed(folder, runs, first)
 
 
-@pytest.mark.parametrize("line", [6, 2])
-def test_a_finished_run_whose_lines_are_not_its_rounds_is_not_finished(line: int, runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "first"), [(6, None), (2, 0)])
+@pytest.mark.long
+def test_a_run_whose_lines_are_not_its_rounds_is_not_finished(
+    line: int, first: int | None, runs: Path, tmp_path: Path
+) -> None:
     cell = tuning.Trial("run", TINY)
     shutil.copytree(runs / "whole", tmp_path / "run")
     assert tuning.is_done(cell, tmp_path)
@@ -225,12 +218,12 @@ def test_a_finished_run_whose_lines_are_not_its_rounds_is_not_finished(line: int
     (tmp_path / "run" / "rounds.jsonl").write_bytes(b"".join(lines))
     assert read_summary(tmp_path / "run") is None
     assert not tuning.is_done(cell, tmp_path)
-    assert resumed(tmp_path / "run") == {6: None, 2: 0}[line]
-    assert outputs(tmp_path / "run") == outputs(runs / "whole")
+    require_resumed(tmp_path / "run", runs, first)
     assert tuning.is_done(cell, tmp_path)
 
 
-def test_a_run_that_somebody_else_wrote_into_is_not_summarised(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_run_into_which_another_process_wrote_is_not_summarised(runs: Path, tmp_path: Path) -> None:
     """As on a file system without locks."""
 
     def writes_too(number: int, _: Mapping[str, float | None]) -> None:
@@ -238,16 +231,14 @@ def test_a_run_that_somebody_else_wrote_into_is_not_summarised(runs: Path, tmp_p
             with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"round": 5, "test/accuracy": 0.1}) + "\n")
 
-    with pytest.raises(ClientError, match="does not hold rounds 0 to 6, each once and in order"):
+    with pytest.raises(ClientError, match="does not hold rounds 0 to 6"):
         experiment.run(TINY, tmp_path, on_round=writes_too)
     assert not (tmp_path / "summary.json").exists()
-    assert resumed(tmp_path) == 5
-    assert outputs(tmp_path) == outputs(runs / "whole")
+    require_resumed(tmp_path, runs, 5)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000], ids=["empty", "a list", "brackets"])
 def test_a_damaged_summary_is_written_again(text: str, runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "whole", tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text(text)
-    assert resumed(tmp_path / "run") is None  # its last checkpoint is of its last round
-    assert outputs(tmp_path / "run") == outputs(runs / "whole")
+    require_resumed(tmp_path / "run", runs, None)  # its last checkpoint is of its last round

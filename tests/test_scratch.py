@@ -1,4 +1,4 @@
-"""Temporary folders: nobody else can enter them, they go with their process, and nothing but them is ever removed."""
+"""Temporary folders: only their user can enter them, they go with their process, and nothing else is removed."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that everybody may write, as /tmp, and that Python takes for it."""
+    """A folder that all users may write, in the place of /tmp."""
     where = tmp_path / "tmp"
     where.mkdir()
     where.chmod(0o1777)
@@ -65,6 +65,7 @@ def test_only_its_user_can_enter_it(umask: int, base: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(None, 0), (signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_it_goes_with_its_process(
     number: signal.Signals | None, code: int, process: subprocess.Popen[str], base: Path
@@ -76,7 +77,8 @@ def test_it_goes_with_its_process(
     assert list(base.iterdir()) == []
 
 
-def test_what_a_killed_process_left_goes_with_the_next_once_nobody_uses_it(
+@pytest.mark.long
+def test_the_folder_of_a_killed_process_goes_with_the_next_once_it_is_unused(
     process: subprocess.Popen[str], base: Path
 ) -> None:
     (left,) = base.iterdir()
@@ -107,65 +109,45 @@ def left_over(base: Path) -> Path:
     return folder
 
 
-def unmarked(base: Path, victim: Path) -> None:
-    (left_over(base) / scratch.MARK).unlink()
+def with_mark_of(target: Path | None) -> Callable[[Path], object]:
+    """The mark is missing, or a link."""
+
+    def plant(base: Path) -> None:
+        mark = left_over(base) / scratch.MARK
+        mark.unlink()
+        if target:
+            mark.symlink_to(base.parent / target)
+
+    return plant
 
 
-def open_to_others(base: Path, victim: Path) -> None:
-    left_over(base).chmod(0o755)
+def linked(base: Path) -> None:
+    (base.parent / "victim" / scratch.MARK).touch()
+    (base / "fc-abcdefgh").symlink_to(base.parent / "victim")
 
 
-def of_another_user(base: Path, victim: Path) -> None:
-    if os.getuid():
-        pytest.skip("giving a folder to another user takes root")
-    os.chown(left_over(base), 65534, 65534)
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "no mark": with_mark_of(None),
+    "a linked mark": with_mark_of(Path("victim/kept")),
+    "open to others": lambda base: left_over(base).chmod(0o755),
+    "of another user": lambda base: os.chown(left_over(base), 65534, 65534),
+    "a mark of another user": lambda base: os.chown(left_over(base) / scratch.MARK, 65534, 65534),
+    "a link": linked,
+    "a file": lambda base: (base / "fc-abcdefgh").touch(),
+    "a pipe": lambda base: os.mkfifo(base / "fc-abcdefgh"),
+}
 
 
-def with_a_mark_of_another_user(base: Path, victim: Path) -> None:
-    if os.getuid():
-        pytest.skip("giving a file to another user takes root")
-    os.chown(left_over(base) / scratch.MARK, 65534, 65534)
-
-
-def linked(base: Path, victim: Path) -> None:
-    (victim / scratch.MARK).touch()
-    (base / "fc-abcdefgh").symlink_to(victim)
-
-
-def with_a_linked_mark(base: Path, victim: Path) -> None:
-    unmarked(base, victim)
-    (base / "fc-abcdefgh" / scratch.MARK).symlink_to(victim / "kept")
-
-
-def a_file(base: Path, victim: Path) -> None:
-    (base / "fc-abcdefgh").touch()
-
-
-def a_pipe(base: Path, victim: Path) -> None:
-    os.mkfifo(base / "fc-abcdefgh")
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        unmarked,
-        open_to_others,
-        of_another_user,
-        with_a_mark_of_another_user,
-        linked,
-        with_a_linked_mark,
-        a_file,
-        a_pipe,
-    ],
-)
-def test_what_is_not_ours_stays(plant: Callable[[Path, Path], None], base: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir(mode=0o700)
-    (victim / "kept").touch()
-    plant(base, victim)
+@pytest.mark.parametrize("how", PLANTED)
+def test_what_is_not_ours_stays(how: str, base: Path, tmp_path: Path) -> None:
+    if "user" in how and os.getuid():
+        pytest.skip("to change an owner takes root")
+    (tmp_path / "victim").mkdir(mode=0o700)
+    (tmp_path / "victim" / "kept").touch()
+    PLANTED[how](base)
     with scratch.folder():
         pass
-    assert (victim / "kept").exists()
+    assert (tmp_path / "victim" / "kept").exists()
     assert os.path.lexists(base / "fc-abcdefgh")
 
 
@@ -183,7 +165,7 @@ def test_links_within_are_not_followed(base: Path, tmp_path: Path) -> None:
     assert (victim / "kept").exists()
 
 
-def test_temporary_files_lie_in_the_folder_meanwhile_and_then_where_they_lay(base: Path) -> None:
+def test_temporary_files_lie_in_the_folder_meanwhile(base: Path) -> None:
     with scratch.folder() as folder:
         with scratch.tempdir(folder), tempfile.NamedTemporaryFile() as file:
             assert Path(file.name).parent == folder

@@ -1,0 +1,200 @@
+"""Commands in forks of this process, with limits of time and memory; and what each may leave behind."""
+
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Script = Callable[[Sequence[str]], int]
+
+CRASHED = 70
+"""Exit code of a process that ended with an exception that no code caught."""
+
+SMALL = {
+    "preset": "smoke", "data.limit": "40", "client.epochs": "1", "federation.rounds": "2", "measure.every": "0",
+    "model.channels": "[2,4]", "partition.n_clients": "3", "tracking.wandb": "off", "artifacts": "store", "out": "out",
+}  # fmt: skip
+"""Options of a run of a fraction of a second."""
+
+_PLAIN = settings(
+    derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+
+
+MANY = settings(
+    _PLAIN, derandomize=False, max_examples=int(os.environ.get("FEDCOMMONS_EXAMPLES", "300")), print_blob=True
+)
+"""The settings of a whole campaign, with other examples in each run."""
+
+SIZES = pytest.mark.parametrize(
+    "many", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
+)
+"""A campaign is slow; each test run has a slice of it, always the same."""
+
+Case = TypeVar("Case")
+
+
+def examine(check: Callable[[Case], None], cases: st.SearchStrategy[Case], few: int, many: bool) -> None:
+    """Check ``few`` cases, or as many as ``FEDCOMMONS_EXAMPLES`` says."""
+
+    @(MANY if many else settings(_PLAIN, max_examples=few))
+    @given(case=cases)
+    def each(case: Case) -> None:
+        check(case)
+
+    each()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. code: its exit code, or minus the signal that killed it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one sentence that a command ends with; empty if there is not exactly one."""
+        said = [line for line in self.err.splitlines() if line.startswith(("error: ", "stopped; "))]
+        return said[0] if len(said) == 1 else ""
+
+
+def forked(
+    action: Callable[[], object],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    seconds: int = 60,
+    gigabytes: float = 3.0,
+    stdout: int | None = None,
+) -> Ended:
+    """Run ``action`` in a fork, in ``folder``, as a process of its own would; what it has started is killed at its end.
+
+    seconds: of processor time. gigabytes: of memory beyond what this process has. stdout: a file for its output.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if not (process := os.fork()):
+            code: object = CRASHED
+            try:
+                os.setsid()
+                os.dup2(out.fileno() if stdout is None else stdout, 1)
+                os.dup2(err.fileno(), 2)
+                sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
+                sys.stderr = os.fdopen(2, "w", 1, closefd=False, encoding="utf-8")
+                os.chdir(folder)
+                os.environ.update(environment or {})
+                used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+                most = used + int(gigabytes * 2**30)
+                resource.setrlimit(resource.RLIMIT_AS, (most, most))
+                resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+                signal.alarm(10 * seconds)
+                action()
+                code = 0
+            except SystemExit as end:
+                code = end.code
+                with suppress(OSError):
+                    code = 120  # of an interpreter that cannot flush its output
+                    sys.stdout.flush()
+                    code = end.code
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                with suppress(BaseException):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(code if isinstance(code, int) else 1 if code else 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    return Ended(status, *texts)
+
+
+def warm_up() -> None:
+    """Import here what a run imports late, and not again in every fork."""
+    for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets", "opacus.accountants"):
+        import_module(name)
+
+
+def call(script: Script, *words: str) -> None:
+    """Run a script of sweeps/ as from the command line."""
+    from fedcommons.config import cli
+
+    os.environ.pop("FEDCOMMONS_PARTS", None)
+    sys.argv = ["script.py", *words]
+    cli.main(script)
+
+
+def words(fields: Mapping[str, str]) -> list[str]:
+    """Options of these names and values."""
+    return [f"--{name}={value}" for name, value in fields.items()]
+
+
+def files(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Size, time and link target of all that is in a folder, by path."""
+    found = {}
+    for path in folder.rglob("*"):
+        facts = path.lstat()
+        target = os.readlink(path) if path.is_symlink() else ""
+        found[str(path.relative_to(folder))] = (0 if path.is_dir() else facts.st_size, facts.st_mtime_ns, target)
+    return found
+
+
+def require_well(ended: Ended) -> None:
+    """The property of every command: its work is done, or one sentence says why not."""
+    assert "Traceback (most recent call last)" not in ended.err, ended.err
+    assert ended.code in (0, 1, 2), f"code {ended.code}: {ended.err}"
+    assert not [c for c in ended.out + ended.err if not c.isprintable() and c not in "\n\t\r"], repr(ended.err)
+    if ended.code:
+        assert ended.sentence, f"not one sentence: {ended.err}"
+        assert len(ended.sentence.split()) > 2, ended.sentence
+        assert len(ended.sentence) <= 620, ended.sentence
+
+
+_numbers = count()
+
+
+@contextmanager
+def camp(root: Path) -> Iterator[Path]:
+    """A folder for one example, ``here``, beside files of others, which no command may change; removed at its end."""
+    folder = root / f"example-{next(_numbers)}"
+    here, outside = folder / "here", folder / "outside"
+    here.mkdir(parents=True)
+    (folder / "home").mkdir()
+    (folder / "tmp").mkdir()
+    for name in ("notes.txt", "deep/paper.txt", "messages.log"):
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_text(f"mine: {name}")
+    before = files(outside)
+    try:
+        yield here
+        assert files(outside) == before
+        assert {path.name for path in folder.iterdir()} <= {"here", "outside", "home", "tmp"}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ran(here: Path, action: Callable[[], object], *, seconds: int = 30, gigabytes: float = 3.0) -> Ended:
+    """How an action in a folder of ``camp`` ended, which must be well."""
+    environment = {"HOME": str(here.parent / "home"), "TMPDIR": str(here.parent / "tmp"), "RAY_ADDRESS": ""}
+    ended = forked(action, here, environment, seconds=seconds, gigabytes=gigabytes)
+    require_well(ended)
+    return ended

@@ -1,0 +1,280 @@
+"""User-defined components that return or raise wrong things: a run is whole, or one sentence names the component."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from forked import SIZES, SMALL, Script, call, camp, examine, ran, warm_up, words
+from hypothesis import strategies as st
+
+SOURCE = '''
+import sys
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+
+import fedcommons as fc
+from fedcommons.algorithms.fedavg import FedAvg
+
+
+class Method(FedAvg):
+    def participants(self, state, round): return [0, 1]
+
+
+class Shares(FedAvg):
+    def share(self, clients, n_classes, seed): return fc.Common(clients.store[:2], 8, [])
+
+
+class Stage:
+    def check(self, fields): pass
+    def check_dealt(self, dealt): pass
+    def make(self, dealt, drawn):
+        return fc.Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
+    def release(self, dealt, contributed): return contributed, contributed.releases("examples")
+    def assign(self, dealt, released):
+        given = released.of_each(len(dealt.own))
+        return fc.Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
+
+
+@dataclass(frozen=True)
+class Maker:
+    sampling: ClassVar[tuple[str, ...]] = ()
+    epochs: ClassVar[int] = 1
+    def check_shape(self, shape, data): pass
+    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
+        return {epoch: fc.TrainedGenerator({"mean": examples.x.float().mean(0)}) for epoch in epochs}
+    def sample(self, weights, shape, n_classes, labels, seed):
+        return weights["mean"].to(torch.uint8).expand(len(labels), *shape).clone()
+
+
+@dataclass(frozen=True)
+class Late:
+    def __call__(self, joined, facts, round, seed): return {i: 0.0 for i in joined if i == 0}
+
+
+class Net(LightningModule):
+    def __init__(self, shape, n_classes, lr):
+        super().__init__()
+        self.lr, self.last = lr, torch.nn.Linear(int(np.prod(shape)), n_classes)
+    def forward(self, x): return self.last(x.float().flatten(1) / 255)
+    def training_step(self, batch, batch_idx): return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+    def validation_step(self, batch, batch_idx):
+        return {"accuracy": (self(batch[0]).argmax(1) == batch[1]).float().mean()}
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Watch:
+    def __init__(self, folder, config): pass
+    def log(self, round, metrics): pass
+    def finish(self, summary): pass
+
+
+class Look:
+    def __call__(self, work, data, round, seed): return {"one": 1.0}
+
+
+class Table:
+    n_classes = 3
+    def __len__(self): return 60
+    def __getitem__(self, i):
+        if i >= 60: raise IndexError(i)
+        return torch.full((1, 8, 8), i, dtype=torch.uint8), i % 3
+
+
+def cut(labels, n_clients, rng): return [np.arange(i, len(labels), n_clients) for i in range(n_clients)]
+
+
+def table(seed):
+    return np.random.default_rng(seed).integers(0, 255, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
+
+
+def spoilt(r, way, bad):
+    """The right result ``r`` with one thing in it replaced, dropped, doubled or of another type."""
+    if is_dataclass(r) and not isinstance(r, type):
+        return replace(r, **{fields(r)[way % len(fields(r))].name: bad})
+    if isinstance(r, torch.Tensor):
+        return [lambda: r[:-1], r.double, lambda: r * float("nan"), lambda: r.unsqueeze(0), r.tolist, r.sum, r.detach,
+                lambda: r.to("meta"), lambda: r.to(torch.int64)][way % 9]()
+    if isinstance(r, dict) and r:
+        key = list(r)[way % len(r)]
+        return [{**r, key: bad}, {**r, 3: bad}, {**r, "x": bad}, {k: v for k, v in r.items() if k != key}][way % 4]
+    if isinstance(r, tuple) and r:
+        return tuple(bad if i == way % len(r) else one for i, one in enumerate(r))
+    if isinstance(r, list) and r:
+        return [[bad, *r[1:]], r[:-1], r + r, iter(r)][way % 4]
+    return bad
+'''
+
+BAD = (
+    "None", "{}", "[]", "()", "3", "-1", "0", "10**400", "0.5", "float('nan')", "float('inf')", "1j", "'x'", "b'x'",
+    "object()", "lambda: 1", "type", "torch.zeros(3)", "torch.zeros(0)", "np.array(['a'])", "[3]", "{'a': 'b'}",
+    "{3: 4.0}", "[None]", "{'a': None}", "torch.zeros(3, device='meta')", "np.zeros((2, 0))", "'x' * 10**6", "'a\\x1b'",
+    "{'a': torch.zeros(3)}", "np.array([0.5])", "range(10**12)", "[-1]", "[99]", "{0: 2.0}", "{'round': 1.0}",
+)  # fmt: skip
+"""In place of another value."""
+
+RAISED = (
+    "raise ValueError('no')", "raise ValueError('a\\nb\\n' * 50)", "raise ValueError('x' * 10**6)", "raise KeyError",
+    "raise ValueError('\\x1b[31mred')", "raise StopIteration(3)", "raise SystemExit", "sys.exit(0)", "sys.exit('bye')",
+    "raise MemoryError", "return (lambda f: f(f))(lambda f: f(f))", "raise GeneratorExit", "raise BaseException('x')",
+    "raise fc.UserError('this is not defined here.')", "raise OSError(28, 'No space left on device')",
+    "raise BrokenPipeError", "raise type('Odd', (Exception,), {'__str__': lambda s: 1 / 0})", "raise ImportError('x')",
+    "raise ValueError('\\ud800')", "raise torch.OutOfMemoryError('x')", "raise TimeoutError", "assert False",
+    "raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])", "raise RuntimeError('{}%s{0!r}')",
+    "raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'bad')", "raise DeprecationWarning('old')", "exit(0)",
+)  # fmt: skip
+
+SHAPES = (
+    "del {0}.{1}", "{0}.{1} = None", "{0}.{1} = 3", "{0}.{1} = lambda self: None", "{0}.{1} = lambda *a, **k: None",
+    "{0}.{1} = staticmethod(len)", "{0}.{1} = property(lambda self: 1 / 0)", "{0}.{1} = type('C', (), {{}})",
+    "async def f(*a, **k): return None\n{0}.{1} = f", "def f(*a, **k): yield None\n{0}.{1} = f",
+)  # fmt: skip
+"""What may stand in the place of a method."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A kind of component. methods: those that a run calls; others: those that it may not call."""
+
+    option: str
+    name: str
+    methods: tuple[str, ...]
+    with_it: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+
+
+GENERATES = {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.5"}
+SEAMS = (
+    Seam("algorithm", "Method", ("start", "down", "client", "merge", "participants")),
+    Seam("algorithm", "Shares", ("share",)),
+    Seam("sharing.setting", "Stage", ("make", "release", "assign", "check", "check_dealt")),
+    Seam("generator.name", "Maker", ("fit", "sample", "check_shape"), GENERATES),
+    Seam("straggler.rule", "Late", ("__call__",)),
+    Seam("model.name", "Net", ("__init__", "forward", "training_step", "validation_step", "configure_optimizers")),
+    Seam("tracking.tracker", "Watch", (), {}, ("__init__", "log", "finish")),
+    Seam("measure.measure", "Look", ("__call__",), {"measure.every": "1"}),
+    Seam("data.name", "Table", ("__len__", "__getitem__")),
+    Seam("partition.name", "cut", ("",)),
+    Seam("data.name", "table", ("",)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A component and the lines that spoil it. must_fail: no run can be whole with it."""
+
+    seam: Seam
+    lines: str
+    must_fail: bool
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Fault:
+    seam = draw(st.sampled_from(SEAMS))
+    method = draw(st.sampled_from([*seam.methods, *seam.others]))
+    way = draw(st.sampled_from(["raised", "result", "spoilt", "spoilt", "shape"]))
+    if way == "shape" and method:
+        return Fault(seam, draw(st.sampled_from(SHAPES)).format(seam.name, method), must_fail=False)
+    bad = draw(st.sampled_from(BAD))
+    done = {
+        "raised": draw(st.sampled_from(RAISED)), "result": f"return {bad}", "shape": f"return {bad}",
+        "spoilt": f"return spoilt(right(*a, **k), {draw(st.integers(0, 35))}, {bad})",
+    }[way]  # fmt: skip
+    only_later = draw(st.booleans()) and method == "client"
+    when = "    if a[-2] != 2: return right(*a, **k)\n" if only_later else ""
+    owner = f"{seam.name}.{method}" if method else seam.name
+    lines = (
+        f"right = {owner}\nimport functools\n@functools.wraps(right)\ndef wrong(*a, **k):\n{when}    {done}\n"
+        f"{owner} = wrong\n"
+    )
+    return Fault(seam, lines, must_fail=way == "raised" and method in seam.methods)
+
+
+def check(fault: Fault, script: Script, root: Path) -> None:
+    seam = fault.seam
+    fields = {**SMALL, "measure.every": "0", **seam.with_it, seam.option: f"part.py:{seam.name}"}
+    del fields["model.channels"]
+    fields.setdefault("model.name", "linear")
+    with camp(root) as here:
+        (here / "part.py").write_text(f"{SOURCE}\n{fault.lines}", encoding="utf-8")
+        ended = ran(here, lambda: call(script, *words(fields)))
+        if ended.code == 0:
+            assert not fault.must_fail, f"a run ended well with\n{fault.lines}"
+            rounds = (here / "out" / "rounds.jsonl").read_text().splitlines()
+            assert len(rounds) == 3
+            assert (here / "out" / "summary.json").exists()
+        else:
+            assert len(ended.sentence) <= 600
+
+
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> Script:
+    warm_up()
+    return sweeps("run").run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("components")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_the_right_component_runs(seam: Seam, script: Script, root: Path) -> None:
+    """Otherwise the campaign would look at refusals only."""
+    check(Fault(seam, "", must_fail=False), script, root)
+
+
+@SIZES
+def test_a_wrong_component_ends_a_run_with_one_sentence(many: bool, script: Script, root: Path) -> None:
+    examine(lambda case: check(case, script, root), faults(), 12, many)
+
+
+MODULES = (
+    "", "\ufeffclass Mine: pass\n", "class Mine(:\n", "import sys; sys.exit(0)\n", "raise ValueError('x')\n", "1 / 0\n",
+    "Mine = 3\n", "Mine = None\n", "Mine = dict\n", "import Mine\n", "import sys as Mine\n", "Mine = lambda: None\n",
+    "class Mine: pass\n", "from part import Mine\n", "def __getattr__(name): raise ValueError('x')\n", "Mine = print\n",
+    "class M(type):\n    def __call__(c, *a, **k): raise ValueError('x')\nclass Mine(metaclass=M): pass\n",
+    "def Mine(x, /, y, *, z): pass\n", "class Mine:\n    __slots__ = 3\n", "class Mine(Unknown): pass\n",
+    "from typing import *\nclass Mine:\n    def __init__(self, a: Annotated[float, '(nonsense'] = 0.5): pass\n",
+    "from typing import *\nclass Mine:\n    def __init__(self, a: Annotated[float, '[0, 1]'] = 7.0): pass\n",
+    "class Mine:\n    def __init__(self, a: 'no type' = 1): pass\n",
+    "class Mine:\n    def __init__(self, a=object()): pass\n", "class Mine:\n\tx = 1\n        y = 2\n",
+    "class Mine:\n    __signature__ = 3\n", "class Mine:\n    def __new__(c, *a, **k): return None\n",
+    "from . import x\n",
+    "import torch\nclass Mine(torch.nn.Module):\n    def __init__(self): pass\n", "(" * 500 + "\n", "\0", "\x1b[31m",
+    "# coding: nonsense\nclass Mine: pass\n", "import helper\nclass Mine: pass\n",
+)  # fmt: skip
+NAMES = (
+    "builtins:dict", "builtins:exit", "os:system", "os:environ", "math:pi", "json:nope", "nope:Mine", "part.py", ":",
+    "part.py:", ":Mine", "part.py:3", "part.py:Mine.x", "part.py:mine", "part.py:Min\x1b[31m", "nofile.py:Mine",
+    "folder.py:Mine", "loop.py:Mine", "fifo.py:Mine", "/dev/zero:X", "../outside/notes.txt:X", "fedcommons:run",
+    "torch:Tensor", "part.py:" + "M" * 5000, "~nosuchuser/part.py:M", "http://x/y.py:M", "\udcff.py:X", "typing:Any",
+    "unittest.mock:MagicMock", "part.py:Mine\n", "antigravity:x",
+)  # fmt: skip
+MODULE_CASES = st.tuples(
+    st.sampled_from(SEAMS[:7]), st.sampled_from(MODULES), st.just("part.py:Mine") | st.sampled_from(NAMES)
+)
+
+
+def check_module(case: tuple[Seam, str, str], script: Script, root: Path) -> None:
+    """A file that holds no component, or a name of none, is refused before anything is written."""
+    seam, content, name = case
+    with camp(root) as here:
+        (here / "part.py").write_text(content, encoding="utf-8")
+        (here / "helper.py").write_text("import part\n1 / 0\n")
+        (here / "folder.py").mkdir()
+        (here / "loop.py").symlink_to("loop.py")
+        ended = ran(here, lambda: call(script, *words({**SMALL, **seam.with_it, seam.option: name})))
+        assert ended.code in (1, 2), f"{seam.option} was {name}:\n{content}"
+        assert not (here / "out" / "summary.json").exists()
+
+
+@SIZES
+def test_what_is_no_component_is_refused(many: bool, script: Script, root: Path) -> None:
+    examine(lambda case: check_module(case, script, root), MODULE_CASES, 10, many)

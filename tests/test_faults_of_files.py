@@ -1,0 +1,174 @@
+"""Folders of runs whose files are damaged at random: what reads them does its work or ends with one sentence."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from forked import SIZES, SMALL, Script, call, camp, examine, forked, ran, warm_up, words
+from hypothesis import strategies as st
+
+RUNS = {
+    "plain": {"federation.rounds": "3"},
+    "memory": {"algorithm": "scaffold", "federation.memory_mb": "0.001", "federation.checkpoint_every": "1"},
+    "pool": {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.5", "generator.epochs": "1",
+             "generator.channels": "[8,8]", "generator.sampling_steps": "2"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scripts(sweeps: Callable[[str], ModuleType]) -> dict[str, Script]:
+    warm_up()
+    return {name: vars(sweeps(name))[name] for name in ("run", "compare")}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, scripts: dict[str, Script]) -> Path:
+    """A folder with each run, and the store beside it."""
+    folder = tmp_path_factory.mktemp("files")
+    for kind, fields in RUNS.items():
+        (folder / "whole" / kind).mkdir(parents=True)
+        asked = words({**SMALL, **fields})
+        ended = forked(lambda asked=asked: call(scripts["run"], *asked), folder / "whole" / kind)
+        assert ended.code == 0, ended.err
+    return folder
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(
+        [10**400, -1, "\x1b[31m", "x" * 5000, "../../outside/notes.txt", "/dev/zero", "1e999"]),
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=4), x, max_size=2), max_leaves=4,
+)  # fmt: skip
+BYTES = ("cut", "emptied", "flipped", "inserted", "doubled", "zeros")
+PLACES = ("removed", "folder", "loop", "outside", "zero", "fifo", "sparse")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """which: the number of a file, over all files. at: where in it, as a share of its length."""
+
+    which: int
+    way: str
+    at: float
+    content: bytes
+    value: Any
+
+
+DAMAGES = st.builds(
+    Damage,
+    st.integers(0, 200),
+    st.sampled_from([*BYTES, *PLACES, *["value"] * 6, *["line"] * 3]),
+    st.floats(0, 1),
+    st.binary(min_size=1, max_size=6),
+    JSON,
+)
+
+
+def altered(value: Any, at: float, new: Any) -> Any:
+    """The value with another one in one place."""
+    if isinstance(value, dict) and value:
+        name = sorted(value)[int(at * (len(value) - 1))]
+        return {**value, name: altered(value[name], (at * 7) % 1, new) if at < 0.7 else new}
+    return new
+
+
+def damage(path: Path, one: Damage) -> None:
+    """Damage a file in one of the ways; of JSON, one of its values."""
+    content = path.read_bytes()
+    i = int(one.at * len(content))
+    if one.way == "value" and path.suffix in (".json", ".lock"):
+        path.write_text(json.dumps(altered(json.loads(content), one.at, one.value)), encoding="utf-8")
+        return
+    if one.way in ("value", "line") and path.suffix == ".jsonl":
+        lines = content.splitlines() or [b"{}"]
+        j = int(one.at * (len(lines) - 1))
+        changed = json.dumps(altered(json.loads(lines[j]), one.at, one.value)).encode()
+        lines[j] = changed if one.way == "value" else one.content
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        return
+    if one.way in PLACES:
+        if one.way == "sparse":
+            os.truncate(path, 20 * 2**30)
+            return
+        path.unlink()
+        outside = next(p for p in path.parents if p.name == "here").parent / "outside"
+        targets = {"loop": path.name, "outside": outside / "notes.txt", "zero": "/dev/zero"}
+        if one.way in targets:
+            path.symlink_to(targets[one.way])
+        elif one.way == "folder":
+            path.mkdir()
+        elif one.way == "fifo":
+            os.mkfifo(path)
+        return
+    changed = {
+        "cut": content[:i], "emptied": b"", "doubled": content * 2, "zeros": b"\0" * len(content),
+        "flipped": content[:i] + bytes(b ^ 0xFF for b in content[i : i + 1]) + content[i + 1 :],
+    }.get(one.way, content[:i] + one.content + content[i:])  # fmt: skip
+    path.write_bytes(changed)
+
+
+Case = tuple[str, str, bool, list[Damage]]
+CASES: st.SearchStrategy[Case] = st.tuples(
+    st.sampled_from(sorted(RUNS)),
+    st.sampled_from(["resume", "resume", "anew", "replay", "frames", "compare"]),
+    st.booleans(),
+    st.lists(DAMAGES, min_size=1, max_size=2),
+)
+
+
+def frames(_: object) -> int:
+    import fedcommons as fc
+
+    runs, rounds, clients = fc.load_runs("."), fc.load_rounds("."), fc.load_clients(".")
+    print(ascii(runs.to_csv()), len(rounds), len(clients))
+    return 0
+
+
+def check(case: Case, scripts: dict[str, Script], root: Path) -> None:
+    kind, reader, is_finished, damages = case
+    whole = root / "whole" / kind
+    with camp(root) as here:
+        shutil.copytree(whole, here, dirs_exist_ok=True)
+        shutil.copytree(root / "whole" / "plain" / "out", here / "good")
+        (here / "notes.txt").write_text("mine")
+        (here / "out" / "checkpoints" / "mine.txt").write_text("mine")
+        if not is_finished:
+            (here / "out" / "summary.json").unlink()
+        names = []
+        for one in damages:
+            found = sorted(p for p in [*here.glob("out/**/*"), *here.glob("store/**/*")] if p.is_file())
+            able = [p for p in found if p.name != "mine.txt" and not p.is_symlink() and p.stat().st_size < 2**28]
+            path = able[one.which % len(able)]
+            try:
+                damage(path, one)
+            except (ValueError, TypeError):  # it was damaged before
+                continue
+            names.append(path.name)
+        fields = {**SMALL, **RUNS[kind]}
+        config = ["--config=out/config.yaml", "--out=anew"]
+        actions = {
+            "resume": lambda: call(scripts["run"], *words(fields), "--resume"),
+            "anew": lambda: call(scripts["run"], *config),
+            "replay": lambda: call(scripts["run"], "--replay=out", "--round=2", "--client=1"),
+            "compare": lambda: call(scripts["compare"], "out", "good", "--x=client.lr", "--out=table"),
+            "frames": lambda: call(frames),
+        }
+        ended = ran(here, actions[reader])
+        assert (here / "notes.txt").read_text() == "mine"
+        assert (here / "out" / "checkpoints" / "mine.txt").read_text() == "mine"
+        if ended.code == 0 and reader == "resume":
+            rounds = [json.loads(text)["round"] for text in (here / "out" / "rounds.jsonl").read_text().splitlines()]
+            assert rounds == list(range(int(fields["federation.rounds"]) + 1))
+            if all(".safetensors" in name for name in names):
+                for name in ("rounds.jsonl", "summary.json"):
+                    assert (here / "out" / name).read_bytes() == (whole / "out" / name).read_bytes()
+
+
+@SIZES
+def test_a_damaged_folder_is_read_or_refused(many: bool, scripts: dict[str, Script], root: Path) -> None:
+    examine(lambda case: check(case, scripts, root), CASES, 12, many)
