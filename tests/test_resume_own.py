@@ -1,13 +1,20 @@
-"""A run that was stopped does not go on with other code of somebody's own, or on other data."""
+"""A stopped run does not go on with other code of the user, or on other data.
+
+Each run is a fork of this process, which itself imports nothing of the user.
+"""
 
 import json
-import subprocess
+import os
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from forked import Ended, call, forked
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -40,20 +47,24 @@ def table():
     held = np.load("table.npz")
     return held["x"], held["y"]
 """
-OTHER_DATA = (
-    "holds a run on other data: the examples of data.name my_data.py:table are not those that it began with (one that "
-    "draws numbers asks for `seed`); bring them back or choose another --out."
-)
+STOPPED = 77
+"""Exit code of a run that ended after its first round, as by kill -9."""
 
 
+def nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
 class Lab:
-    """A folder of somebody's parts and data, from which commands are given."""
+    """A folder of the user's components and data, from which commands are given."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "net.py").write_text(NET)
-        (folder / "helper.py").write_text("def scale():\n    from deeper import SCALE\n    return SCALE\n")
-        (folder / "my_data.py").write_text(DATA)
+    folder: Path
+
+    def furnish(self) -> None:
+        (self.folder / "net.py").write_text(NET)
+        (self.folder / "helper.py").write_text("def scale():\n    from deeper import SCALE\n    return SCALE\n")
+        (self.folder / "my_data.py").write_text(DATA)
         self.scale(2)
         self.table(0)
 
@@ -61,179 +72,178 @@ class Lab:
         """Change a helper of the model's helper."""
         (self.folder / "deeper.py").write_text(f"SCALE = {value}\n")
 
-    def table(self, seed: int) -> None:
+    def table(self, change: int) -> None:
         """Change one number of the data."""
         x = np.random.default_rng(0).standard_normal((100, 5))
-        x[99] += seed
+        x[99] += change
         np.savez(self.folder / "table.npz", x=x, y=np.arange(100) % 3)
 
-    def config(self, **fields: object) -> Experiment:
-        short = {"federation.rounds": 3, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
-        own = {"model.name": "net.py:Net", "data.name": "my_data.py:table", "partition.n_clients": 2}
-        more = {"partition.name": "iid", "artifacts": str(self.folder / "artifacts"), "data.limit": 70}
-        return presets.experiment("smoke", "my_data.py:table", {**short, **own, **more, **fields})
+    def config(self, fields: Mapping[str, object] | None = None) -> Experiment:
+        own = {
+            "federation.rounds": 3, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off",
+            "model.name": "net.py:Net", "data.name": "my_data.py:table", "partition.n_clients": 2, "data.limit": 70,
+            "partition.name": "iid", "artifacts": str(self.folder / "artifacts"), **(fields or {}),
+        }  # fmt: skip
+        return presets.experiment("smoke", "my_data.py:table", own)
 
-    def stopped(self, name: str = "cut") -> Path:
-        """A run that was stopped after its first round."""
+    def alone(self, action: Callable[[], object]) -> Ended:
+        return forked(lambda: call(lambda _: (action(), 0)[1]), self.folder)
 
-        def stop(number: int, metrics: Mapping[str, float | None]) -> None:
-            if number == 1:
-                raise KeyboardInterrupt
+    def run(
+        self, name: str = "cut", fields: Mapping[str, object] | None = None, *, stop: bool = False,
+        edit: Callable[[], None] = nothing,
+    ) -> Ended:  # fmt: skip
+        """Run or resume; edit: what happens between the config and the run."""
 
-        with pytest.raises(KeyboardInterrupt):
-            experiment.run(self.config(), self.folder / name, on_round=stop)
-        return self.folder / name
+        def end(number: int, metrics: Mapping[str, float | None]) -> None:
+            if stop and number == 1:
+                os._exit(STOPPED)
+
+        def action() -> None:
+            config = self.config(fields)
+            edit()
+            experiment.run(config, Path(name), resume=Path(name).exists(), on_round=end)
+
+        return self.alone(action)
+
+    def require_refused(self, ended: Ended, *words: str) -> None:
+        assert ended.code == 2, ended.err
+        assert all(word in ended.sentence for word in words), ended.sentence
+
+    def require_resumed(self) -> None:
+        """The stopped run goes on and ends as the one that was never stopped."""
+        ended = self.run()
+        assert ended.code == 0, ended.err
+        for name in ("rounds.jsonl", "summary.json", "partition.json", "checkpoints/round-000003.safetensors"):
+            assert (self.folder / "cut" / name).read_bytes() == (self.folder / "whole" / name).read_bytes()
+
+    def contents(self) -> dict[str, bytes]:
+        """All files of the stopped run."""
+        return {str(path): path.read_bytes() for path in (self.folder / "cut").rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a whole run and a stopped one."""
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    lab.furnish()
+    assert lab.run("whole").code == 0
+    assert lab.run(stop=True).code == STOPPED
+    return lab.folder
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+def lab(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    build._load.cache_clear()  # as in a process of its own
     return Lab(tmp_path)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def outputs(folder: Path) -> list[bytes]:
-    last = max(folder.glob("checkpoints/*.safetensors"))
-    return [(folder / name).read_bytes() for name in ("rounds.jsonl", "summary.json", "partition.json", last)]
-
-
+@pytest.mark.long
 def test_a_run_does_not_go_on_with_a_changed_helper(lab: Lab) -> None:
-    experiment.run(lab.config(), lab.folder / "whole")
-    cut, before = lab.stopped(), lab.config()
-    held = contents(cut)
-    lab.scale(3)
-    with pytest.raises(UserError, match=r"net\.py or what it imports \(deeper\.py, helper\.py\) is not what it was"):
-        experiment.run(before, cut, resume=True)
-    with pytest.raises(UserError, match=r"holds a run with another source\.model \(deeper\.py changed\); choose"):
-        experiment.run(lab.config(), cut, resume=True)
-    assert contents(cut) == held
+    before = lab.contents()
+    lab.require_refused(lab.run(edit=lambda: lab.scale(3)), "net.py", "deeper.py, helper.py", "is not what it was")
+    lab.require_refused(lab.run(), "another source.model", "deeper.py changed")
+    assert lab.contents() == before
     lab.scale(2)
-    experiment.run(lab.config(), cut, resume=True)
-    assert outputs(cut) == outputs(lab.folder / "whole")
+    lab.require_resumed()
 
 
+@pytest.mark.long
 def test_an_edit_while_a_run_prepares_changes_nothing_in_it(lab: Lab) -> None:
     """Generators may train for hours between the check and the first round."""
 
-    def logits(edit: bool) -> torch.Tensor:
+    def logits(is_edited: bool) -> torch.Tensor:
         lab.scale(2)
-        prepared = build.prepare(lab.config(**{"dp.local": True, "client.batch_size": 8}))
-        if edit:
+        prepared = build.prepare(lab.config({"dp.local": True, "client.batch_size": 8}))
+        if is_edited:
             lab.scale(3)
             (lab.folder / "net.py").write_text(NET.replace("self.body(x)", "0 * self.body(x)"))
         executor = build.assemble(prepared).executor()
         assert isinstance(executor, Serial)
-        found = executor.worker.work.module(prepared.dataset.test.x)
-        assert sweep.with_absolute_paths(prepared.config).source == prepared.config.source  # as a trial is told
-        return found
+        result = executor.worker.work.module(prepared.dataset.test.x)
+        assert sweep.with_absolute_paths(prepared.config).source == prepared.config.source  # as a trial gets it
+        return result
 
-    before = logits(edit=False)
-    assert torch.equal(logits(edit=True), before)
+    def compare() -> None:
+        before = logits(is_edited=False)
+        assert torch.equal(logits(is_edited=True), before)
+        assert before.abs().sum() > 0
+
+    ended = lab.alone(compare)
+    assert ended.code == 0, ended.err
 
 
+@pytest.mark.long
 def test_a_run_does_not_go_on_on_changed_data(lab: Lab) -> None:
-    experiment.run(lab.config(), lab.folder / "whole")
-    cut = lab.stopped()
-    held = contents(cut)
+    before = lab.contents()
     lab.table(1)
-    build._load.cache_clear()
-    with pytest.raises(UserError) as error:
-        experiment.run(lab.config(), cut, resume=True)
-    assert str(error.value) == f"{cut} {OTHER_DATA}"
-    with pytest.raises(UserError) as error:
-        replay(cut, 1, 0, named=["my_data.py:table", "net.py:Net"])
-    assert str(error.value) == f"{cut} {OTHER_DATA}"
-    with pytest.raises(UserError, match=r"holds a run with another client\.lr; choose"):
-        experiment.run(lab.config(**{"client.lr": 0.5}), cut, resume=True)
-    assert contents(cut) == held
+    said = ("holds a run on other data", "my_data.py:table")
+    lab.require_refused(lab.run(), *said)
+    names = ["my_data.py:table", "net.py:Net"]
+    lab.require_refused(lab.alone(lambda: replay(Path("cut"), 1, 0, named=names)), *said)
+    lab.require_refused(lab.run(fields={"client.lr": 0.5}), "another client.lr")
+    assert lab.contents() == before
     lab.table(0)
-    build._load.cache_clear()
-    experiment.run(lab.config(), cut, resume=True)
-    assert outputs(cut) == outputs(lab.folder / "whole")
+    lab.require_resumed()
     lab.table(1)
-    build._load.cache_clear()
-    with pytest.raises(UserError, match="holds a run on other data"):  # what is finished is not of these data either
-        experiment.run(lab.config(), cut, resume=True)
+    lab.require_refused(lab.run(), *said)  # a finished run is not of these data either
 
 
-@pytest.mark.parametrize("damage", ["of an earlier version", "damaged", "gone", "no object"])
-def test_a_run_without_a_digest_of_its_data_goes_on(lab: Lab, damage: str) -> None:
-    experiment.run(lab.config(), lab.folder / "whole")
-    cut = lab.stopped()
-    file = cut / "partition.json"
-    facts = {name: value for name, value in json.loads(file.read_text()).items() if name != "data"}
-    texts = {"of an earlier version": json.dumps(facts), "damaged": "{", "gone": "", "no object": "[1]"}
-    file.write_text(texts[damage])
-    if damage == "gone":
-        file.unlink()
-    experiment.run(lab.config(), cut, resume=True)
-    assert outputs(cut) == outputs(lab.folder / "whole")
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "of an earlier version": lambda file: file.write_text(
+        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "data"})
+    ),
+    "damaged": lambda file: file.write_text("{"),
+    "removed": lambda file: file.unlink(),
+    "no object": lambda file: file.write_text("[1]"),
+}
 
 
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.long
+def test_a_run_without_a_hash_of_its_data_goes_on(lab: Lab, how: str) -> None:
+    DAMAGE[how](lab.folder / "cut" / "partition.json")
+    lab.require_resumed()
+
+
+@pytest.mark.long
 def test_a_sweep_does_not_go_on_on_changed_data(lab: Lab) -> None:
     """Not even with cells that have not begun: its tables would mix the two."""
-    cells = [sweep.cell(lab.config(seed=seed), {"seed": "seed"}) for seed in (0, 1)]
-    experiment.run(cells[0].config, lab.folder / "sweep" / cells[0].name)
-    with Display() as display:
-        assert [cell.name for cell in sweep.todo(cells, lab.folder / "sweep", display).cells] == [cells[1].name]
-        lab.table(1)
-        build._load.cache_clear()
-        with pytest.raises(UserError, match="holds a run on other data"):
-            sweep.todo(cells, lab.folder / "sweep", display)
 
+    def todo() -> None:
+        cells = [sweep.cell(lab.config({"seed": seed}), {"seed": "seed"}) for seed in (0, 1)]
+        experiment.run(cells[0].config, Path("sweep") / cells[0].name, resume=True)
+        with Display() as display:
+            remaining = sweep.todo(cells, Path("sweep"), display).cells
+        assert [cell.name for cell in remaining] == [cells[1].name]
 
-# --- commands, each in a process of its own
+    def todo_only() -> None:
+        cells = [sweep.cell(lab.config({"seed": seed}), {"seed": "seed"}) for seed in (0, 1)]
+        with Display() as display:
+            sweep.todo(cells, Path("sweep"), display)
 
-COMMAND = [
-    "--preset=smoke", "--wandb=off", "--client.epochs=1", "--model=net.py:Net", "--data=my_data.py:table",
-    "--partition=iid", "--partition.n_clients=2", "--federation.rounds=1", "--measure.every=0", "--data.limit=70",
-]  # fmt: skip
-
-
-def test_a_command_is_not_resumed_with_other_code_or_data(
-    lab: Lab, command: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    first = command("run", *COMMAND, cwd=lab.folder)
-    assert first.returncode == 0, first.stderr
-    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
-    assert "holds this run, finished" in again.stdout
-    lab.scale(3)
-    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
-    said = "error: runs/run holds a run with another source.model (deeper.py changed); choose another --out.\n"
-    assert (again.returncode, again.stderr) == (2, said)
-    lab.scale(2)
+    assert lab.alone(todo).code == 0
     lab.table(1)
-    again = command("run", *COMMAND, "--resume", cwd=lab.folder)
-    assert (again.returncode, again.stderr) == (2, f"error: runs/run {OTHER_DATA}\n")
+    lab.require_refused(lab.alone(todo_only), "holds a run on other data")
 
 
-def test_a_command_with_a_missing_neighbour_does_nothing(
-    lab: Lab, command: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_a_command_with_a_missing_neighbour_does_nothing(lab: Lab, sweeps: Callable[[str], ModuleType]) -> None:
     (lab.folder / "net.py").write_text(NET.replace("import helper", "import helpr"))
-    done = command("run", *COMMAND, cwd=lab.folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert "(line 4) imports helpr, and there is no such module; did you mean 'helper'?" in done.stderr
+    words = ["--preset=smoke", "--wandb=off", "--model=net.py:Net", "--data=my_data.py:table"]
+    ended = forked(lambda: call(sweeps("run").run, *words), lab.folder)
+    assert (ended.code, ended.out) == (2, "")
+    assert all(word in ended.sentence for word in ("line 4", "imports helpr", "did you mean 'helper'"))
     assert not (lab.folder / "runs").exists()
 
 
 @pytest.mark.ray
 def test_actors_run_the_helpers_that_were_hashed_or_none(lab: Lab, ray_session: None) -> None:
     actors = {"federation.executor": "ray_actors", "federation.actors": 2}
-    experiment.run(lab.config(), lab.folder / "serial")
-    experiment.run(lab.config(**actors), lab.folder / "actors")
-    rounds = [(lab.folder / name / "rounds.jsonl").read_bytes() for name in ("serial", "actors")]
+    experiment.run(lab.config(actors), lab.folder / "actors")
+    rounds = [(lab.folder / name / "rounds.jsonl").read_bytes() for name in ("whole", "actors")]
     assert rounds[0] == rounds[1]
-    ready = build.assemble(build.prepare(lab.config(**actors)))
+    ready = build.assemble(build.prepare(lab.config(actors)))
     lab.scale(3)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"net\.py.*deeper\.py, helper\.py.*is not what it was"):
         ready.executor()
-    assert str(error.value) == (
-        "model 'net.py:Net': net.py or what it imports (deeper.py, helper.py) is not what it was when this experiment "
-        "was written."
-    )
