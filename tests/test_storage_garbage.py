@@ -1,0 +1,161 @@
+"""Objects that killed writers left in a storage are listed and removed after a day, and nothing else is."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import arange
+
+from fedcommons.artifacts import Store, key_of
+from fedcommons.files import garbage, remote
+from fedcommons.files.remote import StorageError
+from fedcommons.files.snapshots import MANIFEST, Snapshots
+
+FACTS = {"seed": 3}
+KEY = key_of(FACTS)
+TENSORS = {"images": arange(6.0)}
+DEAD = "f" * 64 + "-01234567"
+"""An object that no list names."""
+
+HOUR = 3600.0
+
+Command = Callable[..., Any]
+
+
+def snapshots(place: str) -> Snapshots:
+    return Snapshots(remote.opened(place), "runs/a", "[a-z]+")
+
+
+def readable(place: str, folder: Path) -> bool:
+    """Whether a reader of the storage gets all files."""
+    reader = snapshots(place)
+    return set(reader.look()) == {"x"} and reader.bring(folder) == []
+
+
+def aged(place: Path, hours: float) -> None:
+    """Make all files of a folder so many hours old."""
+    for path in place.rglob("*"):
+        os.utime(path, (then := time.time() - HOUR * hours, then), follow_symlinks=False)
+
+
+def collected(*words: str, command: Command, cwd: Path) -> list[str]:
+    done = command("storage_gc", *words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return [line.split("  ")[0] for line in done.stdout.splitlines()[:-1]]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "x").write_text("1")
+    return tmp_path / "here"
+
+
+@pytest.mark.long
+def test_garbage_of_a_day_is_listed_and_removed_and_nothing_else(here: Path, tmp_path: Path, command: Command) -> None:
+    place = tmp_path / "storage"
+    snapshots(str(place)).send(here)
+    Store(tmp_path / "made", storage=str(place)).put("images", TENSORS, FACTS)
+    left = [f"runs/a/objects/{DEAD}", f"runs/gone/objects/{DEAD}", "runs/a/.MANIFEST.json.77.tmp",
+            f"artifacts/images/{KEY}/objects/.{DEAD}.77.tmp"]  # fmt: skip
+    for name in (*left, "runs/a/mine.txt", "runs/a/.notes.txt.77.tmp", f"mine/objects/{DEAD}"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("left", encoding="utf-8")
+    (place / "runs" / "a" / "objects" / DEAD.replace("f", "e")).symlink_to(here / "x")
+    before = {path for path in place.rglob("*") if not path.is_dir()}
+    words = [str(place), "--remove"]
+    assert collected(*words, command=command, cwd=tmp_path) == []  # objects of a live writer may be so new
+    aged(place, 23.9)
+    assert collected(*words, command=command, cwd=tmp_path) == []
+    aged(place, 24.1)
+    assert collected(str(place), command=command, cwd=tmp_path) == sorted(left)
+    assert {path for path in place.rglob("*") if not path.is_dir()} == before
+    assert collected(*words, command=command, cwd=tmp_path) == [f"removed {name}" for name in sorted(left)]
+    assert {path for path in place.rglob("*") if not path.is_dir()} == before - {place / name for name in left}
+    assert Store(tmp_path / "new", storage=str(place)).get("images", KEY)
+    assert readable(str(place), tmp_path / "b")
+
+
+@pytest.mark.long
+def test_temporary_files_in_a_folder_of_artifacts_are_removed(tmp_path: Path, command: Command) -> None:
+    Store(tmp_path / "made").put("images", TENSORS, FACTS)
+    (tmp_path / "made" / "images" / f".{KEY}.safetensors.77.tmp").touch()
+    aged(tmp_path / "made", 25)
+    assert collected("made", "--remove", command=command, cwd=tmp_path) == [f"removed images/.{KEY}.safetensors.77.tmp"]
+    assert Store(tmp_path / "made").get("images", KEY)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + self.ahead)
+
+
+def test_objects_of_a_bucket_that_no_list_names_are_listed(
+    bucket: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = remote.opened(bucket())
+    storage.write(dead := f"runs/a/objects/{DEAD}", b"left")
+    clock = Clock(monkeypatch)
+    for hours, expected in ((0.0, []), (23.9, []), (24.1, [dead])):
+        clock.ahead = HOUR * hours
+        assert [one.key for one in garbage.find(storage)] == expected
+
+
+class Hooked:
+    """A folder storage that calls ``before`` with the key at each write."""
+
+    def __init__(self, place: str, before: Callable[[str], object]) -> None:
+        self.plain, self.before = remote.opened(place), before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def write(self, key: str, *given: Any) -> str:
+        self.before(key)
+        return self.plain.write(key, *given)
+
+
+def test_what_was_sent_a_day_ago_and_never_listed_is_sent_again(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage took the objects and not the list, was away for a day, and was cleaned meanwhile."""
+    is_away, clock, place = [True], Clock(monkeypatch), str(tmp_path / "storage")
+
+    def refuse_lists(key: str) -> None:
+        if is_away and key.endswith(MANIFEST):
+            raise StorageError("away")
+
+    storage: Any = Hooked(place, refuse_lists)
+    one = Snapshots(storage, "runs/a", "[a-z]+")
+    with pytest.raises(StorageError, match="away"):
+        one.send(here)
+    is_away.clear()
+    clock.ahead = 25 * HOUR
+    (left,) = Path(place, "runs", "a", "objects").iterdir()
+    left.unlink()
+    one.send(here)
+    assert readable(place, tmp_path / "b")
+
+
+@pytest.mark.parametrize(("hours", "is_sent"), [(5.9, True), (6.1, False)])
+def test_a_process_that_was_stopped_for_hours_lists_nothing_that_may_be_removed(
+    hours: float, is_sent: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, place = Clock(monkeypatch), str(tmp_path / "storage")
+
+    def stop(key: str) -> None:
+        clock.ahead = HOUR * hours
+
+    storage: Any = Hooked(place, stop)
+    one = Snapshots(storage, "runs/a", "[a-z]+")
+    if is_sent:
+        one.send(here)
+    else:
+        with pytest.raises(StorageError, match="6 hours"):
+            one.send(here)
+    assert bool(snapshots(place).look()) == is_sent
