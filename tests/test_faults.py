@@ -312,7 +312,7 @@ def configs(draw: st.DrawFn) -> bytes:
     if way == "bomb":
         return (text + bomb(*draw(st.sampled_from([(2, 30), (9, 9), (100, 3), (3, 60)])))).encode()
     if way == "long":
-        return text.encode() + draw(st.sampled_from([b"# comment\n", b"\n", b"- 1\n", b"x"])) * 2_000_000
+        return text.encode() + draw(st.sampled_from([b"# comment\n", b"\n", b"- 1\n", b"x"])) * 300_000
     return draw(st.binary(max_size=200))
 
 

@@ -1,197 +1,99 @@
-"""kill -9 of a run at the worst moments, then a resumption: it ends as if it had never been interrupted.
+"""kill -9 of a run at any change of its files, then a resumption: it ends as if it had never been interrupted.
 
-This file is also the program that is killed: as a script it imports everything once and forks a process for each run.
+What a killed process leaves is its files, so it is killed at their changes: before a file is opened, renamed or
+removed, and when a file is on the disk, whole or half.
 """
 
 import json
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from forked import Ended, Script, call, forked, warm_up, words
 
-from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import presets
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.runs import experiment
-from fedcommons.seeds import seed_for
 from fedcommons.tensors import data
-
-pytestmark = pytest.mark.ray  # it needs none, but too long for the default run
 
 if TYPE_CHECKING:
     from conftest import WandbFile
 
-    Reader = Callable[[Path], WandbFile]
-
 FIELDS = {
-    "data.limit": 100, "client.epochs": 2, "client.batch_size": 5, "measure.every": 0,
-    "federation.rounds": 6, "federation.checkpoint_every": 2, "federation.participation": 0.75,
-    "tracking.wandb": "offline",
-    "federation.memory_mb": 0.15,  # half of the clients' controls rest in files
+    "preset": "smoke", "data.limit": "60", "client.epochs": "1", "measure.every": "0", "federation.rounds": "4",
+    "federation.checkpoint_every": "2", "partition.n_clients": "4", "tracking.wandb": "off", "out": "run",
 }  # fmt: skip
-METHODS = {
-    "scaffold": {},
-    "feddpms": {  # clients begin to give in round 3, and to receive in round 4
-        "model.name": "vae", "feddpms.preliminary_rounds": 2, "feddpms.quota": 3, "feddpms.sigma": 0.1,
-        "feddpms.tries": 3,
+METHODS: Mapping[str, Mapping[str, str]] = {
+    "scaffold": {"federation.participation": "0.75", "model.channels": "[2,4]", "federation.memory_mb": "0.01"},
+    "feddpms": {  # clients send codes from round 3 on, and receive some in round 4
+        "model.name": "vae", "feddpms.preliminary_rounds": "2", "feddpms.quota": "3", "feddpms.sigma": "0.1",
+        "feddpms.tries": "3",
     },
+    "feddm": {"feddm.iterations": "2", "feddm.server_batch": "8", "feddm.server_epochs": "2", "feddm.ipc": "2",
+              "model.channels": "[2,4]"},
 }  # fmt: skip
-"""The methods that are killed, and their fields."""
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def count_changes(folder: Path, dies_at: int, is_half: bool, name: str) -> list[str]:
+    """List what this process changes in the folder from now on, and kill it at number ``dies_at``.
 
-
-def in_a_client(method: type[Any]) -> Callable[[], None]:
-    """The third step of client 2 in round 3."""
-
-    def arm() -> None:
-        fatal, client = seed_for(0, "client", 3, 2), method.client
-
-        def dies(self: Any, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
-            name = "cross_entropy" if method is FedDPMS else "training_step"
-            step = getattr(work.module, name)
-            if seed == fatal:
-                setattr(work.module, name, lambda batch, index: _die() if index == 2 else step(batch, index))
-            return client(self, work, message, memory, data, round, seed)
-
-        mock.patch.object(method, "client", dies).start()
-
-    return arm
-
-
-def in_a_merge(method: type[Any]) -> Callable[[], None]:
-    """That of round 4, when it has made the next state."""
-
-    def arm() -> None:
-        fatal, merge = seed_for(0, "merge", 4), method.merge
-
-        def dies(self: Any, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
-            after = merge(self, executor, state, total, replies, round, seed)
-            if seed == fatal:
-                _die()
-            return after
-
-        mock.patch.object(method, "merge", dies).start()
-
-    return arm
-
-
-def half_way(name: str) -> Callable[[], None]:
-    """When half of the bytes of the file of this name are on the disk, under whatever name they have by then."""
-
-    def arm() -> None:
-        fsync = os.fsync
-
-        def dies(file: int) -> None:
-            if Path(os.readlink(f"/proc/self/fd/{file}")).name.lstrip(".").startswith(name):
-                os.ftruncate(file, os.fstat(file).st_size // 2)
-                _die()
-            fsync(file)
-
-        mock.patch("os.fsync", dies).start()
-
-    return arm
-
-
-class Moment(NamedTuple):
-    """How to arm a run, the last round in its rounds.jsonl when it dies, what there is then of round 4's checkpoint."""
-
-    arm: Callable[[], None]
-    logged: int
-    written: Collection[str]
-    method: str = "scaffold"
-
-
-TENSORS, FACTS = "round-000004.safetensors", "round-000004.safetensors.json"
-MOMENTS = {
-    "in a client": Moment(in_a_client(SCAFFOLD), 2, set()),
-    "in a merge": Moment(in_a_merge(SCAFFOLD), 3, set()),
-    "in a client that gives": Moment(in_a_client(FedDPMS), 2, set(), "feddpms"),
-    "in the merge when clients have received": Moment(in_a_merge(FedDPMS), 3, set(), "feddpms"),
-    "in a checkpoint's tensors": Moment(half_way(TENSORS), 4, {f".{TENSORS}.PID.tmp"}),
-    "in a checkpoint's facts": Moment(half_way(FACTS), 4, {TENSORS, f".{FACTS}.PID.tmp"}),
-    "in the summary": Moment(half_way("summary.json"), 6, {TENSORS, FACTS}),
-}
-
-
-def main(folder: Path) -> None:
-    """For each moment a run in ``folder/MOMENT``; a copy of it, as it was killed, in ``folder/killed/MOMENT``.
-
-    In ``folder/METHOD`` the same run, which nobody killed.
+    is_half: the file that is then written to the disk keeps its first half. name: of the only file that counts.
     """
-    import sklearn.datasets  # noqa: F401  (what a run imports late: here once, not in every fork)
-    import wandb.sdk.launch  # noqa: F401
+    fsync, changes = os.fsync, []
 
-    import fedcommons.reports.plots  # noqa: F401
-    import fedcommons.tracking.wandb_tracker  # noqa: F401
+    def step(event: str) -> None:
+        changes.append(event)
+        if len(changes) == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    torch.set_num_threads(1)  # only the thread that forks lives on in a fork
-    whole = [_fork(partial(_run, folder / method, method)) for method in METHODS]
-    sys.exit(any([_wait(p) for p in (*whole, *(_fork(partial(_kill_and_resume, folder, m)) for m in MOMENTS))]))
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        is_written = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if not (is_written or event in CHANGES) or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        path = os.path.abspath(os.fsdecode(arguments[0]))
+        if path.startswith(str(folder)) and path.endswith(name):
+            step(event)
 
+    def sync(file: int) -> None:
+        if not name:
+            if is_half and len(changes) + 1 == dies_at:
+                os.ftruncate(file, os.fstat(file).st_size // 2)
+            step("fsync")
+        fsync(file)
 
-def _kill_and_resume(folder: Path, moment: str) -> None:
-    method = MOMENTS[moment].method
-    codes = [_wait(_fork(partial(_run, folder / moment, method, MOMENTS[moment].arm)))]
-    shutil.copytree(folder / moment, folder / "killed" / moment)
-    codes.append(_wait(_fork(partial(_run, folder / moment, method))))
-    (folder / f"{moment}.json").write_text(json.dumps(codes))
-
-
-def _run(folder: Path, method: str, arm: Callable[[], None] | None = None) -> None:
-    """Begin the experiment or go on with it."""
-    import wandb
-
-    if arm:
-        arm()
-    config = presets.experiment("smoke", "digits", {"algorithm": method, **FIELDS, **METHODS[method]})
-    experiment.run(config, folder, resume=folder.exists(), say=lambda _: None)
-    wandb.teardown()  # at its end a process waits for W&B's
+    sys.addaudithook(audit)
+    os.fsync = sync
+    return changes
 
 
-def _fork(action: Callable[[], None]) -> int:
-    """Do it in a process of its own, and nothing else."""
-    if process := os.fork():
-        return process
-    code = 1
-    try:
-        action()
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        os._exit(code)  # an orderly end of an interpreter takes longer than the run
+@dataclass(frozen=True)
+class Runs:
+    script: Script
+    root: Path
 
+    def run(
+        self, method: str, folder: Path, dies_at: int = 0, *, is_half: bool = False, name: str = "", **fields: str
+    ) -> Ended:
+        """Begin the run in the folder or go on with it."""
+        folder.mkdir(exist_ok=True)
+        asked = words({**FIELDS, **METHODS[method], "algorithm": method, **fields})
 
-def _wait(process: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        def action() -> None:
+            changes = count_changes(folder, dies_at, is_half, name)
+            try:
+                call(self.script, *asked, "--resume")
+            finally:
+                print(f"\n{json.dumps(changes)}", flush=True)
+                if "wandb" in sys.modules:
+                    sys.modules["wandb"].teardown()  # as at the end of a process, which waits for W&B's
 
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of ``main``."""
-    import wandb
-
-    folder = tmp_path_factory.mktemp("kill")
-    wandb.setup()  # as a sweep's driver may have done: its trials inherit in WANDB_SERVICE where W&B's process listens
-    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return folder
+        return forked(action, folder)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -200,54 +102,70 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in paths}
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_killed_in_the_middle_of_anything_ends_as_if_it_never_was(moment: str, runs: Path) -> None:
-    assert json.loads((runs / f"{moment}.json").read_text()) == [-signal.SIGKILL, 0]
-    assert outputs(runs / moment) == outputs(runs / MOMENTS[moment].method)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, sweeps: Callable[[str], ModuleType]) -> Runs:
+    warm_up()
+    return Runs(sweeps("run").run, tmp_path_factory.mktemp("kill"))
 
 
-def test_what_was_half_written_is_gone_in_the_end(runs: Path) -> None:
-    assert [p.relative_to(runs) for m in MOMENTS for p in (runs / m).rglob(".*.tmp")] == []
+@pytest.fixture(scope="module")
+def whole(runs: Runs) -> dict[str, list[str]]:
+    """Each method runs undisturbed in a folder of its name; its changes of files."""
+    changes = {}
+    for method in METHODS:
+        ended = runs.run(method, runs.root / method)
+        assert ended.code == 0, ended.err
+        changes[method] = json.loads(ended.out.splitlines()[-1])
+        assert changes[method].count("fsync") > 10
+    return changes
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_each_is_killed_at_the_moment_it_is_named_after(moment: str, runs: Path) -> None:
-    """Else the test above would be about something else."""
-    killed = runs / "killed" / moment
-    assert [line["round"] for line in lines(killed)] == list(range(MOMENTS[moment].logged + 1))
-    found = {re.sub(r"\.\d+\.tmp", ".PID.tmp", p.name) for p in killed.glob("checkpoints/*round-000004*")}
-    assert found == MOMENTS[moment].written
-    assert not (killed / "summary.json").exists()
+POINTS = [*(("scaffold", share) for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)),
+          *((method, share) for method in ("feddpms", "feddm") for share in (0.3, 0.6, 0.85))]  # fmt: skip
 
 
-def test_clients_had_given_codes_and_received_some_by_the_end(runs: Path) -> None:
-    """Else FedDPMS's moments would be no other than SCAFFOLD's."""
-    last = checkpoint.load_latest(runs / "feddpms" / "checkpoints", ClientMemory(folder=runs / "feddpms" / "memory"))
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(("method", "share"), POINTS)
+@pytest.mark.long
+def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
+    method: str, share: float, is_half: bool, runs: Runs, whole: dict[str, list[str]], tmp_path: Path
+) -> None:
+    at = [i for i, event in enumerate(whole[method], 1) if event == "fsync" or not is_half]
+    killed_at = at[int(share * (len(at) - 1))]
+    killed = runs.run(method, tmp_path, killed_at, is_half=is_half)
+    assert killed.code == -signal.SIGKILL, killed.err
+    assert not (tmp_path / "run" / "summary.json").exists() or share == 1.0
+    ended = runs.run(method, tmp_path)
+    assert ended.code == 0, ended.err
+    assert outputs(tmp_path / "run") == outputs(runs.root / method / "run")
+    assert list(tmp_path.rglob(".*.tmp")) == []
+
+
+@pytest.mark.long
+def test_clients_had_sent_codes_and_received_some_by_the_end(runs: Runs, whole: dict[str, list[str]]) -> None:
+    """Otherwise FedDPMS's runs would show no more than SCAFFOLD's."""
+    folder = runs.root / "feddpms" / "run"
+    last = checkpoint.load_latest(folder / "checkpoints", ClientMemory(folder=folder / "memory"))
     assert last
     assert {name for name in last.state if name.startswith("codes/")}
     assert len(data(last.state["received"]))
+    assert list((runs.root / "scaffold" / "run").glob("memory/*.safetensors"))
 
 
-def test_a_checkpoint_is_killed_with_half_of_its_bytes_written(runs: Path) -> None:
-    (part,) = (runs / "killed" / "in a checkpoint's tensors").glob("checkpoints/.*.tmp")
-    whole = runs / "scaffold" / "checkpoints" / "round-000004.safetensors"
-    assert part.stat().st_size == whole.stat().st_size // 2 > 0
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_wandb_keeps_the_runs_id_and_its_whole_history(moment: str, runs: Path, wandb_file: "Reader") -> None:
-    found = wandb_file(runs / moment)
-    assert found.run.run_id == (runs / "killed" / moment / "wandb-id.txt").read_text().strip()
+@pytest.mark.long
+def test_wandb_keeps_the_id_and_the_whole_history_of_a_killed_run(
+    runs: Runs, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
+) -> None:
+    fields = {"tracking.wandb": "offline"}
+    killed = runs.run("scaffold", tmp_path, 4, name="rounds.jsonl", **fields)
+    assert killed.code == -signal.SIGKILL, killed.err
+    folder = tmp_path / "run"
+    name = (folder / "wandb-id.txt").read_text().strip()
+    ended = runs.run("scaffold", tmp_path, **fields)
+    assert ended.code == 0, ended.err
+    found = wandb_file(folder)
+    assert found.run.run_id == name
     rows = [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in found.history]
-    assert rows == lines(runs / moment)
-    shown = [{k for k in row if k.startswith("media/")} for row in found.history]
-    assert shown[-1]
-    assert not any(shown[:-1])  # pictures come once, with the last round
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    assert rows == [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    has_pictures = [any(k.startswith("media/") for k in row) for row in found.history]
+    assert has_pictures == [False] * 4 + [True]  # pictures come once, with the last round

@@ -1,22 +1,19 @@
-"""Ctrl-C and SIGTERM while a Trainer trains end a run like anywhere else, not as Lightning would.
-
-This file is also a program: run as a script it runs another, which tells when a generator takes a step.
-"""
+"""Ctrl-C and SIGTERM while a Trainer trains end a command as anywhere else, and not as Lightning would."""
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from types import ModuleType
 
 import psutil
 import pytest
 import torch
+from forked import call, forked, warm_up
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
@@ -24,25 +21,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.runs import central
 
 ROOT = Path(__file__).parent.parent
-GENERATORS = ("--preset=smoke", "--sharing.setting=shuffled_synthetic", "--generator.epochs=100000")
-
-
-def main() -> None:
-    """Run the script that is named, with a word at the first step of a generator."""
-    from lightning_modules.ddpm import DDPM
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    step, told = DDPM.training_step, []
-
-    def telling(self: DDPM, *batch: Any) -> Tensor:
-        if not told:
-            told.append(print("step", flush=True))
-        return step(self, *batch)
-
-    mock.patch.object(DDPM, "training_step", telling).start()
-    sys.argv = sys.argv[1:]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a script
-    runpy.run_path(sys.argv[0], run_name="__main__")
+ENDS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 
 
 class Interrupted(LightningModule):
@@ -59,7 +38,7 @@ class Interrupted(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_ctrl_c_in_a_trainer_is_ctrl_c_and_may_be_pressed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_trainer_is_ctrl_c_and_may_be_pressed_again() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         data = Examples(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long))
@@ -80,7 +59,7 @@ cli.main(lambda line: signal.raise_signal(signal.SIGINT))
 """
 
 
-@pytest.mark.long  # for a process of its own
+@pytest.mark.long
 def test_a_second_ctrl_c_while_a_command_ends_adds_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
@@ -88,34 +67,45 @@ def test_a_second_ctrl_c_while_a_command_ends_adds_nothing() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.ray  # for its seconds
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_is_stopped_while_a_generator_trains(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    folders = f"--out={tmp_path / 'run'}", f"--artifacts={tmp_path / 'artifacts'}"
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(ROOT / "sweeps" / "run.py"), *GENERATORS, *folders],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    while process.stdout.readline() not in ("step\n", ""):
-        pass
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
-    assert ("--resume goes on" in said) == (number == signal.SIGINT)
+@pytest.mark.long
+@ENDS
+def test_a_run_is_stopped_while_a_generator_trains(
+    number: signal.Signals, code: int, sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """The signal arrives in the third backward pass."""
+    warm_up()
+    words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
+    backward, passes = torch.Tensor.backward, []
+
+    def interrupted(self: Tensor, *given: object, **named: object) -> None:
+        passes.append(1)
+        if len(passes) == 3:
+            signal.raise_signal(number)
+        backward(self, *given, **named)
+
+    def action() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        torch.Tensor.backward = interrupted
+        call(sweeps("run").run, *words, "--generator.epochs=1000", "--out=run", "--artifacts=artifacts")
+
+    ended = forked(action, tmp_path)
+    assert ended.code == code, ended.err
+    assert "Traceback" not in ended.err
+    assert ("--resume goes on" in ended.err) == (number == signal.SIGINT)
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@ENDS
 def test_a_sweep_is_stopped_while_its_generators_train(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """The signal goes to all its processes, Ray's too: as of a terminal, ``timeout``, Slurm and systemd."""
-    command = [sys.executable, __file__, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--alphas=0.1"]
+    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--alphas=0.1"]
     command += ["--settings=shuffled_synthetic", "--generator.epochs=100000"]  # so there is nothing else to run
     options = f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path / 'artifacts'}"
     process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not (family := training(process)) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -129,15 +119,11 @@ def test_a_sweep_is_stopped_while_its_generators_train(number: signal.Signals, c
     assert [member.name() for member in alive] == []
 
 
-def training(process: subprocess.Popen) -> list[psutil.Process]:
-    """All that a sweep has started, once a trial of its own runs, which makes a generator; until then nothing."""
+def training(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes of a sweep, once a trial of its own runs, which makes a generator; until then none."""
     family = psutil.Process(process.pid).children(recursive=True)
     names: list[str] = []
     for member in family:
         with suppress(psutil.NoSuchProcess):  # it has ended since
             names.append(member.name())
     return family if any(name.startswith("ray::Implicit") for name in names) else []
-
-
-if __name__ == "__main__":
-    main()

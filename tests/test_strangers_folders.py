@@ -1,22 +1,19 @@
-"""Run folders that somebody else made: they are read in bounded memory and time, or what is wrong is told.
+"""Run folders of other users: they are read in bounded memory and time, or the damage is reported.
 
 Each case runs in a fork with a limit of memory and of processor time, which a reader that waits, follows a link or
 reads without end would reach.
 """
 
 import contextlib
-import io
 import json
 import os
-import resource
 import shutil
-import signal
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Ended, files, forked, warm_up
 
 from fedcommons import load_clients, load_rounds, load_runs, locks, means
 from fedcommons.config import presets
@@ -26,18 +23,12 @@ from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
 from fedcommons.tracking.run_folder import read_finished
 
-MEMORY = 1_500_000_000
-"""Bytes that a reader may take beyond what its process has."""
-
-SECONDS = 30
-"""Of processor time; a reader that waits is ended after three times as long."""
-
 TINY = override(
     presets.experiment("smoke", "digits"),
     {
         "algorithm": "scaffold", "data.limit": 40, "client.epochs": 1, "measure.every": 0, "federation.rounds": 2,
         "federation.checkpoint_every": 1, "tracking.wandb": "off", "model.channels": (2, 2), "measure.clients": True,
-        "federation.memory_mb": 0.001,
+        "federation.memory_mb": 0.001, "partition.n_clients": 3,
     },
 )  # fmt: skip
 
@@ -45,16 +36,22 @@ TINY = override(
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, with clients' memories in files."""
+    warm_up()
     folder = tmp_path_factory.mktemp("good") / "run"
     experiment.run(TINY, folder, say=lambda text: None)
     plots.partition_of(folder)
-    (folder / "messages.log").write_text("said\n")
+    for name, text in {
+        "messages.log": "said\n",
+        "error.txt": "ValueError: no\n\ntrace",
+        "wandb-id.txt": "abcd1234\n",
+    }.items():
+        (folder / name).write_text(text)
     return folder
 
 
 @pytest.fixture
 def folder(good: Path, tmp_path: Path) -> Path:
-    """A copy of it, beside an intact one."""
+    """A copy of it, beside an intact one and files of others."""
     shutil.copytree(good, tmp_path / "all" / "good")
     shutil.copytree(good, tmp_path / "all" / "odd")
     (tmp_path / "outside").mkdir()
@@ -62,58 +59,25 @@ def folder(good: Path, tmp_path: Path) -> Path:
     return tmp_path / "all" / "odd"
 
 
-def alone(work: Callable[[], object], seconds: int = SECONDS) -> tuple[str, str]:
-    """How the work ended in a fork with limits: ``done``, ``sentence``, or what went wrong; and what it printed."""
-    reading, writing = os.pipe()
-    if not (process := os.fork()):
-        said = io.StringIO()
-        try:
-            os.close(reading)
-            used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-            signal.alarm(3 * seconds)
-            with contextlib.redirect_stdout(said):
-                try:
-                    work()
-                    how = "done"
-                except (UserError, ClientError) as error:
-                    how = "sentence"
-                    print(error)
-                except BaseException:
-                    how = traceback.format_exc()
-            os.write(writing, json.dumps([how[-3000:], said.getvalue()[-20000:]]).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        told = file.read()
-    ended = os.waitpid(process, 0)[1]
-    if not told:
-        return f"ended by {ended}", ""
-    how, said = json.loads(told)
-    return how, said
+def require_bounded(folder: Path, read: Callable[[], object], seconds: int = 30) -> Ended:
+    """It ends within limits, with a sentence or well, prints no control characters, and changes nothing outside."""
+    others = [folder.parent.parent / "outside", folder.parent / "good"]
+    before = [files(other) for other in others]
+    ended = forked(read, folder.parent, seconds=seconds, gigabytes=1.5)
+    assert ended.code == 0, f"code {ended.code}: {ended.err}"
+    assert not [c for c in ended.out if not c.isprintable() and c != "\n"]
+    assert [files(other) for other in others] == before
+    return ended
 
 
-# --- readers
-
-
-def _frames(folder: Path) -> None:
+def frames(folder: Path) -> None:
     for load in (load_runs, load_rounds, load_clients):
         found = load(folder.parent)
         assert str(folder.parent / "good") in set(found["run"]), "the intact run is lost"
         found.to_csv()
 
 
-def _resume(folder: Path) -> None:
-    experiment.run(TINY, folder, resume=True)
-
-
-def _replay(folder: Path) -> None:
-    replay.replay(folder, 2, 0)
-
-
-def _looks(folder: Path) -> None:
+def looks(folder: Path) -> None:
     """What sweeps look at, and what is drawn from a folder."""
     locks.holder(folder)
     locks.strangers(folder)
@@ -123,26 +87,19 @@ def _looks(folder: Path) -> None:
             look()
 
 
-READERS: Mapping[str, Callable[[Path], None]] = {
-    "frames": _frames, "resume": _resume, "replay": _replay, "looks": _looks,
-}  # fmt: skip
+def read_in_all_ways(folder: Path) -> None:
+    """The reader that writes comes last; a sentence of one must not hide the others."""
+    for reader in (
+        lambda: looks(folder), lambda: frames(folder), lambda: replay.replay(folder, 2, 0),
+        lambda: experiment.run(TINY, folder, resume=True),
+    ):  # fmt: skip
+        try:
+            reader()
+        except (UserError, ClientError) as error:
+            print(error)
 
 
-def right(ended: tuple[str, str], folder: Path) -> None:
-    """It ended as it should, showed nothing that a terminal obeys, and left alone what is outside."""
-    how, said = ended
-    assert how in ("done", "sentence"), how
-    assert not [c for c in said if not c.isprintable() and c != "\n"]
-    outside = folder.parent.parent / "outside"
-    assert {path.name: path.read_text() for path in outside.iterdir()} == {"mine.txt": "mine"}
-    intact = folder.parent / "good" / "rounds.jsonl"
-    assert not intact.is_symlink()
-
-
-# --- what may stand in the place of a file
-
-
-def _put(path: Path) -> Path:
+def cleared(path: Path) -> Path:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -150,32 +107,29 @@ def _put(path: Path) -> Path:
     return path
 
 
-def _outside(path: Path) -> Path:
+def outside(path: Path) -> Path:
     return next(p for p in path.parents if p.name == "all").parent / "outside"
 
 
-def _sparse(path: Path) -> None:
-    """Ten GB of holes after what was there."""
+def sparse(path: Path) -> None:
+    """Ten GB of zeros after what was there."""
     with open(path, "ab") as file:
         file.truncate(10**10)
 
 
-def _holes(path: Path) -> None:
-    with open(_put(path), "wb") as file:
-        file.truncate(10**10)
-
-
 PLACES: Mapping[str, Callable[[Path], object]] = {
-    "a link to nothing": lambda path: _put(path).symlink_to(_outside(path) / "new"),
-    "a link": lambda path: _put(path).symlink_to(_outside(path) / "mine.txt"),
-    "a link to zeros": lambda path: _put(path).symlink_to("/dev/zero"),
-    "a link to a folder": lambda path: _put(path).symlink_to(_outside(path)),
-    "a link to itself": lambda path: _put(path).symlink_to(path.name),
-    "a pipe": lambda path: os.mkfifo(_put(path)),
-    "a folder": lambda path: _put(path).mkdir(),
-    "ten sparse GB": _sparse,
-    "ten GB of holes": _holes,
-    "nothing": lambda path: _put(path),
+    "a link to nothing": lambda path: cleared(path).symlink_to(outside(path) / "new"),
+    "a link": lambda path: cleared(path).symlink_to(outside(path) / "mine.txt"),
+    "a link to zeros": lambda path: cleared(path).symlink_to("/dev/zero"),
+    "a link to a folder": lambda path: cleared(path).symlink_to(outside(path)),
+    "a link to itself": lambda path: cleared(path).symlink_to(path.name),
+    "a pipe": lambda path: os.mkfifo(cleared(path)),
+    "a folder": lambda path: cleared(path).mkdir(),
+    "nothing": cleared,
+}  # fmt: skip
+CONTENTS: Mapping[str, Callable[[Path], object]] = {
+    "ten sparse GB": sparse,
+    "ten GB of zeros": lambda path: sparse(cleared(path)),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "random": lambda path: path.write_bytes(bytes(range(256)) * 4),
@@ -183,54 +137,32 @@ PLACES: Mapping[str, Callable[[Path], object]] = {
     "brackets": lambda path: path.write_bytes(b"[" * 100_000),
     "closed brackets": lambda path: path.write_bytes(b"[" * 100_000 + b"]" * 100_000),
     "names": lambda path: path.write_bytes(b'{"a":' * 400 + b"1" + b"}" * 400),
-}
-
+}  # fmt: skip
 FILES = (
     "config.yaml", "environment.json", "partition.json", "rounds.jsonl", "timing.jsonl", "clients.jsonl",
     "summary.json", "messages.log", "error.txt", ".lock", "checkpoints/round-000002.safetensors",
-    "checkpoints/round-000002.safetensors.json", "checkpoints", "memory", "MEMORY", "wandb-id.txt",
+    "checkpoints/round-000002.safetensors.json", "checkpoints", "memory", "memory/*.safetensors", "wandb-id.txt",
 )  # fmt: skip
-
-EVERY = [(kind, name) for name in FILES for kind in PLACES]
-SOME = [pair for number, pair in enumerate(EVERY) if number % 9 == 0]
+EVERY = [(kind, name) for name in FILES for kind in (*PLACES, *CONTENTS)]
+SOME = EVERY[::11]
 """Of each file some kinds, and of each kind some files; the others are slow."""
 
 
-def _places(folder: Path, name: str) -> Iterator[Path]:
-    """The file of this name; of the memories all."""
-    yield from [*folder.glob("memory/*.safetensors")] if name == "MEMORY" else [folder / name]
-
-
 @pytest.mark.parametrize(
-    ("kind", "name"), [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.slow) for pair in EVERY]
+    ("kind", "name"),
+    [pytest.param(*pair, marks=pytest.mark.long if pair in SOME else pytest.mark.slow) for pair in EVERY],
 )
-@pytest.mark.long
 def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_folder(
     kind: str, name: str, folder: Path
 ) -> None:
-    (folder / "error.txt").write_text("ValueError: no\n\ntrace")
-    (folder / "wandb-id.txt").write_text("abcd1234\n")
-    if (folder / name).is_dir() and kind in ("ten sparse GB", "empty", "cut", "random", "no UTF-8", "brackets",
-                                            "closed brackets", "names"):  # fmt: skip
+    if (folder / name).is_dir() and kind in CONTENTS:
         shutil.rmtree(folder / name)
         (folder / name).write_text("x")
-    for path in _places(folder, name):
-        PLACES[kind](path)
-    if "check" in name or "MEM" in name.upper():  # these are read by a run that is not finished
+    for path in [*folder.glob(name)]:
+        {**PLACES, **CONTENTS}[kind](path)
+    if name.startswith(("checkpoints", "memory")):  # these are read by a run that is not finished
         (folder / "summary.json").unlink()
-    right(alone(lambda: _each(folder)), folder)
-
-
-def _each(folder: Path) -> None:
-    """All readers, the one that writes last; a sentence of one must not hide the others."""
-    for reader in (_looks, _frames, _replay, _resume):
-        try:
-            reader(folder)
-        except (UserError, ClientError) as error:
-            print(error)
-
-
-# --- odd values in whole files
+    require_bounded(folder, lambda: read_in_all_ways(folder))
 
 
 ODD: Mapping[str, Any] = {
@@ -238,13 +170,11 @@ ODD: Mapping[str, Any] = {
     "no float": "OVERFLOW", "infinite": "INFINITY", "nan": "NAN", "true": True, "half a character": "\ud800",
     "an escape": "\x1b]0;owned\x07\x1b[31m\n$\\frac{", "deep": [[[[[1]]]]], "names": {"\x1b[2J": {"\ud800": 1}},
 }  # fmt: skip
-
-
 EACH = 5
-"""Every so many of these are tried in a place; 1 tries all of them, in a minute."""
+"""Of these values one in so many is tried in a place; 1 tries all of them, in a minute."""
 
 
-def _texts(value: Any) -> str:
+def text_of(value: Any) -> str:
     """JSON, with numbers that JSON does not have."""
     text = json.dumps(value)
     for word, number in (("OVERFLOW", "1" + "0" * 4000), ("INFINITY", "1e999"), ("NAN", "NaN")):
@@ -252,28 +182,28 @@ def _texts(value: Any) -> str:
     return text
 
 
-def _with(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
+def replaced(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
     """The value with something odd in this place."""
     if not path:
         return odd
     if isinstance(value, dict):
-        return {**value, path[0]: _with(value[path[0]], path[1:], odd)}
-    return [*value[: path[0]], _with(value[path[0]], path[1:], odd), *value[path[0] + 1 :]]
+        return {**value, path[0]: replaced(value[path[0]], path[1:], odd)}
+    return [*value[: path[0]], replaced(value[path[0]], path[1:], odd), *value[path[0] + 1 :]]
 
 
-def _paths(value: Any, depth: int = 2) -> Iterator[tuple[Any, ...]]:
+def paths_of(value: Any, depth: int = 2) -> Iterator[tuple[Any, ...]]:
     """Where its values stand; of a list the first."""
     names = value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ()
     for name in names if depth else ():
         yield (name,)
-        yield from ((name, *inner) for inner in _paths(value[name], depth - 1))
+        yield from ((name, *inner) for inner in paths_of(value[name], depth - 1))
 
 
-def _each_odd(file: Path, whole: Any, write: Callable[[Any], str], read: Callable[[], object]) -> None:
-    """All readers at each odd value in each place; told: the first that ends otherwise than in a sentence."""
-    for number, path in enumerate(_paths(whole)):
+def read_each(file: Path, whole: Any, write: Callable[[Any], str], read: Callable[[], object]) -> None:
+    """Read the file with each odd value in each place; an error that is no sentence passes through."""
+    for number, path in enumerate(paths_of(whole)):
         for kind, odd in [*ODD.items()][number % EACH :: EACH]:
-            file.write_text(write(_with(whole, path, odd)), encoding="utf-8")
+            file.write_text(write(replaced(whole, path, odd)), encoding="utf-8")
             try:
                 read()
             except (UserError, ClientError):
@@ -283,20 +213,7 @@ def _each_odd(file: Path, whole: Any, write: Callable[[Any], str], read: Callabl
                 raise
 
 
-@pytest.mark.parametrize("name", ["summary.json", "partition.json", ".lock", "environment.json"])
-@pytest.mark.long
-def test_odd_values_in_json_are_told_in_a_sentence(name: str, folder: Path) -> None:
-    for other in folder.glob("checkpoints/*"):
-        other.unlink()
-    whole = json.loads((folder / name).read_text())
-    readers: Mapping[str, Callable[[], object]] = {
-        "summary.json": lambda: _drawn(folder), "environment.json": lambda: read_finished(folder, TINY, "x" * 24),
-    }  # fmt: skip
-    read = readers.get(name, lambda: _looks(folder))
-    right(alone(lambda: _each_odd(folder / name, whole, _texts, read), 120), folder)
-
-
-def _drawn(folder: Path) -> None:
+def draw(folder: Path) -> None:
     """Frames, means and a picture of the run and the intact one."""
     read_finished(folder, TINY)
     runs = load_runs(folder.parent)
@@ -307,12 +224,25 @@ def _drawn(folder: Path) -> None:
         assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
 
 
+@pytest.mark.parametrize("name", ["summary.json", "partition.json", ".lock", "environment.json"])
+@pytest.mark.long
+def test_odd_values_in_json_are_reported_in_a_sentence(name: str, folder: Path) -> None:
+    for other in folder.glob("checkpoints/*"):
+        other.unlink()
+    whole = json.loads((folder / name).read_text())
+    readers: Mapping[str, Callable[[], object]] = {
+        "summary.json": lambda: draw(folder), "environment.json": lambda: read_finished(folder, TINY, "x" * 24),
+    }  # fmt: skip
+    read = readers.get(name, lambda: looks(folder))
+    require_bounded(folder, lambda: read_each(folder / name, whole, text_of, read), 120)
+
+
 @pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl", "timing.jsonl"])
 @pytest.mark.long
-def test_odd_values_in_lines_are_told_in_a_sentence(name: str, folder: Path) -> None:
+def test_odd_values_in_lines_are_reported_in_a_sentence(name: str, folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
     def written(line: Any) -> str:
-        return "".join(_texts(one) + "\n" for one in (lines[0], line, *lines[2:]))
+        return "".join(text_of(one) + "\n" for one in (lines[0], line, *lines[2:]))
 
-    right(alone(lambda: _each_odd(folder / name, lines[1], written, lambda: _frames(folder)), 120), folder)
+    require_bounded(folder, lambda: read_each(folder / name, lines[1], written, lambda: frames(folder)), 120)
