@@ -134,7 +134,7 @@ def forked(
 
 def warm_up() -> None:
     """Import here what a run imports late, and not again in every fork."""
-    for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets", "opacus.accountants"):
+    for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets"):
         import_module(name)
 
 

@@ -34,7 +34,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
         "model.name": "vae", "feddpms.preliminary_rounds": "2", "feddpms.quota": "3", "feddpms.sigma": "0.1",
         "feddpms.tries": "3",
     },
-    "feddm": {"feddm.iterations": "2", "feddm.server_batch": "8", "feddm.server_epochs": "2", "feddm.ipc": "2",
+    "feddm": {"feddm.iterations": "2", "feddm.server_batch": "8", "feddm.server_epochs": "2", "feddm.ipc": "1",
               "model.channels": "[2,4]"},
 }  # fmt: skip
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from types import ModuleType
 
 import pytest
 
@@ -146,25 +145,6 @@ def test_two_processes_cannot_run_one_run(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     with locked(tmp_path / "whole"):
         assert experiment.run(config, tmp_path / "whole", resume=True) == summary
-
-
-RESUMABLE = ("table1", "figure3", "convergence_parameters", "advise", "tune")
-SWEEPS = {
-    **{name: [] for name in (*RESUMABLE, "quadratics", "mnist_softmax")}, "tune": ["--space=lr=0.1,0.2"],
-    "communication_saved": ["--from=sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_two_processes_cannot_run_one_sweep(
-    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parent.parent)
-    options = [] if name == "communication_saved" else ["--preset=smoke"]
-    options += ["--resume"] if name in RESUMABLE else []
-    with another(holding(tmp_path)) as process, pytest.raises(UserError, match=f"in use by process {process} on "):
-        vars(sweeps(name))[name]([*options, *SWEEPS[name], f"--out={tmp_path}"])
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run folders and those of sweeps: what others have there stays, and what is damaged is run again."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from fedcommons.config import presets
 from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError
+from fedcommons.locks import locked
 from fedcommons.runs import experiment
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
@@ -128,23 +130,30 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
 
 
 PUBLISHED = Path(__file__).parent.parent / "sweeps" / "papers" / "fedssyn" / "published"
-PRESETS = ("run", "table1", "figure3", "convergence_parameters", "advise", "quadratics", "mnist_softmax")
+RESUMABLE = ("run", "table1", "figure3", "convergence_parameters", "advise", "tune")
 SWEEPS = {
-    **{name: ["--preset=smoke"] for name in PRESETS}, "tune": ["--preset=smoke", "--space=lr=0.1,0.2"],
+    **{name: ["--preset=smoke"] for name in (*RESUMABLE, "quadratics", "mnist_softmax")},
+    "tune": ["--preset=smoke", "--space=lr=0.1,0.2"],
     "communication_saved": [f"--from={PUBLISHED}/fedssyn_table1_rounds.csv"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_folder_of_the_user_is_no_place_for_results(
+def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
     name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    run = vars(sweeps(name))[name]
     mine = write(tmp_path, ["thesis.tex", "summary.json", ".writable"])
     for out, word in ((".", "is not empty"), ("", "--out must name a file or folder")):
         with pytest.raises(UserError, match=word):
-            vars(sweeps(name))[name]([*SWEEPS[name], f"--out={out}"])
+            run([*SWEEPS[name], f"--out={out}"])
     assert contents(tmp_path) == mine
+    (tmp_path / "held").mkdir()
+    resume = ["--resume"] if name in RESUMABLE else []
+    with locked(tmp_path / "held"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
+        run([*SWEEPS[name], *resume, "--out=held"])
+    assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
 
 
 def line_3(new: bytes) -> Callable[[list[bytes]], list[bytes]]:
