@@ -1,5 +1,6 @@
 """Commands in forks of this process, with limits of time and memory; and what each may leave behind."""
 
+import gc
 import os
 import resource
 import shutil
@@ -93,6 +94,7 @@ def forked(
         if not (process := os.fork()):
             code: object = CRASHED
             try:
+                gc.freeze()  # objects of the tests are not looked through in the fork
                 os.setsid()
                 os.dup2(out.fileno() if stdout is None else stdout, 1)
                 os.dup2(err.fileno(), 2)

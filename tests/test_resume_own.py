@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from forked import Ended, call, forked
+from forked import Ended, call, forked, warm_up
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -119,12 +119,13 @@ class Lab:
 
     def contents(self) -> dict[str, bytes]:
         """All files of the stopped run."""
-        return {str(path): path.read_bytes() for path in (self.folder / "cut").rglob("*") if path.is_file()}
+        return {str(path): path.read_bytes() for path in (self.folder / "cut").rglob("*") if path.suffix}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with a whole run and a stopped one."""
+    warm_up()
     lab = Lab(tmp_path_factory.mktemp("lab"))
     lab.furnish()
     assert lab.run("whole").code == 0
