@@ -1,6 +1,7 @@
 """Commands in forks of this process, with limits of time and memory; and what each may leave behind."""
 
 import gc
+import logging
 import os
 import resource
 import shutil
@@ -95,6 +96,7 @@ def forked(
             code: object = CRASHED
             try:
                 gc.freeze()  # objects of the tests are not looked through in the fork
+                logging.getLogger().handlers.clear()  # Opacus installs one when it is imported
                 os.setsid()
                 os.dup2(out.fileno() if stdout is None else stdout, 1)
                 os.dup2(err.fileno(), 2)

@@ -210,7 +210,7 @@ HOSTILE: dict[str, object] = {
     "up": {"files": {"../x": ENTRY}}, "absolute": {"files": {"/tmp/x": ENTRY}}, "hidden": {"files": {".lock": ENTRY}},
     "newline": {"files": {"x\n": ENTRY}}, "other object": {"files": {"x": {**ENTRY, "object": "../../../secret"}}},
     "negative": {"files": {"x": {**ENTRY, "bytes": -1}}}, "huge": {"files": {"x": {**ENTRY, "bytes": 10**20}}},
-    "half": {"files": {"x": {**ENTRY, "bytes": 0.5}}}, "long": {"files": {"x" * 300: ENTRY}},
+    "half": {"files": {"x": {**ENTRY, "bytes": 0.5}}}, "long": {"files": {"x" * 201: ENTRY}},
     "no entry": {"files": {"x": 1}}, "a list": [], "nothing": None, "empty": b"", "no UTF-8": b"\xff\xfe", "cut": b"{",
     "deep": b"[" * 200_000,
 }  # fmt: skip
@@ -222,6 +222,9 @@ def test_hostile_lists_are_refused(place: str) -> None:
         remote.opened(place).write(f"runs/a/{MANIFEST}", raw)
         with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is no list of ours"):
             pytest.fail(f"{how}: {snapshots(place).look()}")
+    longest = {"files": {"x" * 200: {**ENTRY, "bytes": 0}}}
+    remote.opened(place).write(f"runs/a/{MANIFEST}", json.dumps(longest).encode())
+    assert len(snapshots(place).look()) == 1
 
 
 def test_a_list_of_64_mb_is_refused(tmp_path: Path) -> None:
