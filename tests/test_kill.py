@@ -120,12 +120,14 @@ def whole(runs: Runs) -> dict[str, list[str]]:
     return changes
 
 
-POINTS = [*(("scaffold", share) for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)),
-          *((method, share) for method in ("feddpms", "feddm") for share in (0.3, 0.6, 0.85))]  # fmt: skip
+POINTS = [
+    *(("scaffold", share, False) for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)),
+    *(("scaffold", share, True) for share in (0.2, 0.4, 0.6, 0.8, 1.0)),
+    *((method, share, share == 0.7) for method in ("feddpms", "feddm") for share in (0.4, 0.7, 0.9)),
+]
 
 
-@pytest.mark.parametrize("is_half", [False, True])
-@pytest.mark.parametrize(("method", "share"), POINTS)
+@pytest.mark.parametrize(("method", "share", "is_half"), POINTS)
 @pytest.mark.long
 def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
     method: str, share: float, is_half: bool, runs: Runs, whole: dict[str, list[str]], tmp_path: Path

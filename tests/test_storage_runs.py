@@ -91,7 +91,11 @@ def machine(place: str, tmp_path: Path) -> Callable[[str], Machine]:
 Machines = Callable[[str], Machine]
 
 
-@pytest.mark.parametrize(("last", "first"), [(0, 0), (1, 1), (3, 3), (6, 5)])  # from the last checkpoint that was sent
+@pytest.mark.parametrize(
+    ("place", "last", "first"),
+    [("folder", 0, 0), ("folder", 1, 1), ("folder", 3, 3), ("folder", 6, 5), ("s3", 3, 3)],  # from the last one sent
+    indirect=["place"],
+)
 @pytest.mark.long
 def test_a_run_cut_on_one_machine_goes_on_on_another(
     last: int, first: int, machine: Machines, whole: dict[str, bytes]
