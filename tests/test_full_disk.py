@@ -248,7 +248,7 @@ def test_a_run_that_had_no_memory_left_goes_on_with_the_same_bytes(tmp_path: Pat
             pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE"), resource.RLIM_INFINITY))
 
-    ended = forked(lambda: call(lambda _: experiment.run(config, Path("cut"), on_round=limit) and 0), tmp_path)
+    ended = forked(lambda: call(lambda _: (experiment.run(config, Path("cut"), on_round=limit), 0)[1]), tmp_path)
     require_sentence(ended, "out of memory: ")
     for name in ("cut", "whole"):
         experiment.run(config, tmp_path / name, resume=name == "cut")

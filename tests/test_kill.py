@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "preset": "smoke", "data.limit": "60", "client.epochs": "1", "measure.every": "0", "federation.rounds": "4",
-    "federation.checkpoint_every": "2", "partition.n_clients": "4", "tracking.wandb": "off", "out": "run",
+    "federation.checkpoint_every": "2", "partition.n_clients": "4", "out": "run",
 }  # fmt: skip
 METHODS: Mapping[str, Mapping[str, str]] = {
     "scaffold": {"federation.participation": "0.75", "model.channels": "[2,4]", "federation.memory_mb": "0.01"},
@@ -78,11 +78,11 @@ class Runs:
     root: Path
 
     def run(
-        self, method: str, folder: Path, dies_at: int = 0, *, is_half: bool = False, name: str = "", **fields: str
+        self, method: str, folder: Path, dies_at: int = 0, *, is_half: bool = False, name: str = "", wandb: str = "off"
     ) -> Ended:
         """Begin the run in the folder or go on with it."""
         folder.mkdir(exist_ok=True)
-        asked = words({**FIELDS, **METHODS[method], "algorithm": method, **fields})
+        asked = words({**FIELDS, **METHODS[method], "algorithm": method, "tracking.wandb": wandb})
 
         def action() -> None:
             changes = count_changes(folder, dies_at, is_half, name)
@@ -159,12 +159,11 @@ def test_clients_had_sent_codes_and_received_some_by_the_end(runs: Runs, whole: 
 def test_wandb_keeps_the_id_and_the_whole_history_of_a_killed_run(
     runs: Runs, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
 ) -> None:
-    fields = {"tracking.wandb": "offline"}
-    killed = runs.run("scaffold", tmp_path, 4, name="rounds.jsonl", **fields)
+    killed = runs.run("scaffold", tmp_path, 4, name="rounds.jsonl", wandb="offline")
     assert killed.code == -signal.SIGKILL, killed.err
     folder = tmp_path / "run"
     name = (folder / "wandb-id.txt").read_text().strip()
-    ended = runs.run("scaffold", tmp_path, **fields)
+    ended = runs.run("scaffold", tmp_path, wandb="offline")
     assert ended.code == 0, ended.err
     found = wandb_file(folder)
     assert found.run.run_id == name

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -77,7 +78,7 @@ def test_a_run_is_stopped_while_a_generator_trains(
     words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
     backward, passes = torch.Tensor.backward, []
 
-    def interrupted(self: Tensor, *given: object, **named: object) -> None:
+    def interrupted(self: Tensor, *given: Any, **named: Any) -> None:
         passes.append(1)
         if len(passes) == 3:
             signal.raise_signal(number)
