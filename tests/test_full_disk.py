@@ -14,9 +14,8 @@ from typing import NoReturn
 import pytest
 from forked import Ended, Script, call, forked, warm_up
 
-from fedcommons.config import cli, presets
+from fedcommons.config import cli
 from fedcommons.errors import ClientError
-from fedcommons.runs import experiment
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = [
@@ -72,22 +71,6 @@ def test_a_file_too_large_ends_a_run_in_one_sentence(
     else:
         assert (ended.code, ended.err) == (0, "")
     require_resumed(script, tmp_path, whole)
-
-
-@pytest.mark.long
-def test_half_a_line_of_a_record_that_grew_too_large_is_written_again(script: Script, tmp_path: Path) -> None:
-    """Only rounds.jsonl is appended to."""
-    more = ["--algorithm=fedavg", "--federation.rounds=60", "--federation.checkpoint_every=20", "--data.limit=20",
-            "--partition.n_clients=2", "--client.batch_size=20", "--model.name=linear"]  # fmt: skip
-    options = [one for one in OPTIONS if "channels" not in one and "memory" not in one] + more
-    for name in ("whole", "run"):
-        size = None if name == "whole" else 9000
-        ended = forked(lambda name=name: call(script, *options, f"--out={name}"), tmp_path, file_size=size)
-        if name == "run":
-            require_sentence(ended, "File too large")
-    assert not (tmp_path / "run" / "rounds.jsonl").read_bytes().endswith(b"\n")
-    assert forked(lambda: call(script, *options, "--out=run", "--resume"), tmp_path).code == 0
-    assert outputs(tmp_path / "run") == outputs(tmp_path / "whole")
 
 
 @pytest.fixture
@@ -236,21 +219,3 @@ def test_a_command_under_a_limit_of_memory_ends_in_a_sentence(tmp_path: Path, me
     )  # fmt: skip
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
     assert ended.stderr.startswith("error: out of memory: ")
-
-
-@pytest.mark.slow
-def test_a_run_that_had_no_memory_left_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
-    fields = {"data.limit": 40, "client.epochs": 1, "model.hidden": 8_000, "measure.every": 0, "tracking.wandb": "off"}
-    config = presets.experiment("smoke", "digits", {**fields, "federation.rounds": 4})
-
-    def limit(number: int, metrics: Mapping[str, float | None]) -> None:
-        if number == 2:
-            pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-            resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE"), resource.RLIM_INFINITY))
-
-    ended = forked(lambda: call(lambda _: (experiment.run(config, Path("cut"), on_round=limit), 0)[1]), tmp_path)
-    require_sentence(ended, "out of memory: ")
-    for name in ("cut", "whole"):
-        experiment.run(config, tmp_path / name, resume=name == "cut")
-    for name in ("rounds.jsonl", "summary.json"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
 import pytest
-from forked import call, forked, words
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -223,26 +221,6 @@ def test_a_storage_is_the_same_by_any_path(
     Machine(tmp_path, str(tmp_path / "storage"), "a").run(last=3)
     Machine(tmp_path, "./storage", "a").run()
     assert outputs(tmp_path / "a" / "run") == whole
-
-
-@FOLDER
-@pytest.mark.long
-def test_a_full_disk_leaves_no_half_file(
-    machine: Machines, place: str, tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
-    machine("a").run()
-    fields = {name: str(list(value) if isinstance(value, tuple) else value) for name, value in SMALL.items()}
-    asked = words({"preset": "smoke", **fields, "storage": place, "out": str(machine("b").folder)})
-    ended = forked(lambda: call(sweeps("run").run, *asked, "--resume"), tmp_path, file_size=1500)
-    assert ended.code == 1, ended.err
-    assert "File too large" in ended.sentence
-    there = {p.relative_to(tmp_path / "b"): p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file()}
-    assert there
-    for path, content in there.items():
-        if path.name not in (".lock", run_mirror.SEEN):
-            assert content == (tmp_path / "a" / path).read_bytes()
-    machine("b").run([])
-    assert outputs(machine("b").folder) == outputs(machine("a").folder)
 
 
 class Front:
