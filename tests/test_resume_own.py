@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -227,15 +226,6 @@ def test_a_sweep_does_not_go_on_on_changed_data(lab: Lab) -> None:
     assert lab.alone(todo).code == 0
     lab.table(1)
     lab.require_refused(lab.alone(todo_only), "holds a run on other data")
-
-
-def test_a_command_with_a_missing_neighbour_does_nothing(lab: Lab, sweeps: Callable[[str], ModuleType]) -> None:
-    (lab.folder / "net.py").write_text(NET.replace("import helper", "import helpr"))
-    words = ["--preset=smoke", "--wandb=off", "--model=net.py:Net", "--data=my_data.py:table"]
-    ended = forked(lambda: call(sweeps("run").run, *words), lab.folder)
-    assert (ended.code, ended.out) == (2, "")
-    assert all(word in ended.sentence for word in ("line 4", "imports helpr", "did you mean 'helper'"))
-    assert not (lab.folder / "runs").exists()
 
 
 @pytest.mark.ray

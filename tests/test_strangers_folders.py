@@ -217,11 +217,11 @@ def draw(folder: Path) -> None:
     """What sweeps look at, frames, means and a picture of the run and the intact one."""
     looks(folder)
     frames(folder)
-    read_finished(folder, TINY, "x" * 24)
     runs = load_runs(folder.parent)
     means(runs.assign(seed=range(len(runs))), ["last_accuracy", "MB"])
     for row in runs.to_dict("records"):
         assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
+    read_finished(folder, TINY, "x" * 24)
 
 
 NAMES = ("summary.json", "partition.json", ".lock", "environment.json", "rounds.jsonl", "clients.jsonl", "timing.jsonl")
