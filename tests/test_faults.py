@@ -191,15 +191,13 @@ def require_whole(out: Path, ended: Ended, asked: Mapping[str, str]) -> None:
     """All rounds, a summary of them, the options that were asked for, and a word on each number that is not finite."""
     lines = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    config = yaml.safe_load((out / "config.yaml").read_text())
     assert [line["round"] for line in lines] == list(range(summary["rounds"] + 1))
-    accuracies = [line["test/accuracy"] for line in lines if line.get("test/accuracy") is not None]
-    if accuracies and summary.get("best_accuracy") is not None:
-        assert summary["last_accuracy"] in (accuracies[-1], None)
-        assert summary["best_accuracy"] in accuracies
-    has_all = {f"{a}.{b}": v for a, inner in config.items() if isinstance(inner, dict) for b, v in inner.items()}
+    if "test/accuracy" in lines[-1]:
+        assert summary["last_accuracy"] == lines[-1]["test/accuracy"]
     for name, text in asked.items():
-        has = {**config, **has_all}.get(name)
+        has = yaml.safe_load((out / "config.yaml").read_text())
+        for part in name.split("."):
+            has = has.get(part, {})
         if isinstance(has, int | float) and not isinstance(has, bool):
             assert float(has) == float(text), name
     lost = {k for line in lines for k, v in line.items() if v is None or (isinstance(v, float) and not isfinite(v))}
