@@ -231,19 +231,22 @@ def test_a_run_whose_lines_are_not_its_rounds_is_not_finished(
     assert tuning.is_done(cell, tmp_path)
 
 
+@pytest.mark.parametrize(("at", "first"), [(5, 5), (6, None)])
 @pytest.mark.long
-def test_a_run_into_which_another_process_wrote_is_not_summarised(runs: Path, tmp_path: Path) -> None:
+def test_a_run_into_which_another_process_wrote_is_not_summarised(
+    at: int, first: int | None, runs: Path, tmp_path: Path
+) -> None:
     """As on a file system without locks."""
 
     def writes_too(number: int, _: Mapping[str, float | None]) -> None:
-        if number == 5:
+        if number == at:
             with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"round": 5, "test/accuracy": 0.1}) + "\n")
+                file.write(json.dumps({"round": at, "test/accuracy": 0.1}) + "\n")
 
     with pytest.raises(ClientError, match="does not hold rounds 0 to 6"):
         experiment.run(TINY, tmp_path, on_round=writes_too)
     assert not (tmp_path / "summary.json").exists()
-    require_resumed(tmp_path, runs, 5)
+    require_resumed(tmp_path, runs, first)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000], ids=["empty", "a list", "brackets"])
