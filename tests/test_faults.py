@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, nextafter
@@ -21,6 +22,7 @@ from fedcommons.config import parts
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import own_fields
 from fedcommons.config.parts import KINDS
+from fedcommons.errors import UserError
 
 GENERATES = {"sharing.setting": "shuffled_synthetic", "generator.epochs": "1", "generator.channels": "[8,8]",
              "generator.sampling_steps": "2"}  # fmt: skip
@@ -65,25 +67,50 @@ Value = tuple[str, bool | None]
 """A text, and whether it must be accepted; None: either."""
 
 
-def numbers(field: Field, kind: type) -> st.SearchStrategy[Value]:
-    """Numbers inside the range, at its limits, next to them and outside, and texts that are no numbers."""
+def range_of(field: Field) -> tuple[str, float, float]:
     interval = field.allowed.partition(" or ")[0]
     low, high = map(float, interval[1:-1].split(",")) if interval else (-inf, inf)
+    return interval, low, high
 
-    def judged(value: float) -> Value:
-        above = value > low or (value == low and interval[:1] == "[")
-        below = value < high or (value == high and interval[-1:] == "]")
-        if not interval or value in (inf, -inf):
-            return repr(value), None
-        return repr(value), above and below and not isnan(value)
 
+def judged(field: Field, value: float) -> Value:
+    interval, low, high = range_of(field)
+    if not interval or value in (inf, -inf):
+        return repr(value), None
+    above = value > low or (value == low and interval[0] == "[")
+    below = value < high or (value == high and interval[-1] == "]")
+    return repr(value), above and below and not isnan(value)
+
+
+def limits_of(field: Field, kind: type) -> list[float]:
+    """The limits of a range, and the numbers next to them."""
     limits: list[float] = []
-    for bound in (low, high):
+    for bound in range_of(field)[1:]:
         if isfinite(bound):
             around = (int(bound) - 1, int(bound), int(bound) + 1)
             limits += around if kind is int else (nextafter(bound, -inf), bound, nextafter(bound, inf))
+    return limits
+
+
+def test_every_range_holds_at_its_limits() -> None:
+    count = 0
+    for choice in CHOICES:
+        kind = choice.field.kinds[0]
+        for value in limits_of(choice.field, kind) if kind in (int, float) and "|" not in choice.field.allowed else []:
+            count += 1
+            if judged(choice.field, value)[1]:
+                choice.field.check(choice.name, value)
+            else:
+                with pytest.raises(UserError, match=re.escape(choice.name)):
+                    choice.field.check(choice.name, value)
+    assert count > 500
+
+
+def numbers(field: Field, kind: type) -> st.SearchStrategy[Value]:
+    """Numbers inside the range, at its limits, next to them and outside, and texts that are no numbers."""
+    limits = limits_of(field, kind)
     plain: st.SearchStrategy[float] = st.integers() if kind is int else st.floats() | st.floats(0, 1)
-    values = (st.sampled_from(limits) | plain if limits else plain).map(judged)
+    values = (st.sampled_from(limits) | plain if limits else plain).map(lambda value: judged(field, value))
     no_numbers = ["x", "1,5", "1e", "½x", "null", "[", "--", "9" * 5000]
     wrong = False if not {NoneType, str} & {*field.kinds} and " or " not in field.allowed else None
     return values | st.sampled_from([(text, None if "9" in text else wrong) for text in no_numbers])

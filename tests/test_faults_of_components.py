@@ -186,13 +186,17 @@ def faults(draw: st.DrawFn) -> Fault:
         "spoilt": f"return spoilt(right(*a, **k), {draw(st.integers(0, 35))}, {bad})",
     }[way]  # fmt: skip
     only_later = draw(st.booleans()) and method == "client"
+    return Fault(seam, wrapped(seam, method, done, only_later), must_fail=way == "raised" and method in seam.methods)
+
+
+def wrapped(seam: Seam, method: str, done: str, only_later: bool = False) -> str:
+    """Lines that do this in the place of a method, or of the component itself; only_later: from round 2 on."""
     when = "    if a[-2] != 2: return right(*a, **k)\n" if only_later else ""
     owner = f"{seam.name}.{method}" if method else seam.name
-    lines = (
+    return (
         f"right = {owner}\nimport functools\n@functools.wraps(right)\ndef wrong(*a, **k):\n{when}    {done}\n"
         f"{owner} = wrong\n"
     )
-    return Fault(seam, lines, must_fail=way == "raised" and method in seam.methods)
 
 
 def check(fault: Fault, script: Script, root: Path) -> None:
@@ -239,6 +243,12 @@ def test_the_right_components_run(seams: Sequence[Seam], script: Script, root: P
         (here / "part.py").write_text(SOURCE, encoding="utf-8")
         asked = words({**{n: v for n, v in SMALL.items() if n != "model.channels"}, **fields})
         assert ran(here, lambda: call(script, *asked)).code == 0
+
+
+@pytest.mark.parametrize(("seam", "method"), [(SEAMS[0], "client"), (SEAMS[2], "make"), (SEAMS[-1], "")])
+@pytest.mark.long
+def test_a_component_that_exits_does_not_end_a_run_well(seam: Seam, method: str, script: Script, root: Path) -> None:
+    check(Fault(seam, wrapped(seam, method, "sys.exit(0)"), must_fail=True), script, root)
 
 
 @SIZES
