@@ -52,7 +52,7 @@ class Metrics:
             Metrics and how often each was updated, by id.
         """
         owned = {id(one) for one in self.objects}
-        every = [one for one in gc.get_objects() if issubclass(type(one), Metric) and id(one) not in owned]
+        every = [one for one in gc.get_objects() if Metric in type(one).__mro__ and id(one) not in owned]
         return {id(one): (one, one.update_count) for one in every}
 
     def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
