@@ -1,231 +1,255 @@
-"""The sensitivity test of methods: each false claim is told in a sentence, and no method of the package is blamed."""
+"""The sensitivity test of methods: it finds each kind of false claim, and accuses no true one."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Algorithm, Facts, Message, Reply, State
-from fedcommons.core.release import Release
+from fedcommons.core.algorithm import Common, Facts, Message, Reply, State
+from fedcommons.core.dp_sgd import NoisySum, clipped
+from fedcommons.core.noise import Draws, Stream
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
-from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, copy, data, flat, scale
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.examples import Examples
+from fedcommons.tensors import Flat, Payload, copy, data, flat
 from fedcommons.testing import check_algorithm
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 
-ONE = ["all_that_is_sent_is_named_by_a_release"]
-"""A check of the contract that all methods here pass."""
+
+@dataclass
+class Call:
+    """A client's call in a round; ``train`` returns FedAvg's reply."""
+
+    work: Work
+    x: Flat
+    memory: Payload
+    rows: ClientData
+    round: int
+    seed: int
+
+    def train(self, x: Flat | None = None, **how: Any) -> Reply:
+        y, _, spent = self.work.local(x or self.x, self.rows, self.seed, **how)
+        return Reply({"delta": Flat(y.layout, y.buffer - self.x.buffer)}, releases=[spent.of("delta")])
+
+    @property
+    def mean(self) -> Tensor:
+        return self.rows.x.flatten(1).float().nan_to_num().mean(0)
 
 
-def mean_of(rows: ClientData) -> Tensor:
-    return rows.x.flatten(1).float().nan_to_num().mean(0)
+Act = Callable[[Call], Reply]
 
 
-class Honest(FedAvg):
-    """FedAvg, and a part that a plant is put into."""
+@dataclass(frozen=True)
+class Planted(FedAvg):
+    act: Act = Call.train
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return self.reply(work, flat(message.common, "model"), memory, data, round, seed)
-
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **how: Any) -> Reply:
-        y, metrics, spent = work.local(x, rows, seed, **how)
-        delta = Flat(y.layout, y.buffer - x.buffer)
-        return Reply({"delta": delta}, metrics=metrics, releases=[spent.of("delta")])
+        return self.act(Call(work, flat(message.common, "model"), memory, data, round, seed))
 
 
-def also(reply: Reply, name: str, value: Tensor, *releases: Release) -> Reply:
-    """The reply with one more tensor, under these releases or, without any, under that of the training."""
+def also(call: Call, name: str, value: Tensor, *releases: Release) -> Reply:
+    """Return the reply with one more tensor, under these releases or, without any, under that of the training."""
+    reply = call.train()
     more = releases or [reply.releases[0].of("delta", name)]
-    return replace(reply, each={**reply.each, name: value}, releases=[*(reply.releases if releases else []), *more])
+    return replace(reply, each={name: value}, releases=[*(reply.releases if releases else []), *more])
 
 
-class SendsTheMean(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return also(super().reply(work, x, memory, rows, *rest), "mean", mean_of(rows))
+def loss_of_all_data(call: Call) -> Reply:
+    middle = call.mean.view(1, 1, 8, 8)
+
+    def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
+        return call.work.module.training_step((batch[0] - middle, *batch[1:]), step)  # pyright: ignore
+
+    return call.train(loss=loss)
 
 
-class SendsTheSigns(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return also(super().reply(work, x, memory, rows, *rest), "signs", (rows.x > 1.0).flatten(1).any(0))
+def gradient_of_the_data(call: Call) -> Reply:
+    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
+        for p in params.values():
+            assert p.grad is not None
+            p.grad.add_(1e-3 * call.mean.sum())
+
+    return call.train(add_to_grad=add_to_grad)
 
 
-class SendsTheLabels(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return also(super().reply(work, x, memory, rows, *rest), "counts", torch.bincount(rows.y, minlength=10))
+def memory_of_the_data(call: Call) -> Reply:
+    reply = call.train()
+    delta = flat(reply.sums, "delta")
+    shift = data(call.memory["mean"]).sum() if call.round == 3 else torch.zeros(())
+    return replace(reply, sums={"delta": Flat(delta.layout, delta.buffer + shift)}, memory={"mean": call.mean})
 
 
-class SendsWithoutARelease(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return replace(super().reply(work, x, memory, rows, *rest), each={"mean": mean_of(rows)})
+def module_of_the_data(call: Call) -> Reply:
+    before = getattr(call.work.module, "seen", torch.zeros(64))
+    call.work.module.seen = call.mean
+    return also(call, "seen", before)
 
 
-class WeighsByTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return replace(super().reply(work, x, memory, rows, *rest), weight=1.0 + float(mean_of(rows).sum().abs()))
+def trains_by_the_data(call: Call) -> Reply:
+    twice = bool(call.rows.x.nan_to_num().max() > 1.0)
+    return call.train(copy(call.work.local(call.x, call.rows, call.seed).model) if twice else None)
 
 
-class StartsAtTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        return super().reply(work, Flat(x.layout, x.buffer + mean_of(rows).sum()), memory, rows, *rest)
+def raises_by_the_data(call: Call) -> Reply:
+    if call.rows.x.isnan().any() or call.rows.x.min() < -1:
+        raise ValueError("an example is nan")
+    return call.train()
 
 
-class RateOfTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
-        lr = 0.1 / (1 + float(mean_of(rows).norm()))
-        return super().reply(work, x, memory, rows, round, seed, lr=lr)
+def declares(**values: float) -> Act:
+    def act(call: Call) -> Reply:
+        reply = call.train()
+        return replace(reply, releases=[replace(reply.releases[0], **values)])  # pyright: ignore[reportArgumentType]
+
+    return act
 
 
-class LossOfAllData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
-        middle = mean_of(rows).view(1, 1, 8, 8)
-
-        def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
-            return work.module.training_step((batch[0] - middle, *batch[1:]), step)  # pyright: ignore
-
-        return super().reply(work, x, memory, rows, round, seed, loss=loss)
+def release_of_the_data(call: Call) -> Reply:
+    return declares(sigma=1.0 if call.rows.x.nan_to_num().max() > 1.0 else 0.9)(call)
 
 
-class GradientOfTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
-        def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-            for p in params.values():
-                assert p.grad is not None
-                p.grad.add_(1e-3 * mean_of(rows).sum())
-
-        return super().reply(work, x, memory, rows, round, seed, add_to_grad=add_to_grad)
+# Noise that a method adds itself, to the sum of its clipped examples
 
 
-class CarriesItInMemory(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, round, *rest)
-        delta = flat(reply.sums, "delta")
-        shift = data(memory["mean"]).sum() if round == 3 else torch.zeros(())
-        sums = {"delta": Flat(delta.layout, delta.buffer + shift)}
-        return replace(reply, sums=sums, memory={"mean": mean_of(rows)})
+def by_hand(level: float = 2.0, numbers: int = 64, is_seeded: bool = False) -> Act:
+    def act(call: Call) -> Reply:
+        total = torch.stack([clipped(x.clone(), 1.0)[0] for x in call.rows.x.flatten(1)]).sum(0)
+        stream: Stream = np.random.default_rng(call.seed)
+        if not is_seeded:
+            stream = call.work.noise.call("mean", *call.rows.columns).stream()
+        noisy = total + level * torch.from_numpy(stream.standard_normal(numbers)).float()
+        event = Release(what=("mean",), mechanism=SAMPLED_GAUSSIAN, sigma=2.0, sensitivity=1.0, steps=1)
+        return also(call, "mean", noisy / len(call.rows), event)
+
+    return act
 
 
-class CarriesItInTheModule(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        before = getattr(work.module, "seen", torch.zeros(64))
-        work.module.seen = mean_of(rows)
-        return also(super().reply(work, x, memory, rows, *rest), "seen", before)
+def by_sum(
+    noise: Callable[[NoisySum, Draws], Any] = lambda total, draws: total.blur(2.0, draws.stream()),
+    clip: Callable[[Tensor], float] = lambda x: 1.0,
+    times: int = 1,
+) -> Act:
+    """Return a method with a ``NoisySum``. noise: what blurs it, and if it is a tensor, what is sent."""
+
+    def act(call: Call) -> Reply:
+        x = call.rows.x.flatten(1).nan_to_num()
+        total = NoisySum(torch.zeros(64), clip(x))
+        for example in [*x] * times:
+            total.add(*clipped(example.clone(), total.clip))
+        sent = noise(total, call.work.noise.call("mean", *call.rows.columns))
+        event = replace(total.release, what=("mean",), sigma=2.0)
+        return also(call, "mean", total.values if sent is None else sent, event)
+
+    return act
 
 
-class CarriesItInTheClass(Honest):
-    seen: ClassVar[list[Tensor]] = [torch.zeros(64)]
-
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        self.seen.append(mean_of(rows))
-        return also(super().reply(work, x, memory, rows, *rest), "seen", self.seen[-2])
+def before_the_noise(total: NoisySum, draws: Draws) -> Tensor:
+    bare = total.values.clone()
+    total.blur(2.0, draws.stream())
+    return bare
 
 
-class ShapeOfTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        n = int((rows.x > 1.0).sum())
-        return also(super().reply(work, x, memory, rows, *rest), "zeros", torch.zeros(n))
+def noise_taken_back(total: NoisySum, draws: Draws) -> Tensor:
+    total.blur(2.0, draws.stream())
+    return total.values - 2.0 * torch.from_numpy(draws.stream().standard_normal(64)).float()
 
 
-class TrainsByTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, round: int, seed: int, **_: Any) -> Reply:
-        if rows.x.nan_to_num().max() > 1.0:
-            x = copy(work.local(x, rows, seed).model)
-        return super().reply(work, x, memory, rows, round, seed)
+FALSE: dict[str, tuple[Act, str]] = {
+    "a mean": (lambda c: also(c, "mean", c.mean), "mean moves by .* multiplier 1 .* no noise of its own"),
+    "labels": (
+        lambda c: also(c, "counts", torch.bincount(c.rows.y, minlength=10)),
+        "counts moves by .* label replaced",
+    ),
+    "no release": (lambda c: replace(c.train(), each={"mean": c.mean}), "mean moves by .*: no release names it"),
+    "weight": (lambda c: replace(c.train(), weight=1.0 + float(c.mean.sum().abs())), "its weight is"),
+    "loss": (loss_of_all_data, "noisy sum of local training, call 1, noise 0 moves by .*declared is 1"),
+    "hook": (gradient_of_the_data, "delta moves by|the noisy sum of local training, call 1, noise 1"),
+    "memory": (memory_of_the_data, "round 3, .*: delta moves by"),
+    "module": (module_of_the_data, "seen moves by"),
+    "shape": (lambda c: also(c, "zeros", torch.zeros(int((c.rows.x > 1.0).sum()))), "zeros is torch.float32"),
+    "trainings": (trains_by_the_data, "draw .* is .*, and .* with an example blanked out"),
+    "an error": (raises_by_the_data, "it raises ValueError"),
+    "release": (release_of_the_data, "it declares delta with .* 0.9, .* instead of delta with .* 1, "),
+    "twice": (lambda c: c.train(copy(c.work.local(c.x, c.rows, 1).model)), "moves by 2.45 standard .* move by 2 "),
+    "one step": (declares(steps=1), "moves by 1.73 standard .* move by 1 "),
+    "more noise": (declares(sigma=1.1), "moves by 1.41 standard .* move by 1.29"),
+    "a rare sample": (declares(q=0.05), "client 0 is in 9 noisy sums of 12 steps, .*declared is 0.05"),
+    "less noise of its own": (by_hand(1.9), "what left moves by"),
+    "one number of noise": (by_hand(numbers=1), "mean: 64 numbers move .* only 1 of noise"),
+    "noise by the seed": (by_hand(is_seeded=True), "mean moves by .* no noise of its own"),
+    "noise drawn again": (by_sum(noise_taken_back), "stream of mean, call 1 is opened twice"),
+    "sent before the noise": (by_sum(before_the_noise), "mean moves by .* no noise of its own"),
+    "a sum with less noise": (by_sum(lambda total, draws: total.blur(1.9, draws.stream())), "what left moves by"),
+    "a sum with another stream": (
+        by_sum(lambda total, draws: total.blur(2.0, np.random.default_rng(0))),
+        "does not come from a stream",
+    ),
+    "a sum clipped by the data": (by_sum(clip=lambda x: float(x.norm(dim=1).max())), "other clipping or noise"),
+    "each example twice": (by_sum(times=2), "noisy sum of mean, call 1 moves by 2 .*declared is 1"),
+}
+"""Of each kind of false claim: the client's act, and what the sentence says."""
 
 
-class DividesByTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, *rest)
-        n = int((rows.x.flatten(1).nan_to_num().norm(dim=1) > 10).sum()) + 1
-        return replace(reply, sums={"delta": scale(flat(reply.sums, "delta"), 1 / n)})
+@pytest.mark.parametrize("plant", FALSE)
+def test_a_false_claim_is_found(plant: str) -> None:
+    act, words = FALSE[plant]
+    with pytest.raises(AssertionError, match=words):
+        what_leaves_a_client_moves_as_declared(Planted(act), LOCAL)
 
 
-class RaisesByTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        if rows.x.isnan().any() or rows.x.min() < -1:
-            raise ValueError(f"an example is {rows.x.min()}")
-        return super().reply(work, x, memory, rows, *rest)
-
-
-class ReleaseOfTheData(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, *rest)
-        sigma = 1.0 if rows.x.nan_to_num().max() > 1.0 else 0.9
-        return replace(reply, releases=[replace(reply.releases[0], sigma=sigma)])
-
-
-class TrainsTwice(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        x = copy(work.local(x, rows, 1).model)
-        return super().reply(work, x, memory, rows, *rest)
-
-
-class DeclaresOneStep(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, *rest)
-        return replace(reply, releases=[replace(reply.releases[0], steps=1)])
-
-
-class DeclaresMoreNoise(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, *rest)
-        return replace(reply, releases=[replace(reply.releases[0], sigma=1.1)])
-
-
-class DeclaresARareSample(Honest):
-    def reply(self, work: Work, x: Flat, memory: Payload, rows: ClientData, *rest: Any) -> Reply:
-        reply = super().reply(work, x, memory, rows, *rest)
-        return replace(reply, releases=[replace(reply.releases[0], q=0.05)])
-
-
-class StartsWithTheCounts(Honest):
+class StartsWithTheCounts(FedAvg):
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.counts is not None
         return {"model": model, "counts": facts.counts()}
 
 
-TOLD = {
-    SendsTheMean: "mean moves by .* noise multiplier 1 with sensitivity 1, and no noise of its own hides it",
-    SendsTheSigns: "signs moves by",
-    SendsTheLabels: "counts moves by .* label replaced",
-    SendsWithoutARelease: "mean moves by .*: no release names it",
-    WeighsByTheData: "its weight is",
-    StartsAtTheData: "the noisy sum of local training .* moves by|delta moves by",
-    RateOfTheData: "the noisy sum of local training, call 1, noise [1-3] moves by",
-    LossOfAllData: "the noisy sum of local training, call 1, noise 0 moves by .*, and declared is 1",
-    GradientOfTheData: "delta moves by|the noisy sum of local training, call 1, noise 1",
-    CarriesItInMemory: "round 3, .*: delta moves by",
-    CarriesItInTheModule: "seen moves by",
-    CarriesItInTheClass: "seen moves by",
-    ShapeOfTheData: "zeros is torch.float32",
-    TrainsByTheData: "draw .* is .*, and .* with an example blanked out",
-    DividesByTheData: "delta moves by",
-    RaisesByTheData: "it raises ValueError",
-    ReleaseOfTheData: "it declares delta with .* 0.9, .* instead of delta with .* 1, ",
-    TrainsTwice: "what left moves by 2.45 standard deviations .* lets it move by 2 ",
-    DeclaresOneStep: "what left moves by 1.73 standard deviations .* lets it move by 1 ",
-    DeclaresMoreNoise: "what left moves by 1.41 standard deviations .* lets it move by 1.29",
-    DeclaresARareSample: "an example of client 0 is in 9 noisy sums of 12 steps, and the rate declared is 0.05",
-    StartsWithTheCounts: "the server's counts before round 1 follows",
-}  # fmt: skip
-"""What is told of each false claim."""
+@dataclass(frozen=True)
+class SharesMeans(FedAvg):
+    """Shares the mean of its clipped examples before round 1 with noise, and calls its sensitivity 1/n."""
+
+    clip: float = 1.0
+
+    def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
+        means, events = [], []
+        for client, rows in enumerate(clients):
+            n = len(rows)
+            total = torch.stack([clipped(x.clone(), self.clip)[0] for x in rows.x]).sum(0)
+            noise = torch.randn(total.shape, generator=torch.Generator().manual_seed(seed))
+            means.append((total + 2 * noise) / n)
+            event = Release(mechanism=SAMPLED_GAUSSIAN, sigma=2.0, sensitivity=1 / n, steps=1)
+            events.append(replace(event, client=client, what=("means",)))
+        return Common(Examples(torch.stack(means), torch.zeros(len(means))), 0, events)
 
 
-@pytest.mark.parametrize("plant", TOLD)
-def test_a_false_claim_is_told(plant: type[Algorithm]) -> None:
-    with pytest.raises(AssertionError, match=TOLD[plant]):
-        what_leaves_a_client_moves_as_declared(plant(), LOCAL)
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (StartsWithTheCounts(), "the server's counts before round 1 follows"),
+        (SharesMeans(clip=3.0), "before round 1: what left moves by"),
+    ],
+    ids=["start", "share"],
+)
+def test_a_false_claim_before_round_1_is_found(method: FedAvg, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        what_leaves_a_client_moves_as_declared(method, LOCAL)
+
+
+@pytest.mark.parametrize(
+    "honest", [Planted(), Planted(by_hand()), Planted(by_sum()), SharesMeans()], ids=["none", "hand", "sum", "share"]
+)
+def test_a_true_claim_is_not_accused(honest: FedAvg) -> None:
+    what_leaves_a_client_moves_as_declared(honest, LOCAL)
 
 
 def test_the_contract_has_it_where_asked_for() -> None:
-    check_algorithm(SendsTheMean(), only=ONE)
-    with pytest.raises(AssertionError, match=r"fails 1 of 2 checks\n- what_leaves_a_client_moves_as_declared: round 1"):
-        check_algorithm(SendsTheMean(), only=ONE, private=True)
-
-
-def test_what_is_true_is_not_blamed() -> None:
-    what_leaves_a_client_moves_as_declared(Honest(), LOCAL)
+    one, plant = ["all_that_is_sent_is_named_by_a_release"], Planted(FALSE["a mean"][0])
+    check_algorithm(plant, only=one)
+    with pytest.raises(AssertionError, match="what_leaves_a_client_moves_as_declared: round 1"):
+        check_algorithm(plant, only=one, private=True)
