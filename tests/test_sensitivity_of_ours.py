@@ -1,4 +1,4 @@
-"""The sensitivity test blames no method, generator or stage of the package, whatever the seed."""
+"""The sensitivity test accuses no method, generator or stage of the package, whatever the seed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,37 +29,35 @@ SMALL = {"epochs": 1, "batch_size": 8, "lr": 1e-3, "channels": (8, 16), "noise_m
 
 SMALL_CLIP = LocalSGD(epochs=1, batch_size=3, dp=DPSGD(noise_multiplier=0.5, clip=0.1))
 
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
 @pytest.mark.long
-def test_no_method_is_blamed(name: str, seed: int, quick: Callable[[str], Algorithm]) -> None:
+def test_no_method_is_accused(name: str, seed: int, quick: Callable[[str], Algorithm]) -> None:
     method: Any = quick(name)
     for local in (LOCAL, SMALL_CLIP)[: 1 + seed % 2]:
         what_leaves_a_client_moves_as_declared(replace(method, **OTHERWISE.get(name, {})), local, seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:1] + SEEDS[2:])
+@pytest.mark.parametrize(("name", "values"), [("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})])
 @pytest.mark.long
-def test_methods_that_declare_that_nothing_protects_something_are_not_blamed(
-    seed: int, quick: Callable[[str], Algorithm]
+def test_methods_that_declare_that_nothing_protects_something_are_not_accused(
+    name: str, values: dict[str, Any], quick: Callable[[str], Algorithm]
 ) -> None:
     """Images that start from real ones, codes as printed, a plain gradient."""
-    for name, given in (("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})):
-        method: Any = quick(name)
-        what_leaves_a_client_moves_as_declared(replace(method, **given), LOCAL, seed)
+    method: Any = quick(name)
+    what_leaves_a_client_moves_as_declared(replace(method, **values), LOCAL)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:1] + SEEDS[2:])
 @pytest.mark.parametrize("name", BY_DP_SGD)
-def test_no_private_generator_is_blamed(name: str, seed: int) -> None:
-    check_generator(make("generator", name, SMALL), digits((12,)).data.clients.store, seed=seed)
+def test_no_private_generator_is_accused(name: str) -> None:
+    check_generator(make("generator", name, SMALL), digits((12,)).data.clients.store)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", KINDS["sharing"].known)
-def test_no_stage_is_blamed(name: str, seed: int) -> None:
+def test_no_stage_is_accused(name: str) -> None:
     """Those with synthetic images are played with noisy class counts too."""
-    check_stage(make("sharing", name, OTHERWISE.get(name, {})), seed=seed)
+    for seed in (0, 1):
+        check_stage(make("sharing", name, OTHERWISE.get(name, {})), seed=seed)
