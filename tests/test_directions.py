@@ -1,8 +1,6 @@
 """The estimate by canary directions: in simulated sums, in the private steps of both loops, and for single releases."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import count
 from math import exp, inf, sqrt
 from typing import Any, cast
 
@@ -18,17 +16,12 @@ from fedcommons.audits.directed import Directed, directions, of_local_steps, of_
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
 from fedcommons.audits.lower_bound import apart
 from fedcommons.audits.one_run import bound
-from fedcommons.core import dp_sgd, dp_vectorised
-from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import CipherStream, Stream
+from fedcommons.core.noise import CipherStream, Noise, Stream, of_audit
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import TrainedGenerator
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, _counts
 
 DELTA = 1e-5
 ABOVE, NOT_ABOVE = "above the reported one", "not above the reported one"
@@ -36,9 +29,6 @@ ABOVE, NOT_ABOVE = "above the reported one", "not above the reported one"
 
 def gaussian(q: float, sigma: float, steps: int) -> Release:
     return Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0, steps=steps)
-
-
-# --- the curve
 
 
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 3.0, 12.0])
@@ -49,7 +39,7 @@ def test_the_curve_is_that_of_two_normal_distributions(mu: float) -> None:
     assert norm.sf(edge - mu) - exp(e + norm.logsf(edge)) == pytest.approx(DELTA, rel=1e-5)
 
 
-def test_the_curve_ends_where_it_must() -> None:
+def test_the_curve_at_its_ends() -> None:
     assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
     assert gaussian_epsilon(1.0, 0.9) == 0
     assert gaussian_epsilon(inf, DELTA) == inf
@@ -61,9 +51,6 @@ def test_the_accountant_counts_a_little_more_than_the_curve() -> None:
     for sigma in (0.5, 1.0, 4.0):
         e = estimate(np.arange(8.0), np.arange(8) > 3, gaussian(1.0, sigma, 1), DELTA)
         assert 0.9 < e.ceiling / e.reported < 1
-
-
-# --- simulated sums
 
 
 def simulated(
@@ -78,7 +65,7 @@ def simulated(
     return estimate(scores, inside, gaussian(q, sigma, steps), DELTA)
 
 
-def test_of_what_is_right_the_interval_holds_mu_and_the_ceiling_lies_below_what_is_reported() -> None:
+def test_the_interval_of_honest_sums_holds_mu_and_the_ceiling_is_below_what_is_reported() -> None:
     found = [simulated(seed) for seed in range(100)]
     honest = 0.25 * sqrt(100) / 2
     assert 90 <= sum(e.low <= honest <= e.high for e in found) <= 99
@@ -92,7 +79,7 @@ def test_honest_sums_are_accused_in_at_most_5_of_100(q: float, sigma: float, ste
     assert sum(bool(simulated(seed, 1000, q, sigma, steps).faults) for seed in range(100)) <= 5
 
 
-def test_of_what_is_right_the_estimate_is_above_half_of_what_is_reported() -> None:
+def test_the_estimate_of_honest_sums_is_above_half_of_what_is_reported() -> None:
     for q, sigma, steps, k in ((0.25, 2.0, 100, 1000), (1.0, 2.0, 1, 4000), (0.33, 2.0, 240, 400)):
         shares = [(e := simulated(seed, k, q, sigma, steps)).epsilon / e.reported for seed in range(100)]
         assert np.quantile(shares, 0.05) > 0.5
@@ -154,60 +141,48 @@ def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Releas
         estimate(np.arange(4.0), np.array(inside), release, DELTA)
 
 
-# --- the private steps of both loops, in the parameters of a small network
+# The private steps of both loops, in the parameters of a small network
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 2))  # 522 parameters in four tensors
 
 
-def local(seed: int, k: int = 400, q: float = 1.0, epochs: int = 4) -> Estimate:
+class TwiceTheRate(DPSGD):
+    def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
+        return super().sample(n, 2 * batch_size, draws)
+
+
+DP = DPSGD(noise_multiplier=2.0, clip=1.5)
+TWICE = TwiceTheRate(noise_multiplier=2.0, clip=1.5)
+
+
+def local(seed: int, k: int = 400, q: float = 1.0, epochs: int = 4, dp: DPSGD = DP) -> Estimate:
     """An example after another: small, so that it does not take long. Epochs of 1/q steps."""
-    loop = LocalSGD(epochs, round(q * k), dp=DPSGD(noise_multiplier=2.0, clip=1.5))
-    return of_local_steps(loop, network(), k, seed)
+    return of_local_steps(LocalSGD(epochs, round(q * k), dp=dp), network(), k, seed)
 
 
-def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15) -> Estimate:
-    return of_vectorised_steps(DPSGD(noise_multiplier=2.0, clip=1.5), network(), k, round(q * k), epochs, seed)
+def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15, dp: DPSGD = DP) -> Estimate:
+    return of_vectorised_steps(dp, network(), k, round(q * k), epochs, seed)
 
 
 STEPS = pytest.mark.parametrize("trained", [local, vectorised])
 
-
-def scaled_noise(patch: pytest.MonkeyPatch, share: float) -> None:
-    right = NoisySum.blur
-
-    def blur(self: NoisySum, sigma: float, noise: Stream) -> None:
-        right(self, share * sigma, noise)
-        self.sigma = sigma
-
-    patch.setattr(NoisySum, "blur", blur)
+STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": np.zeros_like,
+    "half": lambda normal: normal / 2,
+    "the same in all steps": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
+}
+"""What a broken stream of secret noise gives in place of normal numbers."""
 
 
-def no_noise(patch: pytest.MonkeyPatch) -> None:
-    scaled_noise(patch, 0.0)
+def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
+    right = CipherStream.standard_normal
 
+    def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
+        return STREAMS[name](right(self, size, dtype))
 
-def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    scaled_noise(patch, 0.5)
-
-
-def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dp_sgd, "clipped", lambda g, clip: (g, clip))
-
-    def unclipped(gradients: list[Tensor], clip: float) -> tuple[Tensor, float]:
-        return torch.cat([g.flatten(1).sum(0) for g in gradients]), clip
-
-    patch.setattr(dp_vectorised, "clipped_sum", unclipped)
-
-
-def twice_the_rate(patch: pytest.MonkeyPatch) -> None:
-    right = DPSGD.sample
-    patch.setattr(DPSGD, "sample", lambda self, n, b, draws: right(self, n, 2 * b, draws))
-
-
-def everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DPSGD, "sample", lambda self, n, b, draws: torch.arange(n))
+    patch.setattr(CipherStream, "standard_normal", standard_normal)
 
 
 def is_right(found: Estimate) -> bool:
@@ -223,28 +198,33 @@ def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: 
     assert found.noise[0] == pytest.approx(2.0, rel=0.15)
 
 
-@STEPS
-@pytest.mark.parametrize("plant", [no_noise, half_of_the_noise, no_clipping])
-def test_faults_of_sums_are_found(
-    plant: Callable[[pytest.MonkeyPatch], None], trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    "audited", [lambda: vectorised(1, k=200), lambda: local(1, k=60), lambda: audit(LocalSGD(1, 20, dp=DP), 1, 200)],
+    ids=["vectorised", "local", "canaries"],
+)  # fmt: skip
+def test_a_broken_stream_of_secret_noise_is_found(
+    name: str, audited: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch)
-    assert trained(1).verdict == ABOVE
+    break_noise(monkeypatch, name)
+    faults = audited().faults
+    assert any("noise multiplier" in fault for fault in faults)
+    assert any("epsilon" in fault for fault in faults)
 
 
-@pytest.mark.parametrize("plant", [twice_the_rate, everybody])
-def test_faults_of_batches_are_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    assert vectorised(1).verdict == ABOVE
+@pytest.mark.parametrize("audited", [lambda: vectorised(1, k=200), lambda: local(1, k=60)], ids=["vectorised", "local"])
+def test_of_few_directions_honest_steps_have_no_fault(audited: Callable[[], Estimate]) -> None:
+    assert not audited().faults
+
+
+def test_another_sampling_rate_is_found() -> None:
+    assert vectorised(1, dp=TWICE).verdict == ABOVE
 
 
 @pytest.mark.slow
-def test_poisson_batches_of_the_local_loop_are_as_right_and_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisson_batches_of_the_local_loop_are_as_right_and_as_wrong() -> None:
     assert is_right(local(1, k=400, q=0.25, epochs=15))
-    twice_the_rate(monkeypatch)
-    assert local(1, k=400, q=0.25, epochs=15).verdict == ABOVE
+    assert local(1, k=400, q=0.25, epochs=15, dp=TWICE).verdict == ABOVE
 
 
 @pytest.mark.slow
@@ -253,7 +233,7 @@ def test_half_of_the_noise_of_steps_is_found_in_20_of_20_seeds(
     trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sum(is_right(trained(seed)) for seed in range(20)) >= 17
-    half_of_the_noise(monkeypatch)
+    break_noise(monkeypatch, "half")
     assert [trained(seed).verdict for seed in range(20)] == [ABOVE] * 20
 
 
@@ -277,104 +257,35 @@ def test_an_examples_gradient_is_its_direction() -> None:
     assert torch.allclose(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]), 3 * u[2])
 
 
-# --- single releases
+# Single releases
 
 
 def of_means(seed: int, sigma: float, draws: int) -> Estimate:
     """The noisy mean of two codes, of which the worst one is far out along an axis; times two, as a sum."""
-    noise, axis, clip = np.random.default_rng(seed), np.array([0.6, 0.8, 0.0]), 5.0
+    stream, axis, clip = Noise(of_audit(seed)).call("means").stream(), np.array([0.6, 0.8, 0.0]), 5.0
 
     def released(there: bool) -> tuple[np.ndarray, Release]:
         codes = torch.from_numpy(np.stack([100.0 * there * axis, [0.0, 0.0, 3.0]]))
-        mean, release = noisy_mean(codes, clip, sigma, noise)
+        mean, release = noisy_mean(codes, clip, sigma, stream)
         return len(codes) * mean.numpy(), release
 
     return of_release(lambda there: released(there)[0], axis, released(True)[1], DELTA, draws)
 
 
-def of_counts(seed: int, sigma: float, draws: int, share: float = 1.0) -> Estimate:
-    """Noisy class counts of examples of two classes, of which one of the second class is there or not.
-
-    share: of the stated noise that there is.
-    """
-    recipe = GeneratorRecipe("of nobody", DDPM(), 1.0, label_noise=share * sigma)
-    store = Examples(torch.zeros(200, 1), torch.arange(200) % 2)
-    runs = count(seed * 2 * draws)
-
-    def draw(there: bool) -> np.ndarray:
-        examples = store if there else store[np.arange(199)]
-        return _counts(examples, 0, Dealt(Clients(store, [np.arange(200)]), 2, False, next(runs)), recipe)
-
-    stated = replace(recipe, label_noise=sigma).of_counts.release(0)
-    return of_release(draw, np.array([0.0, 1.0]), stated, DELTA, draws)
-
-
-RELEASES = pytest.mark.parametrize("released", [of_means, of_counts])
-
-
-@RELEASES
-def test_a_single_release_says_four_fifths_of_what_is_reported(released: Callable[..., Estimate]) -> None:
-    found = released(1, 1.0, 2000)
+@pytest.mark.parametrize(
+    ("sigma", "draws"),
+    [(1.0, 2000), *(pytest.param(s, n, marks=pytest.mark.slow) for s, n in ((0.5, 10_000), (3.0, 40_000)))],
+)
+def test_a_single_release_reaches_four_fifths_of_what_is_reported(sigma: float, draws: int) -> None:
+    found = of_means(1, sigma, draws)
     assert found.faults == []
     assert 0.8 * found.reported < found.epsilon < found.reported
-    assert found.noise[0] == pytest.approx(1.0, rel=0.05)
-
-
-@pytest.mark.slow
-@RELEASES
-@pytest.mark.parametrize(("sigma", "draws"), [(0.5, 10_000), (2.0, 10_000), (3.0, 40_000)])
-def test_of_10_000_draws_it_says_four_fifths_and_where_noise_is_large_of_more(
-    released: Callable[..., Estimate], sigma: float, draws: int
-) -> None:
-    found = released(1, sigma, draws)
-    assert found.faults == []
-    assert 0.8 * found.reported < found.epsilon < found.reported
+    assert found.noise[0] == pytest.approx(sigma, rel=0.05)
 
 
 def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    half_of_the_noise(monkeypatch)
+    break_noise(monkeypatch, "half")
     assert [of_means(seed, 1.0, 100).verdict for seed in range(20)] == [ABOVE] * 20
-
-
-def test_half_of_the_noise_of_counts_is_found_in_20_of_20_seeds() -> None:
-    assert [of_counts(seed, 1.0, 100, share=0.5).verdict for seed in range(20)] == [ABOVE] * 20
-
-
-# The stream of secret noise
-
-
-def _streams(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    right = CipherStream.standard_normal
-
-    def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
-        return change(right(self, size, dtype)).astype(np.float64)
-
-    patch.setattr(CipherStream, "standard_normal", standard_normal)
-
-
-SHORT = LocalSGD(1, 20, dp=DPSGD(noise_multiplier=2.0, clip=1.5))
-
-STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "half": lambda normal: normal / 2,
-    "constant": np.ones_like,
-    "zero": np.zeros_like,
-    "the same in all steps": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
-}
-
-
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize(
-    "of", [lambda: vectorised(1, k=200), lambda: local(1, k=60), lambda: audit(SHORT, 1, 200)],
-    ids=["vectorised", "local", "canaries"],
-)  # fmt: skip
-def test_a_broken_stream_of_secret_noise_is_found(
-    name: str, of: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not of().faults
-    _streams(monkeypatch, STREAMS[name])
-    faults = of().faults
-    assert any("noise multiplier" in fault for fault in faults)
-    assert any("epsilon" in fault for fault in faults)
 
 
 def test_a_private_generator_is_audited_with_secret_noise() -> None:

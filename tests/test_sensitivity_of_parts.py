@@ -1,4 +1,4 @@
-"""The sensitivity test of generators and of sharing stages: it finds each kind of false claim, and accuses no true one."""
+"""The sensitivity test of generators and sharing stages: it finds each kind of false claim, and no other."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
