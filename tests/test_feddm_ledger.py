@@ -15,7 +15,7 @@ from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Source
+from fedcommons.core.noise import Source, Stream
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
@@ -59,6 +59,30 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "D
     bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
     assert not bare.commons.covered  # it starts from real images
     assert "images" in bare.uncovered
+
+
+class BareAtFirst(DPSGD):
+    """Its first steps, of so many batches in all, have no noise."""
+
+    batches = 0
+
+    def sample(self, n: int, batch_size: int, draws: Stream) -> torch.Tensor:
+        object.__setattr__(self, "batches", self.batches - 1)
+        object.__setattr__(self, "noise_multiplier", 0.0 if self.batches >= 0 else 2.0)
+        return super().sample(n, batch_size, draws)
+
+
+@pytest.mark.parametrize("bare_steps", [0, 1])
+def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: "Digits") -> None:
+    """The first one, so that it is not the last that decides."""
+    dp = BareAtFirst(2.0, 1.0)
+    federation = digits(sizes=(40,)).training(LocalSGD(1, 5, dp=dp))
+    classes = int((torch.bincount(federation.data.clients[0].y) >= 5).sum())
+    object.__setattr__(dp, "batches", bare_steps * classes)
+    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
+    ledger = federation.play(method, federation.plan(1))[-1][0].ledger
+    assert bool(ledger.commons.covered) == (bare_steps == 0)
+    assert ("images" in ledger.commons.uncovered) == (bare_steps == 1)
 
 
 def test_noise_has_the_experiments_key(digits: "Digits") -> None:

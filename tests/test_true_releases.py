@@ -12,76 +12,32 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
 
 from fedcommons.accounting.privacy import Ledger, read, require_small_delta
-from fedcommons.accounting.statement import statement
 from fedcommons.config import presets
 from fedcommons.config.flat import override
-from fedcommons.config.sections import Data, Partition
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Common
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.runs import inputs
+from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
-from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Contribution, Contributions, share, share_by_method
+from fedcommons.sharing.stage import Contributions, share, share_by_method
 
-DATASET = inputs.load(Data())
-N = 5
-RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
-
-
-def dealt() -> Dealt:
-    """The digits of five clients, in memory of their own, so that nothing here harms the other tests."""
-    rows = deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
-    train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
-    return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
-
-
-def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
-    """Two images a client."""
-    x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
-    return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
-
-
-def said(releases: Sequence[Release]) -> dict[str, Any]:
-    return statement(Ledger.of(releases), N, 1e-5, rejected=0, local=False, secret=True)
-
-
-# --- what cannot be a release
-
-
-FLAWS: dict[str, tuple[dict[str, Any], str]] = {
-    "no steps": ({"steps": 0}, "steps"),
-    "steps below zero": ({"steps": -3}, "steps"),
-    "half a step": ({"steps": 0.5}, "steps"),
-    "steps that are a float": ({"steps": 3.0}, "steps"),
-    "steps that are true": ({"steps": True}, "steps"),
-    "steps in words": ({"steps": "many"}, "steps"),
-    "steps as a tensor": ({"steps": torch.tensor(3)}, "steps"),
-    "more steps than can be counted": ({"steps": 10**400}, "steps"),
-    "infinite noise": ({"sigma": inf}, "sigma"),
-    "noise that is nan": ({"sigma": nan}, "sigma"),
-    "negative noise": ({"sigma": -1.0}, "sigma"),
-    "noise that hangs the accountant": ({"sigma": 1e-160}, "sigma"),
-    "noise at which steps round to nothing": ({"sigma": 1e9, "steps": 10**9}, "sigma"),
-    "a rate below zero": ({"q": -0.1}, "q"),
-    "a rate of zero": ({"q": 0.0}, "q"),
-    "a rate that is nan": ({"q": nan}, "q"),
-    "a rate above one": ({"q": 1.5}, "q"),
-    "a rate in words": ({"q": "0.1"}, "q"),
-    "a sensitivity that is nan": ({"sensitivity": nan}, "sensitivity"),
-    "no sensitivity": ({"sensitivity": 0.0}, "sensitivity"),
-}
+FLAWS: list[tuple[str, Any]] = [
+    *(("steps", value) for value in (0, -3, 0.5, 3.0, True, "many", torch.tensor(3), 10**12 + 1, 10**400)),
+    *(("sigma", value) for value in (inf, nan, -1.0, 0.9999e-4, 1e-160, 1.0001e6)),
+    *(("q", value) for value in (-0.1, 0.0, nan, 1 + 1e-9, "0.1")),
+    *(("sensitivity", value) for value in (nan, 0.0, -1.0)),
+]
 
 
 @dataclass(frozen=True)
@@ -94,16 +50,24 @@ class Declares(ShuffledSynthetic):
         return contributed, self.events if isinstance(self.events, tuple) else self.events()
 
 
-@pytest.mark.parametrize(("values", "name"), FLAWS.values(), ids=FLAWS)
-def test_a_release_whose_numbers_cannot_be_true_is_uncovered_and_says_why(values: dict[str, Any], name: str) -> None:
-    receipt = replace(RECEIPT, **values)
+@pytest.mark.parametrize(("name", "value"), FLAWS)
+def test_a_release_whose_numbers_cannot_be_true_is_uncovered_and_has_the_reason(name: str, value: Any) -> None:
+    receipt = replace(RECEIPT, **{name: value})
     event = receipt.release(0, "delta")
     assert not event.covered
     assert event.named == (f"delta ({event.flaw})",)
-    told = said([event, *(RECEIPT.release(i, "delta") for i in range(1, N))])
+    told = stated([event, *(RECEIPT.release(i, "delta") for i in range(1, N))])
     assert told["overall"] == "none"
     assert f"(its {name} must be" in told["uncovered"][-1]
-    assert said(share(ShuffledSynthetic(), dealt(), images(receipt)).releases)["overall"] == "none"
+
+
+def test_a_receipt_whose_numbers_cannot_be_true_covers_no_images() -> None:
+    assert stated(share(ShuffledSynthetic(), dealt(), images(replace(RECEIPT, steps=0))).releases)["overall"] == "none"
+
+
+@pytest.mark.parametrize("values", [{"steps": 1}, {"steps": 10**12}, {"sigma": 1e-4}, {"sigma": 1e6}, {"q": 1}])
+def test_the_limits_themselves_are_covered(values: dict[str, Any]) -> None:
+    assert replace(RECEIPT, **values).release(0, "delta").covered
 
 
 @pytest.mark.parametrize("values", [{"sigma": 0.0}, {"sensitivity": inf}, {"mechanism": None}])
@@ -135,11 +99,11 @@ class Sure(Release):
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        ((*EVENTS[:4], replace(EVENTS[4], client=99)), "a release of client 99, and clients are 0"),
-        ((*EVENTS[:4], replace(EVENTS[4], client=-1)), "a release of client -1, and clients are 0"),
-        ((*EVENTS[:4], replace(EVENTS[4], client=4.0)), "a release of client 4, and clients are 0"),
+        ((*EVENTS[:4], replace(EVENTS[4], client=N)), "a release of client 5"),
+        ((*EVENTS[:4], replace(EVENTS[4], client=-1)), "a release of client -1"),
+        ((*EVENTS[:4], replace(EVENTS[4], client=4.0)), "a release of client 4"),
         ((*EVENTS[:4], Sure(4, ("synthetic images",))), "must declare what leaves as Release"),
-        ((*EVENTS[:4], replace(EVENTS[4], what="images")), "must name what leaves as a tuple of names, got 'images'"),
+        ((*EVENTS[:4], replace(EVENTS[4], what="images")), "a tuple of names"),
         ((*EVENTS[:4], RECEIPT), "must declare what leaves as Release"),
         ((*EVENTS[:4], Release(4, ("images",), seen=-5)), "-5 examples were seen"),
         ((*EVENTS[:4], Release(4, ("images",), seen=nan)), "nan examples were seen"),  # pyright: ignore[reportArgumentType]
@@ -171,10 +135,7 @@ def test_events_that_can_be_read_once_are_read_once() -> None:
 
 def test_names_without_a_client_may_be_counted() -> None:
     releases = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases
-    assert said(releases)["overall"] == "none"
-
-
-# --- private generators that see the data of others
+    assert stated(releases)["overall"] == "none"
 
 
 @dataclass(frozen=True)
@@ -212,9 +173,8 @@ class SaysPrivate:
 
 def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
-    plain = {"generator.name": "test_true_releases:SaysPrivate", "generator.label_noise": 5.0, "federation.rounds": 1,
-             "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1,
-             "artifacts": str(tmp_path / "store")}  # fmt: skip
+    plain = {"generator.name": "test_true_releases:SaysPrivate", "generator.label_noise": 5.0, "data.limit": 60,
+             "artifacts": str(tmp_path / "store"), **ONE_ROUND}  # fmt: skip
     config = presets.experiment("smoke", "digits", plain | {n.replace("__", "."): v for n, v in values.items()})
     return run(config, tmp_path / "run", say=lambda text: None)
 
@@ -238,9 +198,6 @@ def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(
     assert (told.get("pool_epsilon_max_if_secret") is None) == (steps == 0)
 
 
-# --- delta
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -254,7 +211,7 @@ def test_a_delta_that_allows_to_publish_an_example_is_refused_also_without_dp_sg
     """Whatever is accounted: which part will release something is not known before."""
     config = presets.experiment("smoke", "digits", values)
     prepare(config)
-    with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i = .*, got 0\.5"):
+    with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):
         prepare(override(config, {"dp.delta": 0.5}))
 
 
@@ -264,7 +221,7 @@ def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_c
         require_small_delta(quiet, 1e-5, many)
     for ledger in (Ledger.of(EVENTS), Ledger().after([RECEIPT.release(1, "delta")])):
         require_small_delta(ledger, 1e-5, [50_000, 10])
-        with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i = 6\.67e-06, got 1e-05: client 0"):
+        with pytest.raises(UserError, match=r"dp\.delta .* 6\.67e-06, .*client 0"):
             require_small_delta(ledger, 1e-5, many)
 
 
@@ -291,8 +248,7 @@ def test_a_run_of_many_examples_is_refused_its_epsilon_and_nothing_without_one(
     monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
     values = {"data.name": "test_true_releases:thousands", "data.limit": None, "partition.name": "iid",
               "partition.n_clients": 1, "model.name": "linear", "sharing.setting": "test_true_releases:Hint",
-              "sharing.covered": covered, "client.batch_size": 50_000, "client.epochs": 1, "federation.rounds": 1,
-              "tracking.wandb": "off", "measure.every": 0}  # fmt: skip
+              "sharing.covered": covered, "client.batch_size": 50_000, **ONE_ROUND}  # fmt: skip
     config = presets.experiment("smoke", "test_true_releases:thousands", values)
     if covered:
         with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):

@@ -1,0 +1,39 @@
+"""The digits of five clients, synthetic images of theirs with a receipt, and what the ledger states of releases."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedcommons.accounting.privacy import Ledger
+from fedcommons.accounting.statement import statement
+from fedcommons.config.sections import Data, Partition
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Receipt
+from fedcommons.runs import inputs
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.stage import Contribution
+
+DATASET = inputs.load(Data())
+N = 5
+RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
+ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0, "client.epochs": 1}
+
+
+def dealt() -> Dealt:
+    """Return the clients' data in memory of their own, so that no test changes those of others."""
+    rows = inputs.deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
+    return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
+
+
+def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
+    """Return two images per client."""
+    x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
+    return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
+
+
+def stated(releases: Sequence[Release]) -> dict[str, Any]:
+    return statement(Ledger.of(releases), N, 1e-5, rejected=0, local=False, secret=True)
