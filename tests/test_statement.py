@@ -1,4 +1,4 @@
-"""The words of the privacy statement: what was earned, what would be, what is taken at a part's word."""
+"""The privacy statement: what was earned, what would be, and what is taken at a component's word."""
 
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,10 @@ def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
         assert seeded[f"{name}_if_secret"] == earned[name] != 0
     assert (earned["overall"], seeded["overall"]) == (earned["epsilon_of_messages"], "none")
     shared, whole = earned["pool_epsilon_max"], earned["overall"]
-    assert seeded["in_words"] == [
-        f"Commons (images): epsilon would be {shared:.4g} at delta = 1e-05 if the noise were secret, the largest of "
-        "all clients'; as run: none, whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise "
-        "secret` prevents it).",
-        "Overall guarantee: none as run: whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise "
-        "secret` prevents it); epsilon "
-        f"would be {whole:.4g} at delta = 1e-05 if the noise were secret, of all messages.",
-    ]
-    assert (
-        earned["in_words"][1]
-        == f"Overall guarantee: epsilon = {whole:.4g} at delta = 1e-05, of all messages in this run."
-    )
+    assert all(f"{shared:.4g} at delta = 1e-05" in told["in_words"][0] for told in (earned, seeded))
+    assert all(f"{whole:.4g} at delta = 1e-05" in told["in_words"][1] for told in (earned, seeded))
+    assert "would be" not in earned["in_words"][1]
+    assert all("if the noise were secret" in line and "none" in line for line in seeded["in_words"])
     short = in_short(seeded)
     assert short.pop("in_words") == " ".join(seeded["in_words"])
     assert short.pop("uncovered") == "; ".join(seeded["uncovered"])
@@ -56,31 +48,25 @@ def test_parts_that_are_not_ours_are_named_as_trusted() -> None:
     assert statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True)["trusted"] == []
 
 
-def test_it_is_said_that_runs_add_up_and_that_a_rejection_shows() -> None:
+def test_a_rejection_shows() -> None:
     ledger = Ledger().after([_trained(0)])
-    said = statement(ledger, 5, 1e-5, rejected=2, local=True, secret=True)
-    assert said["epsilon_of_messages"] is None
-    assert any("2 replies were rejected" in line for line in said["uncovered"])
-    quiet = " ".join(statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)["uncovered"])
-    assert "rejected" not in quiet
-    for text in ("their epsilons add up", "--lrs", "only this run is counted", "a blanked example", "other seeds"):
-        assert text in quiet
+    quiet, rejected = (statement(ledger, 5, 1e-5, rejected=n, local=True, secret=True) for n in (0, 2))
+    assert rejected["epsilon_of_messages"] is None
+    assert quiet["epsilon_of_messages"] > 0
+    assert len(rejected["uncovered"]) == len(quiet["uncovered"]) + 1
+    assert "2 replies were rejected" in rejected["uncovered"][-1]
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {
-            "sharing.setting": "local_synthetic",  # a real image has a part in all synthetic ones
-            "generator.epochs": 1,
-            "generator.channels": (8, 8),
-            "generator.sampling_steps": 2,
-        },
+        {"sharing.setting": "local_synthetic", "generator.epochs": 1, "generator.channels": (8, 8),
+         "generator.sampling_steps": 2},  # a real image has a part in all synthetic ones
         {"sharing.setting": "shuffled_real", "sharing.p": 0.5},
         {"algorithm": "fedmix"},
     ],
     ids=["local_synthetic", "shuffled_real", "fedmix"],
-)
+)  # fmt: skip
 @pytest.mark.long
 def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
     plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
