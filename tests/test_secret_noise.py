@@ -29,6 +29,8 @@ from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, salts_told
 from fedcommons.testing import Federation
 
+NO_NAMES = ('"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7")
+
 SECRET: dict[str, Any] = {
     "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.noise_multiplier": 1.0,
     "generator.label_noise": 1.0, "dp.noise": "secret", "partition.name": "iid", "partition.n_clients": 2,
@@ -57,7 +59,7 @@ def _needed(fields: Mapping[str, object]) -> list[Need]:
 
 @dataclass(frozen=True)
 class Own:
-    """A generator that asks for no noise and says that it is protected."""
+    """A generator that takes no noise and has a receipt."""
 
     sampling: ClassVar[tuple[str, ...]] = ()
     epochs: int = 1
@@ -75,7 +77,7 @@ class Own:
 
 
 @pytest.mark.parametrize("is_secret", [False, True])
-def test_a_generator_that_asks_for_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, is_secret: bool) -> None:
+def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, is_secret: bool) -> None:
     """Its noise can only follow from its seed; ``PrivateDDPM.fit``, called without noise, is such a one."""
     c, store = override(Experiment(), SECRET), Store(tmp_path)
     recipe = GeneratorRecipe("own.py:Own", Own(), 1.0, "digest", is_secret=is_secret)
@@ -100,51 +102,57 @@ def test_generators_with_secret_noise_that_draw_otherwise_have_other_salts(
     noise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same noise would hide two trainings. Seeded ones draw as ever, and their artifacts stay."""
-
-    def told() -> list[tuple[bytes, Any]]:
-        return [(need.salt, need.images_facts) for need in _needed({**SECRET, "dp.noise": noise})]
-
-    before = told()
-    assert told() == before
+    before, again = (_needed({**SECRET, "dp.noise": noise}) for _ in range(2))
+    assert [need.images_facts for need in before] == [need.images_facts for need in again]
     monkeypatch.setattr(needs, "DRAWS", needs.DRAWS + 1)
-    for (salt, facts), (other, now) in zip(before, told(), strict=True):
-        assert (salt == other) == (facts == now) == (noise == salts.SEEDED)
+    for one, other in zip(before, _needed({**SECRET, "dp.noise": noise}), strict=True):
+        is_same = noise == salts.SEEDED
+        assert (one.salt == other.salt) == (one.images_facts == other.images_facts) == is_same
 
 
-def test_a_run_whose_class_counts_would_get_new_noise_does_not_go_on(tmp_path: Path, state: Path) -> None:
+@pytest.mark.parametrize("dashes", [1, 2], ids=["generator", "class counts"])
+def test_a_run_whose_generators_or_class_counts_have_lost_a_salt_does_not_go_on(
+    dashes: int, tmp_path: Path, state: Path
+) -> None:
     salt = secret.begun(tmp_path, salts_told(_needed(SECRET)))
     assert secret.begun(tmp_path, salts_told(_needed(SECRET))) == salt
-    for path in state.glob("artifact-*-*"):
-        path.unlink()
-    with pytest.raises(UserError, match="its salts are lost"):
+    kept = [path for path in state.glob("artifact-*") if path.name.count("-") == dashes]
+    assert len(kept) == 2
+    kept[0].unlink()
+    with pytest.raises(UserError, match="salts are lost"):
         secret.begun(tmp_path, salts_told(_needed(SECRET)))
 
 
-@pytest.mark.parametrize("left", ["partition.json", "checkpoints"])
-def test_a_run_that_has_lost_the_name_of_its_salt_does_not_go_on(tmp_path: Path, left: str) -> None:
-    """Also where its rounds are damaged: a checkpoint or the partition shows that it has begun."""
-    secret.begun(tmp_path, [])
-    (tmp_path / left).mkdir()
-    (tmp_path / secret.FILE).unlink()
+@pytest.mark.parametrize("left", ["partition.json", "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors"])
+def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
+    tmp_path: Path, state: Path, left: str
+) -> None:
+    """A new salt would release twice at one epsilon."""
+    (run := tmp_path / "run").mkdir()
+    (run / left).touch()
     with pytest.raises(UserError, match="lost or damaged"):
-        secret.begun(tmp_path, [])
+        secret.begun(run, [])
+    assert not [*state.rglob("run-*")]
 
 
 def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
     """Its rounds since the last checkpoint would leave with other noise, a second time."""
     secret.begun(tmp_path, [])
-    other = salts.name_of(salts.new())
-    told = json.loads((tmp_path / secret.FILE).read_text())
-    (tmp_path / "partition.json").write_text(json.dumps({"noise": told["salt"]}))
+    names = json.loads((tmp_path / secret.FILE).read_text())
+    (tmp_path / "partition.json").write_text(json.dumps({"noise": names["salt"]}))
     secret.begun(tmp_path, [])
-    (tmp_path / secret.FILE).write_text(json.dumps({**told, "salt": other}))
+    (tmp_path / secret.FILE).write_text(json.dumps({**names, "salt": salts.name_of(salts.new())}))
     with pytest.raises(UserError, match="salt of another run"):
         secret.begun(tmp_path, [])
 
 
-@pytest.mark.parametrize("name", ['"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7"])
-def test_a_damaged_name_of_a_salt_is_refused_in_a_sentence_that_can_be_written(tmp_path: Path, name: str) -> None:
-    (tmp_path / secret.FILE).write_text(f'{{"salt": {name}, "generators": []}}')
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[" * 100_000, *(f'{{"salt": {name}, "generators": []}}' for name in NO_NAMES)],
+    ids=["empty", "no names", "deep", *NO_NAMES],
+)
+def test_a_damaged_name_of_a_salt_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / secret.FILE).write_text(content)
     with pytest.raises(UserError, match="lost or damaged") as refused:
         secret.begun(tmp_path, [])
     str(refused.value).encode()
@@ -180,7 +188,7 @@ def test_salts_in_the_store_or_the_run_folder_are_refused(
     assert list(place.iterdir()) == []
 
 
-def test_no_federation_is_played_with_seeded_noise_where_it_is_to_be_secret() -> None:
+def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
     """Nothing that it sends could be told from what secret noise hides."""
     config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
     ready = build.assemble(build.prepare(config))

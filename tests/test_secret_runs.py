@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,24 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core import salts
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import add_blocks
-from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import rounds
-from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
-from fedcommons.runs import build, secret
+from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.sharing import synthetic_pool
-from fedcommons.tensors import data
+from fedcommons.tensors import data, flatten
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -57,24 +54,6 @@ def config(tmp_path: Path, **values: Any) -> Experiment:
 
 def quiet(text: str) -> None:
     pass
-
-
-def removed(path: Path) -> None:
-    path.unlink()
-
-
-def replaced(path: Path) -> None:
-    path.write_bytes(bytes(32))
-
-
-def read_by_others(path: Path) -> None:
-    path.chmod(0o640)
-
-
-def another_users(path: Path) -> None:
-    if os.getuid():
-        pytest.skip("only root can give a file away")
-    os.chown(path, 65534, 65534)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -157,47 +136,30 @@ def test_a_secret_run_that_is_broken_off_before_its_first_round_keeps_its_salt(t
     assert len(list(state.iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage", [removed, replaced, read_by_others, another_users])
+@pytest.mark.parametrize("damage", ["removed", "replaced"])
 def test_without_its_salt_a_run_does_not_go_on(
-    damage: Callable[[Path], None], tmp_path: Path, whole: Path, state: Path, command: Command
+    damage: str, tmp_path: Path, whole: Path, state: Path, command: Command
 ) -> None:
     """With new noise the same rounds would be released twice. A finished run is read all the same."""
     cut = rewound(whole, tmp_path / "cut")
     lines = (cut / "rounds.jsonl").read_bytes()
     (salt,) = state.iterdir()
-    damage(salt)
-    for words in (
-        ["--config", cut / "config.yaml", "--out", cut, "--resume"],
-        ["--replay", cut, *["--round", "3", "--client", "0"]],
-    ):
-        done = command("run", *map(str, words), cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        (said,) = [line for line in done.stderr.splitlines() if "error" in line]
-        assert str(salt) in said
-        assert "Traceback" not in done.stderr
+    salt.write_bytes(bytes(32)) if damage == "replaced" else salt.unlink()
+    done = command("run", "--config", str(cut / "config.yaml"), "--out", str(cut), "--resume", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert str(salt) in line
+    with pytest.raises(UserError, match=str(salt)):
+        replay(cut, 3, 0, quiet)
     assert (cut / "rounds.jsonl").read_bytes() == lines
     assert run(config(tmp_path), whole, resume=True, say=quiet) == json.loads((whole / "summary.json").read_text())
 
 
 def test_without_the_name_of_its_salt_a_run_does_not_go_on(tmp_path: Path, whole: Path) -> None:
-    cut = rewound(whole, tmp_path / "cut")
-    for content in (None, "", "{}", '{"salt": 3}', "[" * 100_000, '{"salt": "../../x", "generators": []}'):
-        if content is None:
-            (cut / "noise.json").unlink()
-        else:
-            (cut / "noise.json").write_text(content)
-        with pytest.raises(UserError, match=r"noise\.json|salt is lost"):
-            run(config(tmp_path), cut, resume=True, say=quiet)
-
-
-@pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "model.safetensors", "partition.json"])
-def test_a_run_that_has_left_anything_has_begun(name: str, tmp_path: Path, state: Path) -> None:
-    """A new salt would release twice at one epsilon."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).write_text("{}", encoding="utf-8")
+    (whole / "summary.json").unlink()
+    (whole / "noise.json").unlink()
     with pytest.raises(UserError, match=r"noise\.json"):
-        secret.begun(tmp_path / "run", [])
-    assert not [*state.rglob("run-*")]
+        run(config(tmp_path), whole, resume=True, say=quiet)
 
 
 @pytest.mark.parametrize("place", ["storage", "artifacts"])
@@ -209,42 +171,20 @@ def test_no_salt_stands_where_others_read(place: str, tmp_path: Path, monkeypatc
     assert not [*tmp_path.rglob("run-*")]
 
 
-@pytest.mark.parametrize("which", ["generator", "class counts"])
 @pytest.mark.long
-def test_without_the_salt_of_a_generator_or_its_counts_a_run_does_not_go_on(
-    which: str, tmp_path: Path, state: Path
-) -> None:
-    pooled = config(tmp_path, **POOL)
-    run(pooled, tmp_path / "whole", say=quiet)
-    cut = rewound(tmp_path / "whole", tmp_path / "cut")
-    lost = [path for path in state.glob("artifact-*") if path.name.count("-") == (1 if which == "generator" else 2)]
-    assert len(lost) == 4
-    lost[0].unlink()
-    with pytest.raises(UserError, match="salts are lost"):
-        run(pooled, cut, resume=True, say=quiet)
-    with pytest.raises(UserError, match="salts are lost"):
-        replay(cut, 3, 0, quiet)
-
-
-@pytest.mark.long
-def test_a_client_of_a_secret_run_is_replayed_with_its_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played: dict[tuple[int, int], BlockResult] = {}
-
-    def spy(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
-        for client in block.clients:
-            played.setdefault((task.round, client), train_block(worker, task, block.alone(client)))
-        return train_block(worker, task, block)
-
-    monkeypatch.setattr(rounds, "train_block", spy)
-    run(config(tmp_path), tmp_path / "run", say=quiet)
-    for number, client in ((3, 0), (2, 1), (1, 2)):
-        again = replay(tmp_path / "run", number, client, quiet)
-        sums = add_blocks(list(played[number, client].sums.values()))
-        assert data(again.sums["delta"]).equal(data(sums["delta"]))
+def test_a_client_of_a_secret_run_is_replayed_with_its_noise(tmp_path: Path) -> None:
+    """Of one client alone: what it sends is what moves the model from checkpoint to checkpoint."""
+    run(config(tmp_path, partition__n_clients=1), tmp_path / "run", say=quiet)
+    two, three = (
+        flatten(load_file(tmp_path / "run" / "checkpoints" / f"round-00000{n}.safetensors")).buffer for n in (2, 3)
+    )
+    sent = data(replay(tmp_path / "run", 3, 0, quiet).sums["delta"])
+    assert torch.allclose(sent, three - two, atol=1e-6)
+    assert sent.abs().max() > 1e-3
 
 
 class Split:
-    """Several executors as one: each gets every so-manieth job."""
+    """Several executors as one, which get the jobs in turns."""
 
     def __init__(self, several: Sequence[Executor]) -> None:
         self.several = several
@@ -281,7 +221,7 @@ def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, w
     assert outputs(cut) == outputs(whole)
 
 
-def test_cells_of_a_sweep_share_what_does_not_depend_on_their_difference(tmp_path: Path, state: Path) -> None:
+def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_difference(tmp_path: Path, state: Path) -> None:
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:
