@@ -1,13 +1,12 @@
-"""A noisy sum is divided by a constant: by how many examples a batch has on average, never by how many it has.
+"""A noisy sum is divided by a constant, the expected size of a batch, never by the size of the batch that was drawn.
 
-The number in a Poisson batch is secret, and so is a data set's size where neighbours differ in it. Divided by either,
-sum and noise shrink and grow with who is there, which the accountant does not count (arXiv:2605.15648). Here B is of
-the config and n is public. All examples have the same clipped gradient, of norm C, and there is no noise, so that what
-a sum was divided by is read off it.
+Divided by the secret size, sum and noise would shrink and grow with who is there, which the accountant does not count
+(arXiv:2605.15648). All examples have the same clipped gradient, of norm C, and there is no noise, so that the result
+shows what a sum was divided by.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -16,15 +15,27 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms import matching
 from fedcommons.core import dp_vectorised
-from fedcommons.core.dp_sgd import DPSGD, NoisySum
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Draws, Noise
+from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Stream
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from lightning_modules import Classifier
 
 N, EXPECTED, CLIP = 40, 5, 0.25
-DP = DPSGD(noise_multiplier=0.0, clip=CLIP)
+
+
+@dataclass(frozen=True)
+class Counting(DPSGD):
+    """It notes how many examples each batch has."""
+
+    sizes: list[int] = field(default_factory=list, compare=False)
+
+    def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
+        rows = super().sample(n, batch_size, draws)
+        self.sizes.append(len(rows))
+        return rows
+
 
 Divided = list[tuple[int, float]]
 """Of each step: how many examples the batch has, and C over the norm of an example's share of the result."""
@@ -56,7 +67,7 @@ def divided(size: int, result: Tensor) -> tuple[int, float]:
     return size, size * CLIP / float(result.norm())
 
 
-def local(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
+def local(dp: Counting, seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
     results: list[Tensor] = []
 
     def watch(params: Mapping[str, nn.Parameter]) -> None:
@@ -64,85 +75,49 @@ def local(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: int = 
         assert grad is not None
         results.append(grad.clone())
 
-    work = Work(Pull(), torch.device("cpu"), LocalSGD(2, batch_size, dp=DP))
+    work = Work(Pull(), torch.device("cpu"), LocalSGD(2, batch_size, dp=dp))
     work.noise = Noise(SEED_ALONE, seed)
     work.local(work.initial, ClientData(examples(blank), torch.arange(N)), seed, add_to_grad=watch)
-    return [divided(n, result) for n, result in zip(sizes, results, strict=True) if n]
+    return [divided(n, result) for n, result in zip(dp.sizes, results, strict=True) if n]
 
 
-def vectorised(sizes: list[int], seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
+def vectorised(dp: Counting, seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
     module, results = Pull(), []
     for _ in dp_vectorised.steps(
         module, module.configure_optimizers(), lambda named, x: torch.func.functional_call(module, named, x),
-        [examples(blank)], lambda *_: [], DP, batch_size=batch_size, epochs=2, physical_batch=3,
+        [examples(blank)], lambda *_: [], dp, batch_size=batch_size, epochs=2, physical_batch=3,
         noise=Draws(SEED_ALONE, (seed,)),
     ):  # fmt: skip
         assert module.w.grad is not None
         results.append(module.w.grad.clone())
-    return [divided(n, result) for n, result in zip(sizes, results, strict=True) if n]
+    return [divided(n, result) for n, result in zip(dp.sizes, results, strict=True) if n]
 
 
-def feddm(sizes: list[int], seed: int) -> Divided:
+def feddm(dp: Counting, seed: int) -> Divided:
     """The images of one class, which all its real images pull the same way: each step moves them by lr = 1 times it."""
     module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.1)
     module.head = "network.2"
-    work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=DP)), []
+    work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=dp)), []
     data = ClientData(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64))
     how = matching.Steps(iterations=1, radius=0.0, batch_size=EXPECTED, lr=1.0, momentum=0.0, sigma=0.0, clip=1.0)
     for step in range(16):
         work.noise, before = Noise(SEED_ALONE, seed, step), -torch.ones(1, 4)
         after = matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]
-        found += [divided(sizes[-1], after - before)] if sizes[-1] else []
+        found += [divided(dp.sizes[-1], after - before)] if dp.sizes[-1] else []
     return found
 
 
-WAYS = pytest.mark.parametrize("way", [local, vectorised, feddm])
-
-
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many examples were drawn, step by step."""
-    seen: list[int] = []
-    right = DPSGD.sample
-
-    def sample(self: DPSGD, *args: Any) -> Tensor:
-        rows = right(self, *args)
-        seen.append(len(rows))
-        return rows
-
-    monkeypatch.setattr(DPSGD, "sample", sample)
-    return seen
-
-
-@WAYS
-def test_whatever_batch_is_drawn_the_divisor_is_its_expected_size(
-    way: Callable[[list[int], int], Divided], sizes: list[int]
-) -> None:
+@pytest.mark.parametrize("way", [local, vectorised, feddm])
+def test_whatever_batch_is_drawn_the_divisor_is_its_expected_size(way: Callable[[Counting, int], Divided]) -> None:
     for seed in (0, 1):
-        sizes.clear()
-        found = way(sizes, seed)
-        assert len({n for n, _ in found}) >= 4
-        assert [by for _, by in found] == pytest.approx([EXPECTED] * len(found), rel=1e-4)
+        steps = way(Counting(0.0, CLIP), seed)
+        assert len({n for n, _ in steps}) >= 4
+        assert [by for _, by in steps] == pytest.approx([EXPECTED] * len(steps), rel=1e-4)
 
 
 @pytest.mark.parametrize("way", [local, vectorised])
-def test_the_divisor_is_the_same_for_neighbours(way: Callable[..., Divided], sizes: list[int]) -> None:
+def test_the_divisor_is_the_same_for_neighbours(way: Callable[..., Divided]) -> None:
     """One of 40 is blanked out, all are in each batch: 39/40 of the gradient is left, as if 40 x 40/39 divided it."""
-    assert [by for _, by in way(sizes, 0, N)] == pytest.approx([N] * 2)
-    sizes.clear()
-    assert [by for _, by in way(sizes, 0, N, 1)] == pytest.approx([N * N / (N - 1)] * 2)
-
-
-@WAYS
-def test_a_divisor_that_follows_the_batch_is_found(
-    way: Callable[[list[int], int], Divided], sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blur = NoisySum.blur
-
-    def by_the_realised_size(self: NoisySum, *args: Any) -> None:
-        blur(self, *args)
-        self.values.mul_(EXPECTED / max(1, sizes[-1]))
-
-    monkeypatch.setattr(NoisySum, "blur", by_the_realised_size)
-    found = way(sizes, 0)
-    assert [by for _, by in found] == pytest.approx([n for n, _ in found], rel=1e-4)
+    for blank in (0, 1):
+        steps = way(Counting(0.0, CLIP), 0, N, blank)
+        assert [by for _, by in steps] == pytest.approx([N * N / (N - blank)] * 2)

@@ -1,4 +1,4 @@
-"""DP-SGD: clipping, noise and Poisson batches as the accountant (test_privacy.py) supposes them."""
+"""DP-SGD: clipping, noise and Poisson batches as the accountant supposes them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -115,12 +115,9 @@ def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squ
     assert np.allclose(_gradient(dp, work, rows, lr).numpy(), alone.mean(0), rtol=0, atol=1e-13)
 
 
-def test_a_zero_gradient_stays_zero() -> None:
-    assert not _moved(LocalSGD(2, FULL, dp=DPSGD(0.0, 1.0)), Work(_Flat(5), torch.device("cpu")), _rows(3)).any()
-
-
 def test_the_gradients_of_examples_are_those_of_opacus() -> None:
-    """Of GradSampleModule, unclipped and clipped: in a small network, summed and divided by B."""
+    """Of GradSampleModule, unclipped and clipped: in a small network, summed and divided by B; zero stays zero."""
+    assert not _moved(LocalSGD(2, FULL, dp=DPSGD(0.0, 1.0)), Work(_Flat(5), torch.device("cpu")), _rows(3)).any()
     torch.default_generator.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     x, y = torch.randn(12, 5), torch.arange(12) % 3
@@ -194,18 +191,13 @@ def test_the_noise_of_two_clients_is_independent() -> None:
     assert abs(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) < 4 / sqrt(10_000)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [((25, 859), (197, 769)), ((52, 860), (208, 13)), ((201, 307), (223, 524))],  # of 13 such pairs, all in run 0
-)
-def test_clients_whose_seeds_agree_in_32_bits_have_noise_and_batches_of_their_own(
-    one: tuple[int, int], other: tuple[int, int]
-) -> None:
-    """(round, client) of 300 rounds of 1,000 clients: torch's generator on a CPU gives these two one stream."""
-    seeds = [seed_for(0, "client", *pair) for pair in (one, other)]
+def test_clients_whose_seeds_agree_in_32_bits_have_noise_and_batches_of_their_own() -> None:
+    """(round, client): torch's generator on a CPU gives these two one stream."""
+    pairs = (25, 859), (197, 769)
+    seeds = [seed_for(0, "client", *pair) for pair in pairs]
     assert len({seed_for(seed, "dp noise") % 2**32 for seed in seeds}) == 1
     local, work, found = LocalSGD(1, FULL, dp=DPSGD(1.0, 1.0)), Work(_Flat(10), torch.device("cpu")), []
-    for pair, seed in zip((one, other), seeds, strict=True):
+    for pair, seed in zip(pairs, seeds, strict=True):
         work.noise = Noise(work.source, *pair)  # as the round engine does
         found.append(local.run(work, work.initial, _rows(1), seed).model.buffer.clone())
     assert not torch.isclose(*found, rtol=0, atol=1e-6).any()
@@ -226,16 +218,16 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
         noise(dp__noise_multiplier=2.0),
     ):  # fmt: skip
         assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
-    ignored: dict[str, object] = {
-        "artifacts": "elsewhere", "storage": "bucket", "data__dir": "d", "data__download": True,
-        "federation__executor": "ray_actors",
-        "federation__actors": 1, "federation__checkpoint_every": 1, "federation__memory_mb": 2.0,
-        "federation__gpus_per_actor": 0.5, "tracking__wandb": "off", "tracking__project": "x", "tracking__group": "y",
-        "client__momentum": 0, "dp__clip": 5,  # numbers that are equal to the defaults, as integers
-        "federation__rounds": 7,  # a longer run begins as a shorter one
+    ignored: dict[str, object] = dict.fromkeys(IGNORED_BY_RESULTS) | {
+        "artifacts": "elsewhere", "storage": "bucket", "data.dir": "d", "data.download": True,
+        "federation.executor": "ray_actors", "federation.actors": 1, "federation.checkpoint_every": 1,
+        "federation.memory_mb": 2.0, "federation.gpus_per_actor": 0.5, "tracking.wandb": "off",
+        "tracking.project": "x", "tracking.group": "y",
+        "client.momentum": 0, "dp.clip": 5,  # numbers that are equal to the defaults, as integers
+        "federation.rounds": 7,  # a longer run begins as a shorter one
     }  # fmt: skip
-    assert {name.replace("__", ".") for name in ignored} >= set(IGNORED_BY_RESULTS)
-    assert torch.equal(first, noise(**ignored))
+    assert None not in ignored.values()
+    assert torch.equal(first, noise(**{name.replace(".", "__"): value for name, value in ignored.items()}))
 
 
 def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
@@ -320,20 +312,12 @@ def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits"
     assert abs(empty - 900 * p) < 5 * sqrt(900 * p * (1 - p))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        FedAvg(),
-        FedProx(mu=0.1),
-        SCAFFOLD(),
-        FedPVR(),
-        FedDyn(alpha=0.1, clip=None),
-        FedNova(),
-        MOON(),
-        FedMix(mix=0.3),
-    ],
-    ids=["FedAvg", "FedProx", "SCAFFOLD", "FedPVR", "FedDyn", "FedNova", "MOON", "FedMix"],
-)
+METHODS = (
+    FedAvg(), FedProx(mu=0.1), SCAFFOLD(), FedPVR(), FedDyn(alpha=0.1, clip=None), FedNova(), MOON(), FedMix(mix=0.3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.long
 def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits: "Digits") -> None:
     """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.

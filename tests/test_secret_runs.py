@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -18,14 +17,14 @@ from fedcommons.config.flat import override
 from fedcommons.core import salts
 from fedcommons.core.executor import Executor
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import rounds
+from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.sharing import synthetic_pool
-from fedcommons.tensors import data, flatten
+from fedcommons.tensors import data
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -175,9 +174,9 @@ def test_no_salt_stands_where_others_read(place: str, tmp_path: Path, monkeypatc
 def test_a_client_of_a_secret_run_is_replayed_with_its_noise(tmp_path: Path) -> None:
     """Of one client alone: what it sends is what moves the model from checkpoint to checkpoint."""
     run(config(tmp_path, partition__n_clients=1), tmp_path / "run", say=quiet)
-    two, three = (
-        flatten(load_file(tmp_path / "run" / "checkpoints" / f"round-00000{n}.safetensors")).buffer for n in (2, 3)
-    )
+    cut = rewound(tmp_path / "run", tmp_path / "cut")
+    standings = [checkpoint.load_latest(folder / "checkpoints") for folder in (cut, tmp_path / "run")]
+    two, three = (standing.model.buffer for standing in standings if standing)
     sent = data(replay(tmp_path / "run", 3, 0, quiet).sums["delta"])
     assert torch.allclose(sent, three - two, atol=1e-6)
     assert sent.abs().max() > 1e-3
