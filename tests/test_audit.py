@@ -74,7 +74,7 @@ def test_a_copier_is_caught(noise: float) -> None:
 
 @pytest.mark.long
 def test_a_fresh_sample_passes() -> None:
-    """The interval holds 1/2 for nearly every seed (95 %), and nobody is called a copier."""
+    """The interval holds 1/2 for nearly every seed (95 %), and no pool is called memorised."""
     found = [verdict(drawn(300, "fresh", seed), drawn(300, "seen", seed), seed) for seed in range(40)]
     assert not any(f["memorised"] for f in found)
     assert sum(f["low"] <= 0.5 <= f["high"] for f in found) >= 35
@@ -88,13 +88,13 @@ def test_a_fresh_sample_passes() -> None:
 @pytest.mark.long
 def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None:
     """A tenth: the share that is closer hardly moves, the number of images that are copied does."""
-    for seed in SEEDS:
+    for seed in SEEDS[:6]:
         seen, fresh = drawn(300, "seen", seed), drawn(270, "fresh", seed)
         made = Examples(torch.cat([fresh.x, copies(seen[:30], 3, "noise", seed).x]), torch.cat([fresh.y, seen.y[:30]]))
-        found = verdict(made, seen, seed)
+        result = audited(made, seen, seed)
+        found, near = facts(result.compared["pixels"]), result.near()[0]
+        assert found
         assert found["memorised"]
-        assert found["near_copies"] >= 30
-        near = audited(made, seen, seed).near()[0]
         assert near[270:].all()
         assert near[:270].mean() < 0.06
 
@@ -112,7 +112,7 @@ def test_the_same_image_again_and_again_is_no_evidence() -> None:
 
 
 def test_blurry_images_are_near_to_everything_and_no_copies() -> None:
-    """Means of classes are below the limit of near-copies, and as near to held-out images: the control says so."""
+    """Means of classes are below the limit of near-copies, and as near to held-out images, the control."""
     for seed in SEEDS:
         seen = drawn(300, "seen", seed)
         other = drawn(600, "others", seed)
@@ -122,18 +122,13 @@ def test_blurry_images_are_near_to_everything_and_no_copies() -> None:
         assert not found["memorised"]
 
 
-def changed(seen: Examples, look: Look) -> Examples:
-    """Every image with this change."""
-    return Examples(look.of(seen.x), seen.y)
-
-
 @pytest.mark.long
 def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_edge() -> None:
-    """All 18 looks, at ten seeds, in a pool of as many fresh images: every verdict is memorised."""
-    for seed in range(10):
+    """All 18 looks, at two seeds, in a pool of as many fresh images: every verdict is memorised."""
+    for seed in range(2):
         seen, fresh = drawn(90, "seen", seed), drawn(90, "fresh", seed)
         for look in looks(seen.x)[seed % 2 :: 2]:
-            moved = changed(seen, look).x
+            moved = look.of(seen.x)
             if look.down:
                 moved[..., 0 if look.down > 0 else -1, :] = 255
             one = subject(0, Examples(torch.cat([moved, fresh.x]), torch.cat([seen.y, fresh.y])), seen,
@@ -204,7 +199,7 @@ def test_without_held_out_images_of_its_classes_there_is_no_audit() -> None:
         subject(3, seen, seen, others[others.y > 0], 0)
 
 
-def test_clients_and_classes_are_told_apart() -> None:
+def test_clients_and_classes_have_verdicts_of_their_own() -> None:
     """Client 1 copies its class 2 and nothing else."""
     subjects = []
     for client in (0, 1):
@@ -253,7 +248,7 @@ def test_clopper_pearson_has_half_the_error_on_each_side(k: int, n: int) -> None
 
 
 @pytest.mark.long
-def test_a_fresh_image_is_below_the_limit_as_rarely_as_is_said() -> None:
+def test_a_fresh_image_is_below_the_limit_as_rarely_as_stated() -> None:
     """j/(m + 1), whatever the distribution: here j = 1, m = 30, in 300 draws of everything."""
     below = []
     for seed in range(300):

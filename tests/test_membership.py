@@ -1,4 +1,4 @@
-"""The membership attack: it finds who a memorising generator was trained on, and nobody where data are ignored."""
+"""The membership attack: it finds what a memorising generator was trained on, and nothing where data are ignored."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""How few copies the audit of a pool finds, and how rarely it accuses who copied nothing."""
+"""How few copies the audit of a pool finds, and how rarely it accuses a pool without copies."""
 
 from collections import Counter
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_the_smallest_share_is_found_and_the_one_before_it_is_not() -> None:
     assert sum(verdicts([one], before, 0)) < ENOUGH
     verdict = audit([one.of], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
     assert (verdict["finds"], verdict["finds_images"], verdict["memorised"]) == (fewest / 150, fewest, False)
-    assert power("pixels", verdict).startswith(f"The look at pixels would have found {fewest} copies among them (")
+    assert f" {fewest} copies" in power("pixels", verdict)
 
 
 def test_draws_are_keyed() -> None:
@@ -126,7 +126,7 @@ def test_where_too_few_images_could_show_anything_no_share_is_found() -> None:
     found = audit([subject(0, drawn(9, "made"), seen, drawn(9, "unseen"), 0)], {"pixels": pixel_space}, 0)
     verdict = found.record()["pixels"]["all"]
     assert (verdict["memorised"], verdict["finds"], verdict["finds_images"]) == (False, None, None)
-    assert power("pixels", verdict).startswith("The look at pixels would not have found copies, however many")
+    assert "would not have found copies" in power("pixels", verdict)
 
 
 def test_a_verdict_that_accuses_needs_no_power() -> None:
@@ -145,7 +145,7 @@ def test_a_client_that_has_seen_nothing_of_a_class_plants_no_copy_of_it() -> Non
 
 
 @pytest.mark.parametrize("pool", ["fresh", "the same again", "blurry"])
-def test_who_copied_nothing_is_accused_no_more_often_than_is_said(pool: str) -> None:
+def test_a_pool_without_copies_is_accused_no_more_often_than_stated(pool: str) -> None:
     """Nothing was memorised, so seen images may change places with held-out ones of their class: 4000 times.
 
     Each test's chance is below a level no more often than the level says, and so is the verdict's.
