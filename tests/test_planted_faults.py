@@ -134,7 +134,7 @@ STREAMS: dict[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
         lambda normal, number: np.random.default_rng(number % STEPS).standard_normal(normal.shape),
         "epsilon is above",
     ),
-    "taken back": (TakenBack(), "epsilon is above"),
+    "taken back": (TakenBack(), "the noise multiplier is about"),
 }
 
 

@@ -328,12 +328,3 @@ def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Pa
     assert broken["epsilon_of_messages_if_secret"] is None
     assert any("replies were rejected" in line for line in broken["uncovered"])
     assert broken["epsilon_local_training_if_secret"] == quiet["epsilon_local_training_if_secret"]
-
-
-@pytest.mark.ray
-def test_actors_draw_the_noise_of_one_process(tmp_path: Path, ray_session: None) -> None:
-    config = presets.experiment("smoke", "digits", SMALL)
-    here = run(config, tmp_path / "here", say=lambda text: None)
-    actors = override(config, {"federation.executor": "ray_actors", "federation.actors": 2})
-    assert run(actors, tmp_path / "there", say=lambda text: None) == here
-    assert read_rounds(tmp_path / "there") == read_rounds(tmp_path / "here")

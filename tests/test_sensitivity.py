@@ -177,7 +177,6 @@ FALSE: dict[str, tuple[Act, str]] = {
     "trainings": (trains_by_the_data, "draw .* is .*, and .* with an example blanked out"),
     "an error": (raises_by_the_data, "it raises ValueError"),
     "release": (release_of_the_data, "it declares delta with .* 0.9, .* instead of delta with .* 1, "),
-    "twice": (lambda c: c.train(copy(c.work.local(c.x, c.rows, 1).model)), "moves by 2.45 standard .* move by 2 "),
     "one step": (declares(steps=1), "moves by 1.73 standard .* move by 1 "),
     "more noise": (declares(sigma=1.1), "moves by 1.41 standard .* move by 1.29"),
     "a rare sample": (declares(q=0.05), "client 0 is in 9 noisy sums of 12 steps, .*declared is 0.05"),

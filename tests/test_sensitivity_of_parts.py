@@ -37,7 +37,6 @@ class MeanImage:
     epochs: int = 3
     part: Callable[[Tensor], Tensor] = clipped_image
     level: float = 2.0
-    steps: Callable[[Examples], int] = lambda examples: 3
     more: Callable[[Examples], dict[str, Tensor]] = lambda examples: {}
 
     def fit(
@@ -46,7 +45,7 @@ class MeanImage:
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         assert noise is not None
         draws, mean = noise.call("means", examples.x, examples.y), torch.zeros(64)
-        for step in range(self.steps(examples)):
+        for step in range(3):
             total = NoisySum(torch.zeros(64), 1.0)
             for image in examples.x:
                 total.add(self.part(image / 255 - mean.view(1, 8, 8)), 1.0)
@@ -82,8 +81,6 @@ class OneDraw(MeanImage):
 GENERATORS: dict[str, tuple[MeanImage, str]] = {
     "less noise": (MeanImage(level=1.95), "what left moves by .* declared of mean lets it move by"),
     "halves clipped": (MeanImage(part=clipped_halves), "sum of means, call 1, noise 0 moves by 1.41"),
-    "more steps": (MeanImage(steps=lambda examples: 5), "moves by 1.12 standard .* move by 0.866"),
-    "steps of the data": (MeanImage(steps=lambda examples: 2 + int(examples.y.sum()) % 2), "draw .* is none, and "),
     "labels": (
         MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
         "labels moves by .* label replaced",
@@ -132,11 +129,6 @@ class Means:
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=dealt.own.sizes)
-
-
-class LargestPixels(Means):
-    def mean(self, dealt: Dealt, client: int) -> Examples:
-        return replace(super().mean(dealt, client), x=dealt.own[client].x.amax(0, keepdim=True))
 
 
 class MeansOfTheLabels(Means):
@@ -191,7 +183,6 @@ class ImagesByTheLabels(NoisyLabels):
 
 STAGES: dict[str, tuple[Means, str]] = {
     "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
-    "largest pixels": (LargestPixels(), "what left moves by .* standard deviations .* lets it move by 5"),
     "labels": (MeansOfTheLabels(), "labels moves by .* label replaced"),
     "real examples": (AlsoRealOnes(), "1 real examples of client 0 leave it"),
     "order": (OrdersByTheData(), "who gets what moves by"),
