@@ -3,46 +3,41 @@
 Two messages that share noise can be subtracted, which leaves what it was to hide. The first tests do just that.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from math import cos, log, pi, sin, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.config import parts, presets
+from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
 from fedcommons.config.sections import Data
-from fedcommons.core.algorithm import Algorithm, Message, Replies, Reply, State
+from fedcommons.core.algorithm import Algorithm, Reply
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
-from fedcommons.core.executor import Executor
-from fedcommons.core.local import Batch, LocalSGD
+from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import CipherStream, Noise, Source
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation import rounds
-from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.serial import Serial
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.private import PrivateDDPM
-from fedcommons.runs import build, inputs
+from fedcommons.runs import inputs
 from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.tensors import Payload, flat, flatten, sub
+from fedcommons.tensors import Payload, flat, flatten
 from fedcommons.tensors import data as numbers_of
-from fedcommons.testing.spy import Call, Spy
+from fedcommons.testing.spy import Spy
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import Federation, LeastSquares
@@ -52,31 +47,6 @@ if TYPE_CHECKING:
 
 FULL = 1000
 """A batch size above every client's number of examples."""
-
-
-def run_calls(values: Mapping[str, Any]) -> list[Call]:
-    """What the clients of a run of these fields got and sent."""
-    prepared = build.prepare(presets.experiment("smoke", "digits", {"measure.every": 0, **values}))
-    spy = Spy(prepared.algorithm)
-    ready = build.assemble(replace(prepared, algorithm=spy))
-    list(rounds.run(spy, ready.executor(), ready.plan, ready.start(ClientMemory())))
-    return spy.calls
-
-
-def test_private_means_of_two_levels_of_noise_do_not_give_the_mean() -> None:
-    """With the same z in both,  2 (mean + 3 z) - (mean + 6 z)  is the mean, whatever the printed epsilon."""
-    fields = {
-        "algorithm": "feddpms", "model.name": "vae", "feddpms.privacy": "sound", "feddpms.preliminary_rounds": 1,
-        "federation.rounds": 2, "data.limit": 60, "client.epochs": 1, "feddpms.tries": 1,
-    }  # fmt: skip
-    given = []
-    for sigma in (1e-4, 3.0, 6.0):
-        calls = run_calls({**fields, "feddpms.sigma": sigma})
-        given.append(torch.cat([numbers_of(call.reply.each["codes"]).flatten() for call in calls if call.reply.each]))
-    mean, of_3, of_6 = given
-    assert len(mean) > 100
-    assert (2 * of_3 - of_6 - mean).norm() > (of_3 - mean).norm()
-    assert abs(float(F.cosine_similarity(of_3 - mean, of_6 - mean, dim=0))) < 5 / sqrt(len(mean))
 
 
 def counted(y: Tensor, x: Tensor, seed: int = 0, sigma: float = 2.0) -> Tensor:
@@ -116,40 +86,6 @@ def test_what_one_example_changes_is_not_its_gradient(least_squares: "Problem") 
     with_it, without = sent_by(problem), sent_by(blanked)
     assert np.array_equal(with_it, sent_by(problem))
     assert np.linalg.norm(20 * (with_it - without) - a[0] * b[0]) > np.linalg.norm(a[0] * b[0])
-
-
-@dataclass(frozen=True)
-class Twice(FedAvg):
-    """A client trains twice with the same seed, on a loss that is zero: what it sends is noise."""
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, sent, batches = flat(message.common, "model"), {}, {}
-        for name in ("one", "other"):
-            batches[name] = []
-            loss = partial(self._loss, work, batches[name])
-            y, _, spent = work.local(x, data, seed, loss=loss)
-            sent[name] = numbers_of(sub(y, x))
-        each = {f"batches {name}": torch.tensor(seen) for name, seen in batches.items()}
-        return Reply({}, {**sent, **each}, releases=[spent.of("one", "other")])
-
-    @staticmethod
-    def _loss(work: Work, seen: list[float], batch: Batch, step: int) -> Tensor:
-        seen.append(float(batch[0].sum()))
-        return 0 * next(iter(work.named.values())).sum()
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return state
-
-
-def test_two_trainings_of_one_client_share_neither_noise_nor_batches(digits: "Digits") -> None:
-    federation = digits(sizes=(40,)).training(LocalSGD(1, 10, dp=DPSGD(1.0, 1.0)))
-    spy = Spy(Twice())
-    federation.play(spy, federation.plan(1))
-    each = {name: numbers_of(tensor) for name, tensor in spy.calls[0].reply.each.items()}
-    noise = each["one"], each["other"]
-    assert not torch.isclose(*noise, rtol=0, atol=1e-7).any()
-    assert abs(float(F.cosine_similarity(*noise, dim=0))) < 5 / sqrt(len(noise[0]))
-    assert each["batches one"].tolist() != each["batches other"].tolist()
 
 
 def numbers(noise: Noise, *columns: Tensor, purpose: str = "any") -> tuple[float, ...]:

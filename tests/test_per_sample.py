@@ -1,6 +1,7 @@
 """Fast squared norms of per-sample gradients = the obvious loop, for every kind of layer and every order of rows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 
 SHAPE = (3, 32, 32)
+D = 3 * 32 * 32
 Rows = Callable[[Tensor], Tensor]
 
 
@@ -20,81 +22,72 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-class ResNet(nn.Module):
+class Net(nn.Module):
+    """Layers by name, and a forward pass as a function of the module and the batch."""
+
+    def __init__(self, rule: Callable[[Any, Tensor], Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.rule = rule
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rule(self, x)
+
+
+def resnet() -> nn.Module:
     """A residual block with GroupNorm, a strided convolution in groups, ReLU in place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8)
-        self.body, self.norm2 = (
-            nn.Conv2d(8, 8, 3, padding="same", groups=4, padding_mode="circular"),
-            nn.GroupNorm(4, 8),
-        )
-        self.down = nn.Conv2d(8, 6, (3, 5), stride=(2, 3), dilation=2)
-        self.last = nn.Linear(6, 10)
+    def rule(m: Any, x: Tensor) -> Tensor:
+        h = torch.relu_(m.norm(m.stem(x)))
+        return m.last(torch.relu_(m.down(torch.relu(h + m.norm2(m.body(h))))).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu_(self.norm(self.stem(x)))
-        return self.last(torch.relu_(self.down(torch.relu(h + self.norm2(self.body(h))))).mean((2, 3)))
+    body = nn.Conv2d(8, 8, 3, padding="same", groups=4, padding_mode="circular")
+    down = nn.Conv2d(8, 6, (3, 5), stride=(2, 3), dilation=2)
+    stem, norms = nn.Conv2d(3, 8, 3, padding=1, bias=False), (nn.GroupNorm(2, 8), nn.GroupNorm(4, 8))
+    return Net(rule, stem=stem, norm=norms[0], body=body, norm2=norms[1], down=down, last=nn.Linear(6, 10))
 
 
-class Words(nn.Module):
+def tokens(x: Tensor) -> Tensor:
+    return (3 * x.abs()).long().clamp(max=4)
+
+
+def words(scaled: bool = False) -> nn.Module:
     """Embedding with a padding token, LayerNorm and linear layers along a sequence."""
-
-    def __init__(self, scaled: bool = False) -> None:
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(5, 6, padding_idx=0, scale_grad_by_freq=scaled), nn.LayerNorm(6)
-        self.each, self.last = nn.Linear(6, 7), nn.Linear(7, 10, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = (3 * x[:, 0, 0, :9].abs()).long().clamp(max=4)
-        return self.last(torch.tanh(self.each(self.norm(self.embedding(tokens)))).mean(1))
+    return Net(
+        lambda m, x: m.last(torch.tanh(m.each(m.norm(m.embedding(tokens(x[:, 0, 0, :9]))))).mean(1)),
+        embedding=nn.Embedding(5, 6, padding_idx=0, scale_grad_by_freq=scaled), norm=nn.LayerNorm(6),
+        each=nn.Linear(6, 7), last=nn.Linear(7, 10, bias=False),
+    )  # fmt: skip
 
 
-class Norms(nn.Module):
+def norms() -> nn.Module:
     """LayerNorm of whole images and of vectors, BatchNorm along rows of pixels and of vectors; no biases."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.images, self.rows = nn.LayerNorm([3, 32, 32]), nn.BatchNorm1d(3)
-        self.hidden, self.batch = nn.Linear(3 * 32 * 32, 7, bias=False), nn.BatchNorm1d(7)
-        self.vectors, self.last = nn.LayerNorm(7, bias=False), nn.Linear(7, 10, bias=False)
+    def rule(m: Any, x: Tensor) -> Tensor:
+        h = m.hidden(torch.relu(m.rows(m.images(x).flatten(2))).flatten(1))
+        return m.last(torch.relu(m.vectors(torch.tanh(m.batch(h)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.hidden(torch.relu(self.rows(self.images(x).flatten(2))).flatten(1))
-        return self.last(torch.relu(self.vectors(torch.tanh(self.batch(h)))))
-
-
-class CalledTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3 * 32 * 32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.convolution(torch.relu(self.convolution(x))).flatten(1))
+    return Net(
+        rule, images=nn.LayerNorm([3, 32, 32]), rows=nn.BatchNorm1d(3), hidden=nn.Linear(D, 7, bias=False),
+        batch=nn.BatchNorm1d(7), vectors=nn.LayerNorm(7, bias=False), last=nn.Linear(7, 10, bias=False),
+    )  # fmt: skip
 
 
-class OfItsOwn(nn.Module):
-    """A parameter that no known layer owns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.last = nn.Parameter(torch.ones(3, 1, 1)), nn.Linear(3 * 32 * 32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last((x * self.scale).flatten(1))
+def called_twice() -> nn.Module:
+    return Net(
+        lambda m, x: m.last(m.convolution(torch.relu(m.convolution(x))).flatten(1)),
+        convolution=nn.Conv2d(3, 3, 3, padding=1), last=nn.Linear(D, 10),
+    )  # fmt: skip
 
 
-class PastItsLayer(nn.Module):
+def past_its_layer(called: bool) -> nn.Module:
     """A weight is used by itself, as well as by its layer or, if that is never called, instead."""
-
-    def __init__(self, called: bool) -> None:
-        super().__init__()
-        self.a, self.last = nn.Linear(32, 32), nn.Linear(32, 10)
-        self.b = self.a if called else nn.Linear(32, 32, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(torch.relu(self.a(x[:, 0, 0])) @ self.b.weight))
+    a = nn.Linear(32, 32)
+    return Net(
+        lambda m, x: m.last(torch.tanh(torch.relu(m.a(x[:, 0, 0])) @ m.b.weight)),
+        a=a, b=a if called else nn.Linear(32, 32, bias=False), last=nn.Linear(32, 10),
+    )  # fmt: skip
 
 
 class Doubled(nn.Linear):
@@ -104,108 +97,82 @@ class Doubled(nn.Linear):
         return 2 * super().forward(input)
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """Two layers, one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
-        self.b.weight = self.a.weight
-        self.last = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.b(torch.relu(self.a(x[:, 0, 0]))))
+    a, b = nn.Linear(32, 32), nn.Linear(32, 32)
+    b.weight = a.weight
+    return Net(lambda m, x: m.last(m.b(torch.relu(m.a(x[:, 0, 0])))), a=a, b=b, last=nn.Linear(32, 10))
 
 
-class Pixels(nn.Module):
+def pixels(before: Rows = _as_it_is, between: Rows = _as_it_is, after: Rows = _as_it_is) -> nn.Module:
     """Two linear layers on a line of pixels; something is done to the batch before, between and after them."""
-
-    def __init__(self, before: Rows = _as_it_is, between: Rows = _as_it_is, after: Rows = _as_it_is) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(32, 12), nn.Linear(12, 10)
-        self.before, self.between, self.after = before, between, after
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.last(self.between(torch.tanh(self.first(self.before(x[:, 0, 0]))))))
+    return Net(
+        lambda m, x: after(m.last(between(torch.tanh(m.first(before(x[:, 0, 0])))))),
+        first=nn.Linear(32, 12), last=nn.Linear(12, 10),
+    )  # fmt: skip
 
 
-class Constants(nn.Module):
+def constants(each: bool) -> nn.Module:
     """A layer is fed what is the same for all samples: one row of it, or one for each."""
 
-    def __init__(self, each: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.last, self.each = nn.Linear(4, 12), nn.Linear(32, 12), nn.Linear(12, 10), each
-
-    def forward(self, x: Tensor) -> Tensor:
+    def rule(m: Any, x: Tensor) -> Tensor:
         rows = x[:, 0, 0]
-        ones = torch.ones(len(x), 4, dtype=x.dtype) + 0 * rows[:, :4] if self.each else torch.ones(1, 4, dtype=x.dtype)
-        return self.last(torch.tanh(self.query(ones) * self.key(rows)))
+        ones = torch.ones(len(x), 4, dtype=x.dtype) + 0 * rows[:, :4] if each else torch.ones(1, 4, dtype=x.dtype)
+        return m.last(torch.tanh(m.query(ones) * m.key(rows)))
+
+    return Net(rule, query=nn.Linear(4, 12), key=nn.Linear(32, 12), last=nn.Linear(12, 10))
 
 
-class Folded(nn.Module):
+def folded(by_sample: bool) -> nn.Module:
     """Layers see every channel as a row of its own: sample by sample, or channel by channel."""
 
-    def __init__(self, by_sample: bool) -> None:
-        super().__init__()
-        self.by_sample = by_sample
-        self.convolution, self.norm = nn.Conv2d(1, 4, 5, stride=9, padding=1), nn.GroupNorm(2, 4)
-        self.batch, self.each, self.last = nn.BatchNorm1d(4), nn.Linear(4, 6), nn.Linear(6, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def rule(m: Any, x: Tensor) -> Tensor:
         n, channels = len(x), x.shape[1]
-        rows = (x if self.by_sample else x.transpose(0, 1)).reshape(n * channels, 1, 32, 32)
-        h = self.each(self.batch(torch.relu_(self.norm(self.convolution(rows))).mean((2, 3))))
-        h = h.view(n, channels, -1) if self.by_sample else h.view(channels, n, -1).transpose(0, 1)
-        return self.last(torch.tanh(h).sum(1))
+        rows = (x if by_sample else x.transpose(0, 1)).reshape(n * channels, 1, 32, 32)
+        h = m.each(m.batch(torch.relu_(m.norm(m.convolution(rows))).mean((2, 3))))
+        h = h.view(n, channels, -1) if by_sample else h.view(channels, n, -1).transpose(0, 1)
+        return m.last(torch.tanh(h).sum(1))
+
+    return Net(
+        rule, convolution=nn.Conv2d(1, 4, 5, stride=9, padding=1), norm=nn.GroupNorm(2, 4), batch=nn.BatchNorm1d(4),
+        each=nn.Linear(4, 6), last=nn.Linear(6, 10),
+    )  # fmt: skip
 
 
-class Moved(nn.Module):
+def moved() -> nn.Module:
     """The samples stand in the second dimension of what the layers see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.each, self.last = nn.LayerNorm(32), nn.Linear(32, 7), nn.Linear(7, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.each(self.norm(x[:, 0].transpose(0, 1)))).mean(0))
+    return Net(
+        lambda m, x: m.last(torch.tanh(m.each(m.norm(x[:, 0].transpose(0, 1)))).mean(0)),
+        norm=nn.LayerNorm(32), each=nn.Linear(32, 7), last=nn.Linear(7, 10),
+    )  # fmt: skip
 
 
-class OneToken(nn.Module):
+def one_token() -> nn.Module:
     """Tokens (B,), without a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.last = nn.Embedding(5, 6), nn.Linear(6, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.embedding((3 * x[:, 0, 0, 0].abs()).long().clamp(max=4))))
+    return Net(
+        lambda m, x: m.last(torch.tanh(m.embedding(tokens(x[:, 0, 0, 0])))),
+        embedding=nn.Embedding(5, 6), last=nn.Linear(6, 10),
+    )  # fmt: skip
 
 
-class NoBatch(nn.Module):
+def no_batch() -> nn.Module:
     """Layers see a sample without the dimension of the batch: one call for each row of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.last = nn.Conv2d(3, 4, 5, stride=9), nn.Linear(4, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.last(torch.tanh(self.convolution(row)).mean((1, 2))) for row in x])
+    return Net(
+        lambda m, x: torch.stack([m.last(torch.tanh(m.convolution(row)).mean((1, 2))) for row in x]),
+        convolution=nn.Conv2d(3, 4, 5, stride=9), last=nn.Linear(4, 10),
+    )  # fmt: skip
 
 
-def _hooked() -> nn.Module:
-    """What the layer gives is changed behind it."""
-    network = Pixels()
-
-    def double(layer: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return 2 * output
-
-    network.first.register_forward_hook(double)
+def hooked() -> nn.Module:
+    """The layer's output is changed by a hook."""
+    network: Any = pixels()
+    network.first.register_forward_hook(lambda layer, inputs, output: 2 * output)
     return network
 
 
-def _pruned() -> nn.Module:
+def pruned() -> nn.Module:
     """The layer's weight is made of a parameter of another name."""
-    network = Pixels()
+    network: Any = pixels()
     prune.random_unstructured(network.first, "weight", 0.5)
     return network
 
@@ -215,28 +182,28 @@ def _shuffled(x: Tensor) -> Tensor:
 
 
 ODD: dict[str, Callable[[], nn.Module]] = {
-    "one constant row": lambda: Constants(each=False),
-    "a constant row for each": lambda: Constants(each=True),
-    "reversed before the first layer": lambda: Pixels(before=lambda x: x.flip(0)),
-    "permuted and brought back": lambda: Pixels(before=lambda x: x.flip(0), after=lambda x: x.flip(0)),
-    "permuted between layers": lambda: Pixels(between=_shuffled),
-    "rolled after the last layer": lambda: Pixels(after=lambda x: x.roll(1, 0)),
-    "ordered by what it sees": lambda: Pixels(before=lambda x: x[x.sum(1).argsort()]),
-    "each row twice": lambda: Pixels(before=lambda x: torch.cat([x, x]), after=lambda x: x[: len(x) // 2]),
-    "each row twice, in turns": lambda: Pixels(
+    "one constant row": lambda: constants(each=False),
+    "a constant row for each": lambda: constants(each=True),
+    "reversed before the first layer": lambda: pixels(before=lambda x: x.flip(0)),
+    "permuted and brought back": lambda: pixels(before=lambda x: x.flip(0), after=lambda x: x.flip(0)),
+    "permuted between layers": lambda: pixels(between=_shuffled),
+    "rolled after the last layer": lambda: pixels(after=lambda x: x.roll(1, 0)),
+    "ordered by what it sees": lambda: pixels(before=lambda x: x[x.sum(1).argsort()]),
+    "each row twice": lambda: pixels(before=lambda x: torch.cat([x, x]), after=lambda x: x[: len(x) // 2]),
+    "each row twice, in turns": lambda: pixels(
         before=lambda x: x.repeat_interleave(2, 0), after=lambda x: x[::2] + x[1::2].square()
     ),
-    "all rows the first's": lambda: Pixels(before=lambda x: x[:1].expand(x.shape)),
-    "the mean of the batch taken off": lambda: Pixels(between=lambda x: x - x.mean(0)),
-    "the mean of the batch alone": lambda: Pixels(before=lambda x: x.mean(0, keepdim=True).expand(x.shape)),
-    "another way for some": lambda: Pixels(between=lambda x: 2 * x if bool(x.sum() > 0) else x),
-    "folded by sample": lambda: Folded(by_sample=True),
-    "folded by channel": lambda: Folded(by_sample=False),
-    "samples in the second dimension": Moved,
-    "one token": OneToken,
-    "no dimension of the batch": NoBatch,
-    "changed by a hook": _hooked,
-    "pruned": _pruned,
+    "all rows the first's": lambda: pixels(before=lambda x: x[:1].expand(x.shape)),
+    "the mean of the batch taken off": lambda: pixels(between=lambda x: x - x.mean(0)),
+    "the mean of the batch alone": lambda: pixels(before=lambda x: x.mean(0, keepdim=True).expand(x.shape)),
+    "another way for some": lambda: pixels(between=lambda x: 2 * x if bool(x.sum() > 0) else x),
+    "folded by sample": lambda: folded(by_sample=True),
+    "folded by channel": lambda: folded(by_sample=False),
+    "samples in the second dimension": moved,
+    "one token": one_token,
+    "no dimension of the batch": no_batch,
+    "changed by a hook": hooked,
+    "pruned": pruned,
 }
 """Layers that do not see the samples' rows in order, one each."""
 
@@ -244,18 +211,20 @@ FAST: dict[str, Callable[[], nn.Module]] = {
     "VGG-11": lambda: VGG11(SHAPE, 10),
     "CNN": lambda: CNN(SHAPE, 10),
     "CNN with BatchNorm": lambda: CNN(SHAPE, 10, batch_norm=True),
-    "ResNet with GroupNorm": ResNet,
-    "words": Words,
-    "norms": Norms,
+    "ResNet with GroupNorm": resnet,
+    "words": words,
+    "norms": norms,
 }
 SLOW: dict[str, Callable[[], nn.Module]] = {
-    "called twice": CalledTwice,
-    "a parameter of its own": OfItsOwn,
-    "tied": Tied,
-    "gradients scaled by the frequency of words": lambda: Words(scaled=True),
-    "a weight used past its layer": lambda: PastItsLayer(called=True),
-    "a weight whose layer is never called": lambda: PastItsLayer(called=False),
-    "a kind of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(3 * 32 * 32, 10)),
+    "called twice": called_twice,
+    "a parameter of its own": lambda: Net(
+        lambda m, x: m.last((x * m.scale).flatten(1)), scale=nn.Parameter(torch.ones(3, 1, 1)), last=nn.Linear(D, 10)
+    ),
+    "tied": tied,
+    "gradients scaled by the frequency of words": lambda: words(scaled=True),
+    "a weight used past its layer": lambda: past_its_layer(called=True),
+    "a weight whose layer is never called": lambda: past_its_layer(called=False),
+    "a kind of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(D, 10)),
 }
 
 
