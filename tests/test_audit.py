@@ -1,7 +1,6 @@
 """The audit of a pool: a copier is caught, and a fresh sample of the true distribution passes."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,11 +15,9 @@ from fedcommons.audits.verdict import counts, memorised
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.seeds import generator
+from fedcommons.testing import Federation
 
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
+Digits = Callable[..., Federation]
 
 SEEDS = range(12)
 
@@ -222,7 +219,7 @@ def test_clients_and_classes_have_verdicts_of_their_own() -> None:
             assert sum(of[name] for of in space["classes"].values()) == space["all"][name]
 
 
-def test_features_are_the_inputs_of_the_head_and_find_a_copier_too(digits: "Digits") -> None:
+def test_features_are_the_inputs_of_the_head_and_find_a_copier_too(digits: Digits) -> None:
     federation = digits()
     module, x = federation.module(), federation.data.own.store.x
     space = embedding(module)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -32,13 +31,11 @@ from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import seed_for, wide_generator
+from fedcommons.testing import Federation, LeastSquares
 from lightning_modules import Classifier
 
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
+Digits = Callable[..., Federation]
+Problem = Callable[..., LeastSquares]
 
 FULL = 1000  # a batch size above every client's number of examples: q = 1, so that everybody is in the batch
 HUGE = 1e9  # a norm that no gradient has
@@ -76,18 +73,18 @@ def _gradient(dp: DPSGD, work: Work, rows: ClientData, lr: float) -> Tensor:
     return -_moved(LocalSGD(1, FULL, dp=dp), work, rows) / lr
 
 
-def _ends(federation: "Federation", algorithm: Algorithm, rounds: int, participation: float = 1.0) -> Standing:
+def _ends(federation: Federation, algorithm: Algorithm, rounds: int, participation: float = 1.0) -> Standing:
     return federation.play(algorithm, federation.plan(rounds, participation))[-1][0]
 
 
-def test_without_noise_and_clipping_full_batches_are_those_of_plain_sgd(least_squares: "Problem") -> None:
+def test_without_noise_and_clipping_full_batches_are_those_of_plain_sgd(least_squares: Problem) -> None:
     """The clients' mean over examples is the mean of one-example gradients."""
     federation = least_squares(sizes=(2, 9, 4, 17)).federation(0.1)
     ours, theirs = (_ends(federation.training(LocalSGD(5, FULL, dp=dp)), FedAvg(), 3) for dp in (SILENT, None))
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=1e-13)
 
 
-def test_the_weights_of_examples_are_in_their_losses(digits: "Digits") -> None:
+def test_the_weights_of_examples_are_in_their_losses(digits: Digits) -> None:
     federation = digits()
     rows = replace(federation.data.clients[0], weight=torch.linspace(0, 2, 9))
     ours, theirs = (_moved(LocalSGD(3, FULL, dp=dp), federation.work(), rows) for dp in (SILENT, None))
@@ -96,7 +93,7 @@ def test_the_weights_of_examples_are_in_their_losses(digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize("clip", [0.1, 2.0])
-def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squares: "Problem") -> None:
+def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squares: Problem) -> None:
     """One-example clients: norm min(C, ||g||), direction kept; a batch's gradient is the sum of those over B."""
     problem, lr = least_squares(sizes=(20,)), 0.25
     a, b = problem.a[0], problem.b[0]
@@ -169,7 +166,7 @@ def test_noise_is_added_once_to_the_sum_and_not_to_each_example() -> None:
     assert float(found[0].std()) == pytest.approx(1 / 4, rel=0.4)  # an empty batch is pure noise, not nan
 
 
-def test_noise_is_keyed_by_the_client(digits: "Digits") -> None:
+def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     federation = digits(dropout=0.3)
     local, rows = LocalSGD(2, 5, augment=True, dp=DPSGD(1.0, 1.0)), federation.data.clients[1]
     work = federation.work()
@@ -195,7 +192,7 @@ def test_clients_whose_seeds_agree_in_32_bits_have_noise_and_batches_of_their_ow
     assert not torch.isclose(*found, rtol=0, atol=1e-6).any()
 
 
-def test_two_experiments_of_one_seed_share_no_noise(digits: "Digits") -> None:
+def test_two_experiments_of_one_seed_share_no_noise(digits: Digits) -> None:
     """They would be subtracted, and leave the difference of two gradients. What decides no result changes no noise."""
     base = override(Experiment(), {"dp.local": True, "client.batch_size": FULL, "client.epochs": 1})
 
@@ -280,7 +277,7 @@ def test_each_example_is_in_a_batch_with_probability_q_independently() -> None:
     assert abs(np.corrcoef(np.stack([sizes[1:], sizes[:-1]]))[0, 1]) < 5 / sqrt(times)  # from step to step
 
 
-def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: "Digits") -> None:
+def test_training_takes_such_batches_and_an_empty_one_is_a_step(digits: Digits) -> None:
     """30 examples, B = 2, 60 epochs: 900 steps, each example in a fifteenth of them; an eighth of them is empty."""
     federation = digits(sizes=(30,))
     data = federation.data.clients[0]
@@ -311,7 +308,7 @@ METHODS = (
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.long
-def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits: "Digits") -> None:
+def test_works_with_every_methods_loss_and_correction(method: Algorithm, digits: Digits) -> None:
     """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
 
     One mean for FedMix, which with DP-SGD draws one for each example.

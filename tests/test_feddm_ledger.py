@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,17 +26,13 @@ from fedcommons.federation.serial import Serial
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
 from fedcommons.tensors import data, flatten
+from fedcommons.testing import Federation
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
+Digits = Callable[..., Federation]
 
 
 def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(
-    digits: "Digits",
+    digits: Digits,
 ) -> None:
     federation = digits(sizes=(30, 30))
     for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3")):
@@ -48,7 +45,7 @@ def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_
         assert ledger.of_all(0, 1e-5) is None
 
 
-def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: "Digits") -> None:
+def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: Digits) -> None:
     federation = digits(sizes=(40, 30)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
     method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
     now = federation.play(method, federation.plan(2))[-1][0]
@@ -73,7 +70,7 @@ class BareAtFirst(DPSGD):
 
 
 @pytest.mark.parametrize("bare_steps", [0, 1])
-def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: "Digits") -> None:
+def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: Digits) -> None:
     """The first one, so that it is not the last that decides."""
     dp = BareAtFirst(2.0, 1.0)
     federation = digits(sizes=(40,)).training(LocalSGD(1, 5, dp=dp))
@@ -85,7 +82,7 @@ def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bar
     assert ("images" in ledger.commons.uncovered) == (bare_steps == 1)
 
 
-def test_noise_has_the_experiments_key(digits: "Digits") -> None:
+def test_noise_has_the_experiments_key(digits: Digits) -> None:
     method, sent = FedDM(init="noise", iterations=2), []
     federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
     for key in (0, 0, 1):
@@ -96,12 +93,12 @@ def test_noise_has_the_experiments_key(digits: "Digits") -> None:
     assert not torch.equal(sent[0], sent[2])
 
 
-def _worker(federation: "Federation", method: FedDM, source: Source, clients: RunData) -> Worker:
+def _worker(federation: Federation, method: FedDM, source: Source, clients: RunData) -> Worker:
     work = Work(federation.module(), torch.device("cpu"), federation.loop, source=source)
     return Worker(work, method, clients)
 
 
-def test_no_client_discloses_more_than_its_own_data(tmp_path: "Path") -> None:
+def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
     """It also shows copies of others' images, which it holds."""
     fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
     config = presets.experiment("smoke", "digits", {**fields, "sharing.setting": "raw_copies", "sharing.c": 0.5})

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import comb
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,11 +28,9 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.tensors import Flat, Payload, copy, data, flat, sub
+from fedcommons.testing import Federation
 
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
+Digits = Callable[..., Federation]
 
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 
@@ -84,14 +82,14 @@ KEEPS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_what_a_method_keeps_of_a_client_is_named(name: str, digits: "Digits") -> None:
+def test_what_a_method_keeps_of_a_client_is_named(name: str, digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     ledger = federation.play(client_of(KEEPS[name])(), federation.plan(1))[-1][0].ledger
     assert name in ledger.uncovered, ledger.uncovered
     assert ledger.of_all(0, 1e-5) is None
 
 
-def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: "Digits") -> None:
+def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: Digits) -> None:
     class Writes(FedAvg):
         def client(self, work: Work, message: Message, *rest: Any) -> Reply:
             reply = super().client(work, message, *rest)
@@ -104,7 +102,7 @@ def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: "Digi
     assert not hostile.ledger.uncovered
 
 
-def test_a_part_of_a_tensor_travels_without_the_rest(digits: "Digits") -> None:
+def test_a_part_of_a_tensor_travels_without_the_rest(digits: Digits) -> None:
     """A view has its whole storage behind it, of which no byte would be counted."""
 
     class Views(client_of(lambda self, reply, work, data: replace(reply, each={"x": data.x[:1, :1, :1, :1]}))):
@@ -126,7 +124,7 @@ def _rows(worker: Worker, shared: _Looks, job: int) -> int:
     return len(clients) + len(clients.store) + clients.store.x.untyped_storage().nbytes() + len(worker.data.own)
 
 
-def test_a_job_of_the_server_has_no_clients(digits: "Digits") -> None:
+def test_a_job_of_the_server_has_no_clients(digits: Digits) -> None:
     class Reads(FedAvg):
         def merge(self, executor: Executor, state: State, *rest: Any) -> State:
             return {**super().merge(executor, state, *rest), "seen": torch.tensor(executor.map(_rows, _Looks(), [0]))}
@@ -135,7 +133,7 @@ def test_a_job_of_the_server_has_no_clients(digits: "Digits") -> None:
     assert data(federation.play(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
 
 
-def test_a_client_sees_nothing_of_the_one_before(digits: "Digits") -> None:
+def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:
     """Neither weights nor gradients nor momentum; and its rates are the module's."""
 
     class Looks(FedAvg):
@@ -175,7 +173,7 @@ class Twice(FedAvg):
 
 
 @pytest.mark.parametrize("names", [1, 2])
-def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits: "Digits") -> None:
+def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     ledger = federation.play(Twice(names), federation.plan(1))[-1][0].ledger
     assert ledger.updates.covered == {i: {(5 / n, 2.0): 2 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
@@ -201,7 +199,7 @@ class Corrected(FedAvg):
     ids=["writes", "gradient"],
 )
 def test_a_training_that_nothing_protects_is_not_hidden_behind_a_covered_one(
-    method: Any, name: str, digits: "Digits"
+    method: Any, name: str, digits: Digits
 ) -> None:
     federation = digits().training(PRIVATE)
     ledger = federation.play(method, federation.plan(1))[-1][0].ledger
@@ -209,7 +207,7 @@ def test_a_training_that_nothing_protects_is_not_hidden_behind_a_covered_one(
     assert ledger.of_all(0, 1e-5) is None
 
 
-def test_where_nothing_is_said_to_be_covered_no_training_is_charged(digits: "Digits") -> None:
+def test_where_nothing_is_said_to_be_covered_no_training_is_charged(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     for method in (SCAFFOLD(option=1), client_of(lambda self, reply, work, data: replace(reply, releases=()))()):
         ledger = federation.play(method, federation.plan(1))[-1][0].ledger
@@ -217,7 +215,7 @@ def test_where_nothing_is_said_to_be_covered_no_training_is_charged(digits: "Dig
         assert set(ledger.uncovered) <= {"delta", "control"}
 
 
-def test_a_reply_is_its_tensors_and_nothing_else(digits: "Digits") -> None:
+def test_a_reply_is_its_tensors_and_nothing_else(digits: Digits) -> None:
     """Neither fields of a subclass, nor metrics, nor attributes of a tensor reach the server."""
 
     @dataclass(frozen=True)
@@ -262,7 +260,7 @@ class Aliases(FedAvg):
         return {**state, "sent": torch.stack([*sent, *jobs])}
 
 
-def test_memory_of_the_worker_that_a_method_sends_or_keeps_is_copied(digits: "Digits") -> None:
+def test_memory_of_the_worker_that_a_method_sends_or_keeps_is_copied(digits: Digits) -> None:
     federation, method = digits(sizes=(9, 16)), cast("Any", Aliases())
     start, now = federation.model.buffer, federation.play(method, federation.plan(1, blocks=1))[-1][0]
     *sent, one, other = data(now.state["sent"])
@@ -290,7 +288,7 @@ LISTS: dict[str, Callable[[ClientData], ClientData]] = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_an_example_that_a_method_lists_three_times_is_charged_three_times(name: str, digits: "Digits") -> None:
+def test_an_example_that_a_method_lists_three_times_is_charged_three_times(name: str, digits: Digits) -> None:
     class Lists(FedAvg):
         def client(
             self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
@@ -308,7 +306,7 @@ def test_an_example_that_a_method_lists_three_times_is_charged_three_times(name:
     assert (ledger.of_all(0, 1e-5) or 0) > 3 * (once.of_all(0, 1e-5) or 1)
 
 
-def test_equal_examples_of_a_client_are_not_taken_for_one_listed_twice(digits: "Digits") -> None:
+def test_equal_examples_of_a_client_are_not_taken_for_one_listed_twice(digits: Digits) -> None:
     federation = digits(sizes=(6, 8)).training(LocalSGD(1, 2, dp=DPSGD(2.0, 1.0)))
     work, rows = federation.work(), federation.data.clients[0]
     alike = ClientData(rows.x[TRIPLED], rows.y[TRIPLED])
@@ -348,7 +346,7 @@ def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float
     ],
 )
 def test_a_reply_that_cannot_be_added_names_the_method(
-    sums: Payload, metrics: dict[str, Any], word: str, digits: "Digits"
+    sums: Payload, metrics: dict[str, Any], word: str, digits: Digits
 ) -> None:
     def act(self: Any, reply: Reply, work: Work, data: ClientData) -> Reply:
         return replace(reply, sums={**reply.sums, **sums}, metrics={**reply.metrics, **metrics})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +24,10 @@ from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.counting import counted
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Flat, Payload
+from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
+Digits = Callable[..., Federation]
 
 COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
@@ -45,7 +43,7 @@ class Listens(FedAvg):
         return {**after, "heard": torch.tensor(heard)}
 
 
-def test_metrics_reach_the_record_and_never_the_server(digits: "Digits") -> None:
+def test_metrics_reach_the_record_and_never_the_server(digits: Digits) -> None:
     federation = digits()
     now, facts = federation.play(Listens(), federation.plan(2))[-1]
     assert len(now.state["heard"]) == 0
@@ -81,7 +79,7 @@ class LateByCounts:
         return {i: 0.0 for i in joined if facts.counts()[i, 0]}
 
 
-def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: "Digits") -> None:
+def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     for method, late in ((Asks(), None), (FedAvg(), LateByCounts())):
         played = federation.play(method, plan := federation.plan(3, late=late))
@@ -95,14 +93,14 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: "
     assert quiet.traffic.once == 0
 
 
-def test_class_counts_that_are_read_later_count_from_then_on(digits: "Digits") -> None:
+def test_class_counts_that_are_read_later_count_from_then_on(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     played = federation.play(Asks(later=True), federation.plan(3))
     assert [now.ledger.uncovered for now, _ in played] == [{}, {COUNTS: 5}, {COUNTS: 5}]
     assert [now.traffic.once for now, _ in played] == [0, 400, 400]
 
 
-def test_after_a_checkpoint_class_counts_are_not_sent_again(digits: "Digits", tmp_path: Path) -> None:
+def test_after_a_checkpoint_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
     federation = digits().training(PRIVATE)
     plan, whole = federation.plan(3), federation.play(Asks(), federation.plan(3))
     checkpoint.save(tmp_path, whole[0][0])
@@ -163,7 +161,7 @@ LEAKS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS)
 def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
-    leak: Callable[..., Any], digits: "Digits"
+    leak: Callable[..., Any], digits: Digits
 ) -> None:
     """Client 1, of 16 examples, sends in round 2 what no noise covers."""
 
@@ -200,7 +198,7 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedgen", "feddpms"])
-def test_what_is_declared_besides_a_covered_training_leaves_its_epsilon(name: str, digits: "Digits") -> None:
+def test_what_is_declared_besides_a_covered_training_leaves_its_epsilon(name: str, digits: Digits) -> None:
     """Class counts and codes are no trainings: they are named, and there is no epsilon of all messages."""
     method = parts.make("algorithm", name, {"quota": 2, "tries": 2} if name == "feddpms" else {})
     federation = digits(sizes=(9, 16), method=method).training(PRIVATE)

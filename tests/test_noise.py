@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from math import cos, log, pi, sin, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -37,13 +36,11 @@ from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.tensors import Payload, flat, flatten
 from fedcommons.tensors import data as numbers_of
+from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.spy import Spy
 
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
+Digits = Callable[..., Federation]
+Problem = Callable[..., LeastSquares]
 
 FULL = 1000
 """A batch size above every client's number of examples."""
@@ -69,7 +66,7 @@ def test_noisy_class_counts_have_the_stated_deviation_and_no_two_data_sets_share
     assert torch.equal(counted(y, x, sigma=0.0), torch.full((2,), 0.5))
 
 
-def sent_by(problem: "LeastSquares") -> np.ndarray:
+def sent_by(problem: LeastSquares) -> np.ndarray:
     """The first client's update after one private step on all of its data; no gradient is as long as C."""
     federation = problem.federation(1.0).training(LocalSGD(1, FULL, dp=DPSGD(1.0, 10.0)))
     spy = Spy(FedAvg())
@@ -77,7 +74,7 @@ def sent_by(problem: "LeastSquares") -> np.ndarray:
     return flat(spy.calls[0].reply.sums, "delta").buffer.numpy()
 
 
-def test_what_one_example_changes_is_not_its_gradient(least_squares: "Problem") -> None:
+def test_what_one_example_changes_is_not_its_gradient(least_squares: Problem) -> None:
     """With the same noise the two messages would differ by just that, to rounding."""
     problem = least_squares(sizes=(20,))
     (a,), (b,) = problem.a, problem.b
@@ -125,7 +122,7 @@ def test_whatever_differs_has_draws_of_its_own_and_nothing_else(salt: bytes) -> 
     assert first(x=x.t().contiguous().t(), memory=dict(memory)) == first()  # where they lie decides nothing
 
 
-def test_a_clients_noise_is_of_its_round_and_of_what_it_received(least_squares: "Problem") -> None:
+def test_a_clients_noise_is_of_its_round_and_of_what_it_received(least_squares: Problem) -> None:
     """Clients with the same data, and the same round with another model."""
     (a, *_), (b, *_) = least_squares().a, least_squares().b
     alike = replace(least_squares(), a=[0 * a, 0 * a], b=[b, b]).federation(0.1)  # all gradients are zero
@@ -236,7 +233,7 @@ METHODS: dict[str, Algorithm] = {
 }
 
 
-def first_sent(federation: "Federation", method: Algorithm, source: Source) -> list[Reply]:
+def first_sent(federation: Federation, method: Algorithm, source: Source) -> list[Reply]:
     """What the clients send in two rounds, of which the first has no noise before it."""
     spy = Spy(method)
 
@@ -250,7 +247,7 @@ def first_sent(federation: "Federation", method: Algorithm, source: Source) -> l
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.long
-def test_every_covered_release_is_drawn_from_the_clients_noise(name: str, digits: "Digits") -> None:
+def test_every_covered_release_is_drawn_from_the_clients_noise(name: str, digits: Digits) -> None:
     """With another source all that is covered changes, every number of it."""
     method = METHODS[name]
     federation = digits(sizes=(40, 30), method=method).training(LocalSGD(1, 10, dp=DPSGD(1.0, 1.0)))
@@ -267,7 +264,7 @@ def test_every_covered_release_is_drawn_from_the_clients_noise(name: str, digits
     assert covered >= len(a) > 0
 
 
-def test_poisson_batches_are_drawn_from_it(least_squares: "Problem") -> None:
+def test_poisson_batches_are_drawn_from_it(least_squares: Problem) -> None:
     """Noise of 1e-9 is too little to tell two sources apart; other batches are not."""
     federation = least_squares(sizes=(50,)).federation(0.1).training(LocalSGD(1, 5, dp=DPSGD(1e-9, 10.0)))
     one, other = (first_sent(federation, FedAvg(), Source(key))[0] for key in (1, 2))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,12 +29,10 @@ from fedcommons.files import checksum_of
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Payload
+from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
+Digits = Callable[..., Federation]
 
 
 def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") -> Release:
@@ -90,7 +88,7 @@ def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(ba
     assert "released 1 time " in said["uncovered"][-1]
 
 
-def test_without_dp_sgd_there_is_no_epsilon(digits: "Digits") -> None:
+def test_without_dp_sgd_there_is_no_epsilon(digits: Digits) -> None:
     federation = digits()
     ledger = federation.play(FedAvg(), federation.plan(3))[-1][0].ledger
     said = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
@@ -121,7 +119,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _ledger(algorithm: Algorithm, federation: "Federation", local: LocalSGD = PRIVATE, **options: Any) -> Ledger:
+def _ledger(algorithm: Algorithm, federation: Federation, local: LocalSGD = PRIVATE, **options: Any) -> Ledger:
     federation = federation.training(local)
     plan = federation.plan(2)
     start = replace(federation.start(algorithm, plan), **options)
@@ -134,7 +132,7 @@ OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot", "fedcv
 
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in OTHERS])
 @pytest.mark.long
-def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: "Digits") -> None:
+def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: Digits) -> None:
     """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto's train twice in each, one-shot methods' in one."""
     algorithm = parts.make("algorithm", name, {})
     ledger = _ledger(algorithm, digits(method=algorithm))
@@ -205,25 +203,25 @@ class _DeclaresStatistics(FedAvg):
         (_WeighsByItsData(), "weight"),
     ],
 )
-def test_what_no_covered_release_names_is_uncovered(algorithm: FedAvg, uncovered: str, digits: "Digits") -> None:
+def test_what_no_covered_release_names_is_uncovered(algorithm: FedAvg, uncovered: str, digits: Digits) -> None:
     ledger = _ledger(algorithm, digits())
     assert ledger.uncovered == {uncovered: 10}
     assert statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)["epsilon_of_messages"] is None
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), _DeclaresStatistics()])
-def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(algorithm: FedAvg, digits: "Digits") -> None:
+def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(algorithm: FedAvg, digits: Digits) -> None:
     federation = digits(batch_norm=True)
     buffers = federation.work().initial_buffers
     assert _ledger(algorithm, federation, buffers=buffers).uncovered == {"buffers": 10}
 
 
-def test_weights_by_the_number_of_examples_are_public(digits: "Digits") -> None:
+def test_weights_by_the_number_of_examples_are_public(digits: Digits) -> None:
     federation = digits().training(PRIVATE, "samples")
     assert federation.play(FedAvg(), federation.plan(2))[-1][0].ledger.uncovered == {}
 
 
-def test_option_1_of_scaffold_covers_nothing_as_its_gradients_have_no_noise(digits: "Digits") -> None:
+def test_option_1_of_scaffold_covers_nothing_as_its_gradients_have_no_noise(digits: Digits) -> None:
     """Nor its delta: the local steps go by the gradients of earlier rounds."""
     assert _ledger(SCAFFOLD(option=1), digits()).uncovered == {"delta": 10, "control": 10}
 
@@ -251,13 +249,13 @@ class Alternates(DPSGD):
     ids=["no noise", "noise", "one step without", "steps of two kinds"],
 )
 def test_only_steps_that_all_have_the_same_noise_are_covered(
-    dp: DPSGD, uncovered: dict[str, int], digits: "Digits"
+    dp: DPSGD, uncovered: dict[str, int], digits: Digits
 ) -> None:
     assert _ledger(FedAvg(), digits(), LocalSGD(2, 5, dp=dp)).uncovered == uncovered
 
 
 @pytest.mark.long
-def test_the_ledger_rests_in_checkpoints(digits: "Digits", tmp_path: Path) -> None:
+def test_the_ledger_rests_in_checkpoints(digits: Digits, tmp_path: Path) -> None:
     federation = digits().training(PRIVATE)
     start = replace(federation.start(FedAvg(), federation.plan(4)), ledger=Ledger.of([Release(1, ("images",))]))
     whole = federation.play(FedAvg(), federation.plan(4), start=start)[-1][0]
