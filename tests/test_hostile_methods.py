@@ -34,8 +34,7 @@ Digits = Callable[..., Federation]
 
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 
-
-Act = Callable[[Any, Reply, Work, ClientData], Reply | None]
+Act = Callable[[Any, Reply, Work, ClientData], Any]
 """(method, reply, work, data): what a client does after its training; it may return another reply."""
 
 
@@ -47,7 +46,8 @@ def client_of(act: Act) -> type[FedAvg]:
             self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
         ) -> Reply:
             reply = super().client(work, message, memory, data, round, seed)
-            return act(self, reply, work, data) or reply
+            other = act(self, reply, work, data)
+            return other if isinstance(other, Reply) else reply
 
     return Hostile
 

@@ -134,26 +134,19 @@ def by_hand(level: float = 2.0, numbers: int = 64, is_seeded: bool = False) -> A
 def by_sum(
     noise: Callable[[NoisySum, Draws], Any] = lambda total, draws: total.blur(2.0, draws.stream()),
     clip: Callable[[Tensor], float] = lambda x: 1.0,
-    times: int = 1,
 ) -> Act:
     """Return a method with a ``NoisySum``. noise: what blurs it, and if it is a tensor, what is sent."""
 
     def act(call: Call) -> Reply:
         x = call.rows.x.flatten(1).nan_to_num()
         total = NoisySum(torch.zeros(64), clip(x))
-        for example in [*x] * times:
+        for example in x:
             total.add(*clipped(example.clone(), total.clip))
         sent = noise(total, call.work.noise.call("mean", *call.rows.columns))
         event = replace(total.release, what=("mean",), sigma=2.0)
         return also(call, "mean", total.values if sent is None else sent, event)
 
     return act
-
-
-def before_the_noise(total: NoisySum, draws: Draws) -> Tensor:
-    bare = total.values.clone()
-    total.blur(2.0, draws.stream())
-    return bare
 
 
 def noise_taken_back(total: NoisySum, draws: Draws) -> Tensor:
@@ -184,14 +177,12 @@ FALSE: dict[str, tuple[Act, str]] = {
     "one number of noise": (by_hand(numbers=1), "mean: 64 numbers move .* only 1 of noise"),
     "noise by the seed": (by_hand(is_seeded=True), "mean moves by .* no noise of its own"),
     "noise drawn again": (by_sum(noise_taken_back), "stream of mean, call 1 is opened twice"),
-    "sent before the noise": (by_sum(before_the_noise), "mean moves by .* no noise of its own"),
     "a sum with less noise": (by_sum(lambda total, draws: total.blur(1.9, draws.stream())), "what left moves by"),
     "a sum with another stream": (
         by_sum(lambda total, draws: total.blur(2.0, np.random.default_rng(0))),
         "does not come from a stream",
     ),
     "a sum clipped by the data": (by_sum(clip=lambda x: float(x.norm(dim=1).max())), "other clipping or noise"),
-    "each example twice": (by_sum(times=2), "noisy sum of mean, call 1 moves by 2 .*declared is 1"),
 }
 """Of each kind of false claim: the client's act, and what the sentence says."""
 
