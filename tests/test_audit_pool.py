@@ -21,36 +21,13 @@ from fedcommons.sharing.stage import Contributions
 from papers.fedssyn.audits import GRID, words
 from papers.fedssyn.noisy_sums import audited
 
-PARROT = '''
-from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
-
-from fedcommons.generators.generator import TrainedGenerator
-
-
-@dataclass(frozen=True)
-class Parrot:
-    """Draws the first image of a class that it was trained on, and now and then another one."""
-
-    epochs: int = 1
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        of = [weights["x"][weights["y"] == label] for label in labels]
-        return torch.stack([x[i % len(x)] if len(x) else torch.zeros(shape, dtype=torch.uint8)
-                            for i, x in enumerate(of)])
-'''
+PARROT = ["--preset", "smoke", "--generator", "user_parts:Parrot"]
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the part, in which the sweep is called."""
-    (tmp_path / "mine.py").write_text(PARROT)
+    """A folder in which the sweep is called."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -59,7 +36,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_pool_of_copies_is_called_memorised(
     here: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--preset", "smoke", "--generator", "mine.py:Parrot", "--shadows", "4", "--canaries", "40", "--out", "out"]
+    argv = [
+        "--preset",
+        "smoke",
+        "--generator",
+        "user_parts:Parrot",
+        "--shadows",
+        "4",
+        "--canaries",
+        "40",
+        "--out",
+        "out",
+    ]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--dry-run"]) == 0
     assert not (here / "out").exists()
@@ -95,7 +83,7 @@ def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
     """A seed of three is the audit that it is alone; a second call only reports, and one of other facts is refused."""
-    argv = ["--preset", "smoke", "--generator", "mine.py:Parrot", "--shadows", "2", "--canaries", "8"]
+    argv = [*PARROT, "--shadows", "2", "--canaries", "8"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"]) == 0
@@ -129,7 +117,7 @@ def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
         (["--setting", "real"], "trains no generators"),
         (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
-        (["--generator", "mine.py:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
+        (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(

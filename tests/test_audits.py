@@ -142,34 +142,11 @@ def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
         prepare(experiment(sharing__withhold="near_copys"))
 
 
-PARROT = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from fedcommons.generators.generator import TrainedGenerator
-
-
-@dataclass(frozen=True)
-class Parrot:
-    epochs: int = 1
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        return torch.stack([weights["x"][weights["y"] == label][0] for label in labels])
-"""
-
-
 @pytest.mark.long
 def test_a_run_writes_its_audit_also_when_it_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PARROT)
     said: list[str] = []
     fields = {"sharing__audit": True, "artifacts": str(tmp_path / "artifacts")}
-    config = experiment(generator__name=f"{tmp_path}/mine.py:Parrot", **fields)
+    config = experiment(generator__name="user_parts:Parrot", **fields)
     summary = run(config, tmp_path / "run", say=said.append)
     assert sum(line.startswith("audit:") for line in said) == 1
     written = json.loads((tmp_path / "run" / "audit.json").read_text())

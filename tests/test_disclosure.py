@@ -43,39 +43,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-NOISE = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from fedcommons.generators.generator import Receipt, TrainedGenerator
-
-
-@dataclass(frozen=True)
-class Generator:
-    \"\"\"Noise, trained by a mechanism that is only stated.\"\"\"
-
-    sigma: float = 2.0
-    epochs: int = 1
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        receipt = Receipt("sampled gaussian", q=0.1, sigma=self.sigma, sensitivity=1.0, steps=10)
-        return {e: TrainedGenerator({"w": torch.zeros(1)}, receipt) for e in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        return torch.randint(0, 256, (len(labels), *shape), dtype=torch.uint8)
-"""
-
-
 @pytest.mark.long
 def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     tmp_path: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
     """On the left a run that shared nothing, then two pools by their epsilon, then one whose class counts are bare."""
-    (tmp_path / "mine.py").write_text(NOISE)
-    pool = {"setting": "shuffled_synthetic", "generator__name": f"{tmp_path}/mine.py:Generator"}
+    pool = {"setting": "shuffled_synthetic", "generator__name": "user_parts:WithReceipt"}
     _run(tmp_path / "runs/real")
     for sigma in (2.0, 4.0):
         _run(tmp_path / f"runs/pool{sigma:g}", **pool, generator__label_noise=8.0, generator__sigma=sigma)
@@ -87,7 +60,7 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     out.mkdir()
     with Display() as display:
         disclosure.report(disclosure.grid(options), options, out, display)
-    expected = [composed(((0.1, sigma, 10), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
+    expected = [composed(((0.1, sigma, 20), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
     assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g} if secret" for e in expected)}
     assert (out / "disclosure_epsilon.png").read_bytes().startswith(b"\x89PNG")

@@ -299,25 +299,10 @@ def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) ->
     assert spent[3] == whole["privacy"]["epsilon_local_training_if_secret"]["largest"]
 
 
-BROKEN = """
-from dataclasses import replace
-
-from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.seeds import seed_for
-
-
-class Broken(FedAvg):
-    def client(self, work, message, memory, data, round, seed):
-        reply = super().client(work, message, memory, data, round, seed)
-        return replace(reply, weight=float("nan")) if seed == seed_for(0, "client", 2, 1) else reply
-"""
-
-
 def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Path) -> None:
     """What was rejected was sent all the same."""
-    (tmp_path / "mine.py").write_text(BROKEN)
     summaries = []
-    for algorithm in ("fedavg", f"{tmp_path}/mine.py:Broken"):
+    for algorithm in ("fedavg", "user_parts:Broken"):
         config = presets.experiment("smoke", "digits", {**SMALL, "algorithm": algorithm})
         summaries.append(run(config, tmp_path / f"{len(summaries)}", say=lambda text: None))
     quiet, broken = (summary["privacy"] for summary in summaries)

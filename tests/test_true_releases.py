@@ -1,8 +1,7 @@
 """Releases, receipts and deltas that cannot be true, and generators whose receipts are about others' data."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, nan
@@ -16,18 +15,13 @@ from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
 
 from fedcommons.accounting.privacy import Ledger, read, require_small_delta
 from fedcommons.config import presets
-from fedcommons.config.flat import override
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Common
 from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.generator import TrainedGenerator
-from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Contributions, share, share_by_method
@@ -138,81 +132,31 @@ def test_names_without_a_client_may_be_counted() -> None:
     assert stated(releases)["overall"] == "none"
 
 
-@dataclass(frozen=True)
-class Peeks(ShuffledSynthetic):
-    """Trains client 0's generator on others' examples, or on one of its own many times, or two of them."""
-
-    sees: str = "its own"
-
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        first, *rest = super().needs(dealt, recipe)
-        if self.sees == "another's":
-            first = replace(first, examples=rest[0].examples)
-        if self.sees == "one eight times":
-            first = replace(first, examples=first.examples[np.arange(len(first.examples)).clip(7) - 7])
-        return [first, *rest, *[first] * (self.sees == "two generators")]
-
-
-@dataclass(frozen=True)
-class SaysPrivate:
-    """A generator with a receipt, which a test can afford; nothing of it is private."""
-
-    epochs: int = 1
-    steps: int = 20
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Sequence[int], *, flip: bool = False
-    ) -> Mapping[int, TrainedGenerator]:
-        receipt = replace(RECEIPT, sigma=np.float32(1.5), steps=np.int64(self.steps))
-        return {epoch: TrainedGenerator({"w": torch.zeros(1)}, receipt) for epoch in epochs}
-
-    def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: torch.Tensor, seed: int) -> Any:
-        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
-
-
-def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
-    monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
-    plain = {"generator.name": "test_true_releases:SaysPrivate", "generator.label_noise": 5.0, "data.limit": 60,
-             "artifacts": str(tmp_path / "store"), **ONE_ROUND}  # fmt: skip
+def _run(tmp_path: Path, **values: Any) -> dict[str, Any]:
+    plain = {"sharing.setting": "user_parts:Peeks", "generator.name": "user_parts:WithReceipt", "data.limit": 60,
+             "generator.label_noise": 5.0, "artifacts": str(tmp_path / "store"), **ONE_ROUND}  # fmt: skip
     config = presets.experiment("smoke", "digits", plain | {n.replace("__", "."): v for n, v in values.items()})
     return run(config, tmp_path / "run", say=lambda text: None)
 
 
-@pytest.mark.parametrize("sees", ["another's", "one eight times", "two generators"])
-def test_a_private_generator_sees_its_clients_own_examples_once(
-    sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    why = r"stage Peeks must (train client 0's private generator on examples of its own|need one private generator a)"
-    with pytest.raises(UserError, match=why):
-        _run(tmp_path, monkeypatch, sharing__setting="test_true_releases:Peeks", sharing__sees=sees)
+@pytest.mark.parametrize(
+    ("sees", "why"),
+    [
+        ("another's", "on examples of its own"),
+        ("one eight times", "on examples of its own"),
+        ("two generators", "one private generator a"),
+    ],
+)
+def test_a_private_generator_sees_its_clients_own_examples_once(sees: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"stage Peeks .*{why}"):
+        _run(tmp_path, sharing__sees=sees)
 
 
 @pytest.mark.parametrize(("steps", "pool"), [(20, "covered"), (0, "uncovered")])
-def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(
-    steps: int, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {"sharing__setting": "test_true_releases:Peeks", "generator__steps": steps}
-    told = _run(tmp_path, monkeypatch, **values)["privacy"]
-    assert told["commons"] == pool
-    assert (told.get("pool_epsilon_max_if_secret") is None) == (steps == 0)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"algorithm": "feddpms", "feddpms.privacy": "sound", "model.name": "vae", "federation.rounds": 5},
-        {"sharing.setting": "shuffled_synthetic", "generator.label_noise": 5.0},
-    ],
-    ids=["nothing", "feddpms", "class counts"],
-)
-def test_a_delta_that_allows_to_publish_an_example_is_refused_also_without_dp_sgd(values: dict[str, Any]) -> None:
-    """Whatever is accounted: which part will release something is not known before."""
-    config = presets.experiment("smoke", "digits", values)
-    prepare(config)
-    with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):
-        prepare(override(config, {"dp.delta": 0.5}))
+def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(steps: int, pool: str, tmp_path: Path) -> None:
+    found = _run(tmp_path, generator__steps=steps)["privacy"]
+    assert found["commons"] == pool
+    assert (found.get("pool_epsilon_max_if_secret") is None) == (steps == 0)
 
 
 def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_covered() -> None:
@@ -225,31 +169,12 @@ def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_c
             require_small_delta(ledger, 1e-5, many)
 
 
-def thousands() -> tuple[np.ndarray, np.ndarray]:
-    """More examples than 1/delta."""
-    x = np.random.default_rng(0).standard_normal((170_000, 1)).astype(np.float32)
-    return x, (x[:, 0] > 0).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Hint(Real):
-    """Contributes nothing, and declares a covered release of client 0."""
-
-    covered: bool = True
-
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        return contributed, [RECEIPT.release(0, "a hint")] if self.covered else []
-
-
 @pytest.mark.parametrize("covered", [False, True])
-def test_a_run_of_many_examples_is_refused_its_epsilon_and_nothing_without_one(
-    covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "test_true_releases", sys.modules[__name__])
-    values = {"data.name": "test_true_releases:thousands", "data.limit": None, "partition.name": "iid",
-              "partition.n_clients": 1, "model.name": "linear", "sharing.setting": "test_true_releases:Hint",
-              "sharing.covered": covered, "client.batch_size": 50_000, **ONE_ROUND}  # fmt: skip
-    config = presets.experiment("smoke", "test_true_releases:thousands", values)
+def test_a_run_of_many_examples_is_refused_its_epsilon_and_nothing_without_one(covered: bool, tmp_path: Path) -> None:
+    values = {"data.limit": None, "partition.name": "iid", "partition.n_clients": 1, "model.name": "linear",
+              "sharing.setting": "user_parts:Hint", "sharing.covered": covered, "client.batch_size": 50_000,
+              **ONE_ROUND}  # fmt: skip
+    config = presets.experiment("smoke", "user_parts:thousands", values)
     if covered:
         with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):
             run(config, tmp_path / "run", say=lambda text: None)

@@ -1,6 +1,5 @@
 """What the engine sees leave the clients, against stages, methods and generators that declare something else."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt, images, stated
+from five_clients import DATASET, ONE_ROUND, N, dealt, images, stated
 
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
 from fedcommons.core.accountants import epsilon
-from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import Release
@@ -32,7 +29,6 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, require_once, share, share_by_method
-from fedcommons.tensors import Payload
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -151,19 +147,8 @@ def test_a_row_that_is_listed_eight_times_is_refused_under_dp_sgd(where: str) ->
         require_once(stage, shared)
 
 
-@dataclass(frozen=True)
-class ManyTimes(Real):
-    """Every client trains twice on its first image."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return Assigned(dealt.own.rows, [rows[:1] for rows in dealt.own.rows])
-
-
-def test_a_run_with_repeated_rows_stops_before_its_first_round_only_under_dp_sgd(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "test_what_left", sys.modules[__name__])
-    values = {"sharing.setting": "test_what_left:ManyTimes", "data.limit": 60, **ONE_ROUND}
+def test_a_run_with_repeated_rows_stops_before_its_first_round_only_under_dp_sgd(tmp_path: Path) -> None:
+    values = {"sharing.setting": "user_parts:ManyTimes", "data.limit": 60, **ONE_ROUND}
     assert run(presets.experiment("smoke", "digits", values), tmp_path / "plain", say=lambda text: None)["p"] > 0
     private = presets.experiment("smoke", "digits", values | {"dp.local": True})
     with pytest.raises(UserError, match=r"stage ManyTimes .* 1 rows of client 0 up to 2 times"):
@@ -171,26 +156,12 @@ def test_a_run_with_repeated_rows_stops_before_its_first_round_only_under_dp_sgd
     assert not list((tmp_path / "private").glob("checkpoints/*"))
 
 
-@dataclass(frozen=True)
-class Hints(FedAvg):
-    """Publishes a number in every round with a covered release, without DP-SGD; which method will is not known."""
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, round, seed)
-        work.noise.call("hint", *data.columns)
-        hint = RECEIPT.release(-1, "hint")
-        return replace(reply, each={"hint": torch.zeros(1)}, releases=[*reply.releases, replace(hint, commons=True)])
-
-
-def test_a_run_with_repeated_rows_stops_where_rounds_release_something_private(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_with_repeated_rows_stops_where_rounds_release_something_private(tmp_path: Path) -> None:
     """As FedDPMS does with its noisy means: whether a method will is seen after its round."""
-    monkeypatch.setitem(sys.modules, "test_what_left", sys.modules[__name__])
-    values = {"algorithm": "test_what_left:Hints", "data.limit": 60, **ONE_ROUND}
-    told = run(presets.experiment("smoke", "digits", values), tmp_path / "once", say=lambda text: None)["privacy"]
-    assert told["pool_epsilon_max_if_secret"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
-    many = presets.experiment("smoke", "digits", values | {"sharing.setting": "test_what_left:ManyTimes"})
+    values = {"algorithm": "user_parts:Hints", "data.limit": 60, **ONE_ROUND}
+    found = run(presets.experiment("smoke", "digits", values), tmp_path / "once", say=lambda text: None)["privacy"]
+    assert found["pool_epsilon_max_if_secret"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
+    many = presets.experiment("smoke", "digits", values | {"sharing.setting": "user_parts:ManyTimes"})
     with pytest.raises(UserError, match="ManyTimes must list no real row twice"):
         run(many, tmp_path / "many", say=lambda text: None)
 

@@ -1,0 +1,121 @@
+"""Components of a user's, for experiments that name them as ``user_parts:NAME``."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from five_clients import RECEIPT
+from torch import Tensor
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.release import Release
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import TrainedGenerator
+from fedcommons.seeds import seed_for
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import GeneratorRecipe, Need
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.tensors import Payload
+
+
+@dataclass(frozen=True)
+class Parrot:
+    """A generator that draws the first images of a class that it was trained on."""
+
+    epochs: int = 1
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, TrainedGenerator]:
+        return {e: TrainedGenerator({"x": examples.x, "y": examples.y}) for e in epochs}
+
+    def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        of = [weights["x"][weights["y"] == label] for label in labels]
+        black = torch.zeros(shape, dtype=torch.uint8)
+        return torch.stack([x[i % len(x)] if len(x) else black for i, x in enumerate(of)])
+
+
+@dataclass(frozen=True)
+class WithReceipt:
+    """A generator of random images whose receipt covers them."""
+
+    epochs: int = 1
+    sigma: float = 1.5
+    steps: int = 20
+    sampling: ClassVar[tuple[str, ...]] = ()
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
+    ) -> Mapping[int, TrainedGenerator]:
+        receipt = replace(RECEIPT, sigma=np.float32(self.sigma), steps=np.int64(self.steps))
+        return {e: TrainedGenerator({"w": torch.zeros(1)}, receipt) for e in epochs}
+
+    def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        return torch.randint(0, 256, (len(labels), *shape), dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Peeks(ShuffledSynthetic):
+    """Trains client 0's generator on others' examples, or on one of its own many times, or trains two of them."""
+
+    sees: str = "its own"
+
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+        first, *rest = super().needs(dealt, recipe)
+        if self.sees == "another's":
+            first = replace(first, examples=rest[0].examples)
+        if self.sees == "one eight times":
+            first = replace(first, examples=first.examples[np.arange(len(first.examples)).clip(7) - 7])
+        return [first, *rest, *[first] * (self.sees == "two generators")]
+
+
+@dataclass(frozen=True)
+class Hint(Real):
+    """Contributes nothing, and declares a covered release of client 0."""
+
+    covered: bool = True
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        return contributed, [RECEIPT.release(0, "a hint")] if self.covered else []
+
+
+@dataclass(frozen=True)
+class ManyTimes(Real):
+    """Every client trains twice on its first image."""
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        return Assigned(dealt.own.rows, [rows[:1] for rows in dealt.own.rows])
+
+
+@dataclass(frozen=True)
+class Hints(FedAvg):
+    """Publishes a number in every round with a covered release, without DP-SGD."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        work.noise.call("hint", *data.columns)
+        hint = replace(RECEIPT.release(-1, "hint"), commons=True)
+        return replace(reply, each={"hint": torch.zeros(1)}, releases=[*reply.releases, hint])
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """In round 2, with seed 0, client 1 sends what is not finite."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        return reply if seed != seed_for(0, "client", 2, 1) else replace(reply, weight=float("nan"))
+
+
+def thousands() -> tuple[np.ndarray, np.ndarray]:
+    """Return more examples than 1/delta."""
+    x = np.random.default_rng(0).standard_normal((170_000, 1)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64)
