@@ -21,7 +21,6 @@ from fedcommons.sharing.stage import Contributions
 from papers.fedssyn.audits import GRID, words
 from papers.fedssyn.noisy_sums import audited
 
-
 PARROT = ["--preset", "smoke", "--generator", "user_parts:Parrot"]
 
 
@@ -36,18 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_pool_of_copies_is_called_memorised(
     here: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [
-        "--preset",
-        "smoke",
-        "--generator",
-        "user_parts:Parrot",
-        "--shadows",
-        "4",
-        "--canaries",
-        "40",
-        "--out",
-        "out",
-    ]
+    argv = [*PARROT, "--shadows", "4", "--canaries", "40", "--out", "out"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--dry-run"]) == 0
     assert not (here / "out").exists()
