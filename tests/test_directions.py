@@ -289,7 +289,7 @@ def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pyt
 
 
 def test_a_private_generator_is_audited_with_secret_noise() -> None:
-    """Its noise is drawn from a stream that nobody draws from the seed."""
+    """Its noise is drawn from a cipher's stream, which does not follow from the seed alone."""
     drawn: list[bool] = []
 
     class Fits:

@@ -194,7 +194,7 @@ def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
 
 
 def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
-    """In the summary, rounds.jsonl and frames; it was 0.0."""
+    """In the summary, rounds.jsonl and frames."""
     fields = {"algorithm": "fedproto", "evaluate.clients": True, "federation.buffers": "keep", "dp.local": True}
     few = {"federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
     config = presets.experiment("smoke", "digits", {**few, **fields})

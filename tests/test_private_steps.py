@@ -199,7 +199,7 @@ def test_who_is_in_a_batch_changes_the_terms_of_nobody_else_where_noise_is_secre
 
 @pytest.mark.parametrize(("sums", "what"), EVERY)
 def test_the_salt_decides_the_draws_where_noise_is_secret(sums: Any, what: str) -> None:
-    """The first step's, as later ones depend on noise: nobody who knows the seed can draw them again."""
+    """The first step's, as later ones depend on noise. They cannot be drawn again from the seed."""
     salted, again, another = (sums(what, WITHOUT, salt) for salt in (SALT, SALT, ANOTHER))
     assert torch.allclose(salted, again, atol=1e-5)
     assert (salted[0] - another[0]).norm() > 0.1

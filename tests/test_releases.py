@@ -46,7 +46,7 @@ FLAWS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Declares(ShuffledSynthetic):
-    """Declares what it is told to."""
+    """Declares these events."""
 
     events: tuple[Any, ...] | Callable[[], Iterator[Any]] = ()
 
@@ -124,7 +124,7 @@ def test_events_of_nobody_or_of_another_class_are_refused(events: tuple[Any, ...
 
 @dataclass(frozen=True)
 class Sharing:
-    """A method that shares one image and declares what it is told to."""
+    """A method that shares one image and declares these events."""
 
     events: tuple[Any, ...]
 

@@ -2,10 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,26 +13,21 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override, part_of
 from fedcommons.core import salts
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
-from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.runs import build, inputs, secret
+from fedcommons.runs import build, secret
 from fedcommons.sharing import needs, synthetic_pool
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need, salts_told
+from fedcommons.sharing.needs import Need, salts_told
 from fedcommons.testing import Federation
 
 NO_NAMES = ('"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7")
 
 SECRET: dict[str, Any] = {
     "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.noise_multiplier": 1.0,
-    "generator.label_noise": 1.0, "dp.noise": "secret", "partition.name": "iid", "partition.n_clients": 2,
+    "generator.batch_size": 5, "generator.channels": (8, 16), "generator.label_noise": 1.0, "dp.noise": "secret",
+    "partition.name": "iid", "partition.n_clients": 2, "data.limit": 60,
 }  # fmt: skip
 
 
@@ -45,56 +39,27 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder / "salts"
 
 
-def _dealt(c: Experiment) -> Dealt:
-    dataset = inputs.load(c.data)
-    rows = inputs.deal(c.partition, dataset.train.y.numpy(), dataset.n_classes, c.seed).rows
-    return Dealt(Clients(dataset.train, rows), dataset.n_classes, dataset.flip, c.seed)
+def _needed(fields: Mapping[str, object]) -> Sequence[Need]:
+    """Return what must be made for the pool of an experiment with these fields."""
+    return build.prepare(presets.experiment("smoke", "digits", fields)).needs
 
 
-def _needed(fields: Mapping[str, object]) -> list[Need]:
-    """What must be made for the pool of an experiment with these fields."""
-    c = override(Experiment(), fields)
-    return needs.needs(part_of(c, "sharing").p, _dealt(c), build.recipe(c))
-
-
-@dataclass(frozen=True)
-class Own:
-    """A generator that takes no noise and has a receipt."""
-
-    sampling: ClassVar[tuple[str, ...]] = ()
-    epochs: int = 1
-
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, TrainedGenerator]:
-        receipt = Receipt("sampled_gaussian", 1.0, 5.0, 1.0, 1)
-        return {epoch: TrainedGenerator({"mean": examples.x.float().mean(0)}, receipt) for epoch in epochs}
-
-    def sample(
-        self, weights: Mapping[str, Tensor], shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int
-    ) -> Tensor:
-        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("is_secret", [False, True])
-def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, is_secret: bool) -> None:
+@pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
+def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, noise: str) -> None:
     """Its noise can only follow from its seed; ``PrivateDDPM.fit``, called without noise, is such a one."""
-    c, store = override(Experiment(), SECRET), Store(tmp_path)
-    recipe = GeneratorRecipe("own.py:Own", Own(), 1.0, "digest", is_secret=is_secret)
-    (need, *_) = needs.needs(part_of(c, "sharing").p, _dealt(c), recipe)
+    plain = {name: value for name, value in SECRET.items() if not name.startswith("generator.")}
+    need, store = _needed({**plain, "generator.name": "user_parts:WithReceipt", "dp.noise": noise})[0], Store(tmp_path)
     (job,) = synthetic_pool.missing(store, [need])
     synthetic_pool.keep(store, job, synthetic_pool.make(job))
-    assert (synthetic_pool.read(store, need).receipt is None) == is_secret
+    assert (synthetic_pool.read(store, need).receipt is None) == (noise == salts.SECRET)
     assert not need.salt
 
 
 def test_the_images_of_a_generator_without_noise_are_those_of_every_run() -> None:
     """Secret noise would not change them: they are neither trained again nor lost with a salt."""
     plain = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 2}
-    facts = [
-        [need.images_facts for need in _needed({**plain, "dp.noise": noise})] for noise in (salts.SECRET, salts.SEEDED)
-    ]
-    assert facts[0] == facts[1]
+    secret, seeded = (_needed({**plain, "dp.noise": noise}) for noise in (salts.SECRET, salts.SEEDED))
+    assert [need.images_facts for need in secret] == [need.images_facts for need in seeded]
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
