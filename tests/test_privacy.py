@@ -366,8 +366,7 @@ def test_a_rejection_shows() -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_a_run_that_shares_something_has_no_epsilon_of_all_messages(values: dict[str, Any], tmp_path: Path) -> None:
-    plain = {"dp.local": True, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "client.epochs": 1}
-    config = presets.experiment("smoke", "digits", plain | values | {"artifacts": str(tmp_path / "store")})
+    config = presets.experiment("smoke", "digits", SMALL | values | {"artifacts": str(tmp_path / "store")})
     said = run(config, tmp_path / "run", say=lambda text: None)["privacy"]
     assert said["epsilon_of_messages_if_secret"] is None
     assert said["epsilon_local_training_if_secret"]["largest"] > 0
