@@ -78,6 +78,7 @@ def test_prv_is_that_of_opacus_called_directly() -> None:
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.1, 1000), (0.2, 4.0, 200), (Q, 1.906, 7500)])
+@pytest.mark.long
 def test_numerical_composition_by_another_library_agrees_and_renyi_lies_above(
     q: float, sigma: float, steps: int
 ) -> None:

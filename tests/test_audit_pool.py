@@ -138,6 +138,7 @@ def others():
         ("others", "needs held-out images of client 0's classes"),
     ],
 )
+@pytest.mark.long
 def test_an_audit_without_held_out_data_is_refused_before_any_work(
     data: str, said: str, here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_broken_stream_of_secret_noise_is_found(
     assert of.verdict == "above the reported one"
 
 
+@pytest.mark.long
 def test_summed_noise_is_that_of_the_sum(sweep: ModuleType) -> None:
     of = found(sweep, "merf", 40, "--sharing.noise", "summed")
     assert of.faults == []

@@ -184,16 +184,6 @@ def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> No
     assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(drawn)), rtol=0, atol=1e-5)
 
 
-def test_batches_are_poisson_samples_with_rate_b_over_n() -> None:
-    n, b = 40, 10
-    _, releases, sizes = changes(n, b, epochs=60, dp=DPSGD(1.0, 1.0))
-    assert len(sizes) == 60 * n // b
-    assert releases[0].q == b / n
-    mean, variance = np.mean(sizes), np.var(sizes)
-    assert abs(mean - b) < 4 * (b * (1 - b / n) / len(sizes)) ** 0.5
-    assert 0.7 < variance / (b * (1 - b / n)) < 1.3  # not batches of one size
-
-
 @pytest.mark.parametrize(
     ("layer", "name"),
     [(nn.BatchNorm2d(4), "BatchNorm2d"), (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d")],

@@ -83,7 +83,7 @@ KEEPS: dict[str, Act] = {
 
 @pytest.mark.parametrize("name", KEEPS)
 def test_what_a_method_keeps_of_a_client_is_named(name: str, digits: Digits) -> None:
-    federation = digits().training(PRIVATE)
+    federation = digits(sizes=(5, 6)).training(PRIVATE)
     ledger = federation.play(client_of(KEEPS[name])(), federation.plan(1))[-1][0].ledger
     assert name in ledger.uncovered, ledger.uncovered
     assert ledger.of_all(0, 1e-5) is None

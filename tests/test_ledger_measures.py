@@ -90,6 +90,7 @@ class LateByCounts:
         return {i: 0.0 for i in joined if facts.counts()[i, 0]}
 
 
+@pytest.mark.long
 def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     for method, late in ((Asks(), None), (FedAvg(), LateByCounts())):

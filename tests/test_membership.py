@@ -87,6 +87,7 @@ def test_the_loss_of_a_ddpm_finds_its_images() -> None:
     assert auc(*roc((found - found.mean(0)).ravel(), inside.ravel())) > 0.8
 
 
+@pytest.mark.long
 def test_the_loss_of_a_ddpm_is_over_the_same_draws_for_every_image() -> None:
     assert isinstance(DIFFUSION, Losing)
     assert isinstance(PrivateDDPM(noise_multiplier=1.0), Losing)
@@ -171,6 +172,7 @@ def right(epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 4.0])
+@pytest.mark.long
 def test_of_randomised_response_it_is_rarely_above_epsilon_and_close_to_it(epsilon: float) -> None:
     """m independent bits, each reported truly with odds e^epsilon: all are guessed as reported."""
     draws = numpy_generator("randomised response", str(epsilon))

@@ -145,6 +145,7 @@ def test_a_client_that_has_seen_nothing_of_a_class_plants_no_copy_of_it() -> Non
 
 
 @pytest.mark.parametrize("pool", ["fresh", "the same again", "blurry"])
+@pytest.mark.long
 def test_a_pool_without_copies_is_accused_no_more_often_than_stated(pool: str) -> None:
     """Nothing was memorised, so seen images may change places with held-out ones of their class: 4000 times.
 

@@ -189,6 +189,7 @@ EVERY = [*((local_sums, what) for what in LOCAL), *((generator_sums, name) for n
 
 
 @pytest.mark.parametrize(("sums", "what"), EVERY)
+@pytest.mark.long
 def test_who_is_in_a_batch_changes_the_terms_of_nobody_else_where_noise_is_secret(sums: Any, what: str) -> None:
     """Else the sum moves by more than C, and sampling does not amplify. With seeded noise the place decides."""
     moved = [(sums(what, WITH, salt) - sums(what, WITHOUT, salt)).norm(dim=1) for salt in (SALT, SEEDED)]
@@ -198,6 +199,7 @@ def test_who_is_in_a_batch_changes_the_terms_of_nobody_else_where_noise_is_secre
 
 
 @pytest.mark.parametrize(("sums", "what"), EVERY)
+@pytest.mark.long
 def test_the_salt_decides_the_draws_where_noise_is_secret(sums: Any, what: str) -> None:
     """The first step's, as later ones depend on noise. They cannot be drawn again from the seed."""
     salted, again, another = (sums(what, WITHOUT, salt) for salt in (SALT, SALT, ANOTHER))
