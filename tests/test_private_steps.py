@@ -25,6 +25,7 @@ from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source, Stream
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
+from fedcommons.seeds import wide_generator
 from fedcommons.testing import digits
 from lightning_modules import Classifier
 
@@ -217,3 +218,14 @@ def test_seeds_are_those_of_examples_and_of_the_salt() -> None:
     assert len({*all_of_them}) == 3000
     assert 0 <= min(all_of_them) < max(all_of_them) < 2**53
     assert len({seed % 2**32 for seed in all_of_them}) > 2990  # the bits that torch takes on a CPU
+
+
+def test_noise_is_counted_relative_to_the_longest_vector() -> None:
+    """A vector three times as long as C: sigma is a third. A vector of unknown norm: not covered."""
+    total = NoisySum(torch.zeros(4), clip=0.5)
+    total.add(torch.ones(4), norm=1.5)
+    total.blur(6.0, wide_generator(0))
+    assert (total.release.sigma, total.release.sensitivity) == (2.0, 1.5)
+    assert total.release.covered
+    total.add(torch.ones(4))
+    assert not total.release.covered

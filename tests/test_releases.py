@@ -352,3 +352,19 @@ def test_weights_do_not_change_what_an_example_may_do_under_dp_sgd(weight: float
         work.load(start)
     change = float((moved[1] - moved[0]).norm()) * 6  # the sum is divided by B = 6
     assert 0.1 < change < 0.5 * (1 + 1e-3)
+
+
+def test_raw_examples_that_a_stage_does_not_declare_are_not_covered() -> None:
+    @dataclass(frozen=True)
+    class Silent:
+        def make(self, dealt: Dealt, drawn: object) -> Contributions:
+            return Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
+
+        def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, list[Release]]:
+            return contributed, []
+
+        def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+            return Assigned(dealt.own.rows, released.shuffled(len(dealt.own), dealt.seed))
+
+    releases = share(Silent(), dealt()).releases
+    assert {r.client: (r.what, r.covered) for r in releases} == dict.fromkeys(range(N), (("raw examples",), False))
