@@ -338,10 +338,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """A real Ray on this machine, for tests marked ``ray``; workers find what papers have beside their sweeps.
-
-    Ray hands the folder of a script on to its workers, and here the script is pytest.
-    """
+    """A real Ray on this machine, one for all tests of this process; workers can import what lies in sweeps/."""
     from fedcommons.federation import cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -351,6 +348,16 @@ def ray_session() -> Iterator[None]:
     import ray
 
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def shared_ray(ray_session: None) -> dict[str, str]:
+    """The environment in which a command, as a process of its own, joins that Ray instead of starting another."""
+    import ray
+
+    # Without the second variable a client on Linux would look for 127.0.0.1 at the machine's own address.
+    at = ray.get_runtime_context().gcs_address
+    return {**os.environ, "RAY_ADDRESS": at, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @pytest.fixture

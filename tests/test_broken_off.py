@@ -1,4 +1,4 @@
-"""A sweep that is broken off leaves nothing in Ray that a later one in the same process would wait for."""
+"""Places and memory in Ray: what cannot have them says so, and what ends or is broken off gives them back."""
 
 import os
 import signal
@@ -6,34 +6,44 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from ray.util import placement_group_table
 
 from fedcommons import experiment, run, sweep
-from fedcommons.errors import ClientError
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import cluster
+from fedcommons.federation.ray_actors import RayActors
 from fedcommons.sweeping import progress
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.progress import Progress
+from fedcommons.testing import digits
 
-FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
+FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
 ACTORS = {"federation.executor": "ray_actors"}
+Press = Callable[[Callable[[], bool]], None]
 
 
-def states() -> list[str]:
-    """Of all places that were ever reserved in Ray."""
-    return [facts["state"] for facts in placement_group_table().values()]
+def states() -> set[str]:
+    """Return the states of all places that were ever reserved in Ray."""
+    return {facts["state"] for facts in placement_group_table().values()}
 
 
 def is_free() -> bool:
     """Whether no place is reserved and no core is taken."""
-    cores = ray.available_resources().get("CPU", 0)
-    return {*states()} <= {"REMOVED"} and cores == ray.cluster_resources()["CPU"]
+    return states() <= {"REMOVED"} and ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"]
+
+
+def stored_bytes() -> float:
+    """Return the bytes in the object stores of all nodes."""
+    return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0.0)
 
 
 def soon(condition: Callable[[], bool]) -> bool:
+    """Whether it holds before long: nodes report now and then what is taken."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -41,7 +51,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture
-def interrupts(ray_session: None) -> Iterator[Callable[[Callable[[], bool]], None]]:
+def interrupts(ray_session: None) -> Iterator[Press]:
     """Presses Ctrl-C once a condition holds, as a notebook's stop button does: this process alone gets the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     assert soon(is_free)
@@ -60,51 +70,77 @@ def interrupts(ray_session: None) -> Iterator[Callable[[Callable[[], bool]], Non
 
 
 @pytest.mark.ray
-def test_after_an_interrupted_sweep_the_next_one_runs(
-    tmp_path: Path, interrupts: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_after_an_interrupted_sweep_the_next_one_runs(tmp_path: Path, interrupts: Press) -> None:
     """The first holds all cores, and has more trials that wait for them."""
     many = {**FIELDS, "federation.rounds": 10**6}
     actors = {**ACTORS, "federation.actors": int(ray.cluster_resources()["CPU"]) - 1}
+    configs = [experiment("smoke", values={**many, **more, "seed": n}) for n, more in enumerate([actors, {}, {}])]
     interrupts(lambda: any(tmp_path.glob("long/*/rounds.jsonl")))
     with pytest.raises(KeyboardInterrupt):
-        sweep(
-            [experiment("smoke", values={**many, **more, "seed": n}) for n, more in enumerate([actors, {}, {}])],
-            tmp_path / "long",
-        )
+        sweep(configs, tmp_path / "long")
     assert soon(is_free)
-    assert sweep([experiment("smoke", values=FIELDS)], tmp_path / "next")["rounds"].tolist() == [2]
+    assert sweep([experiment("smoke", values=FIELDS)], tmp_path / "next")["rounds"].tolist() == [1]
 
 
 @pytest.mark.ray
-def test_an_interrupted_run_gives_its_actors_back(
-    tmp_path: Path, interrupts: Callable[[Callable[[], bool]], None]
-) -> None:
-    """While they start: their place is taken by then."""
-    interrupts(lambda: "CREATED" in states())
+def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, interrupts: Press) -> None:
+    interrupts(lambda: "CREATED" in states())  # while the actors start
     with pytest.raises(KeyboardInterrupt):
         run(experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 4}), tmp_path / "run")
     assert soon(is_free)
-
-
-@pytest.mark.ray
-def test_a_place_that_is_waited_for_is_given_back_at_once(interrupts: Callable[[Callable[[], bool]], None]) -> None:
     interrupts(lambda: "PENDING" in states())
     with pytest.raises(KeyboardInterrupt):
         cluster.reserve([{"CPU": 1000.0}], {}, "too much", wait_s=100)
     assert soon(is_free)
 
 
+def actors_of(number: int, wait_s: float) -> RayActors:
+    federation = digits()
+    return RayActors(federation.build(FedAvg()), federation.data, number, 0, wait_s)
+
+
 @pytest.mark.ray
-def test_each_cell_of_a_sweep_gets_the_resources_of_its_own_executor(ray_session: None, tmp_path: Path) -> None:
-    executors = [{}, {**ACTORS, "federation.actors": 3}, {**ACTORS, "federation.actors": 1}]
-    configs = [experiment("smoke", values={**FIELDS, **more, "seed": n}) for n, more in enumerate(executors)]
-    assert sweep(configs, tmp_path / "sweep")["rounds"].tolist() == [2, 2, 2]
+def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_free_soon(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    assert soon(is_free)
+    holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(Other).remote()
+    assert ray.get(holder.is_there.remote(), timeout=60)
+    with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
+        actors_of(2, wait_s=1)
+    monkeypatch.setattr(cluster, "PLACE_S", 1)
+    with pytest.raises(UserError, match=r"sweep .* 1 s: each needs 1 CPU .* 0 CPU"):
+        sweep([experiment("smoke", values=FIELDS)], tmp_path)
+    assert states() <= {"REMOVED"}
+    threading.Timer(1, ray.kill, [holder]).start()
+    actors_of(1, wait_s=60).close()
+    assert soon(is_free)
+
+
+@pytest.mark.ray
+def test_a_sweep_gives_each_run_the_resources_of_its_executor_and_leaves_no_byte_in_the_object_store(
+    ray_session: None, tmp_path: Path
+) -> None:
+    assert soon(lambda: stored_bytes() == 0)
+    reference = ray.put(b"some bytes")
+    assert soon(lambda: 0 < stored_bytes() < 1000)  # so every byte is seen
+    del reference
+    assert soon(lambda: stored_bytes() == 0)
+    quick = {"sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "generator.channels": (8, 8)}
+    executors = [{}, {**ACTORS, "federation.actors": 3}, {**ACTORS, "federation.actors": 1}, quick]
+    fields = [{**FIELDS, "artifacts": str(tmp_path / "made"), **more, "seed": n} for n, more in enumerate(executors)]
+    rows = sweep([experiment("smoke", values=each) for each in fields], tmp_path / "sweep")
+    assert rows["rounds"].tolist() == [1] * 4
     for n in range(3):
         run(experiment("smoke", values={**FIELDS, "seed": n}), tmp_path / str(n))
-    courses = [sorted(path.read_bytes() for path in tmp_path.glob(f"{of}/rounds.jsonl")) for of in ("sweep/*", "[0-9]")]
-    assert courses[0] == courses[1]
-    assert len(courses[0]) == 3
+    ends = [{path.read_bytes() for path in tmp_path.glob(f"{of}/rounds.jsonl")} for of in ("sweep/*", "[0-9]")]
+    assert ends[1] < ends[0]
+    assert (len(ends[0]), len(ends[1])) == (4, 3)
+    assert soon(lambda: stored_bytes() == 0)
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:

@@ -1,4 +1,4 @@
-"""``evaluate.every`` and ``evaluate.clients``: which rounds have numbers, and what these are of clients' own rows."""
+"""``evaluate.every`` and ``evaluate.clients``: which rounds have metrics, and metrics on clients' own rows."""
 
 import json
 import shutil
@@ -40,16 +40,13 @@ if TYPE_CHECKING:
 
 FIELDS: Mapping[str, Any] = {
     "wandb": "off", "federation.rounds": 5, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,
-    "evaluate.clients": True, "data.limit": 200, "partition.n_clients": 6, "alpha": 0.1,
+    "evaluate.clients": True, "data.limit": 120, "partition.n_clients": 6, "alpha": 0.1,
 }  # fmt: skip
-
-
-def quiet(text: str) -> None: ...
 
 
 def played(folder: Path, **fields: Any) -> Result:
     values = {**FIELDS, **{name.replace("__", "."): value for name, value in fields.items()}}
-    return run(experiment("smoke", values=values), folder, say=quiet)
+    return run(experiment("smoke", values=values), folder, say=lambda text: None)
 
 
 def lines(folder: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
@@ -78,12 +75,12 @@ def test_means_and_spreads_over_clients(
 
 
 @pytest.mark.parametrize(("values", "sizes"), [([0.5, float("nan")], [1, 1]), ([float("nan")], [0]), ([1e308], [0])])
-def test_without_a_number_nothing_is_said(values: list[float], sizes: list[int]) -> None:
+def test_without_a_number_there_is_no_spread(values: list[float], sizes: list[int]) -> None:
     assert all(np.isnan(value) for value in spread("loss", values, sizes).values())
 
 
 class Held:
-    """A federation with test rows of its clients' own, put there by hand: of client 2 there are none."""
+    """A federation whose client i has i + 1 test rows of its own, client 2 none."""
 
     def __init__(self, **fields: Any) -> None:
         self.ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
@@ -248,53 +245,54 @@ def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
         result.personal(6)
 
 
-REFUSED = {
-    "measure.clients must be false with evaluate.clients true": {"measure.clients": True},
-    "algorithm fedproto has no server model.*needs --evaluate.clients true and --measure.every 0": {
-        "algorithm": "fedproto", "evaluate.clients": False, "measure.every": 1},
-    "algorithm fedper has no server model.*needs --measure.every 0.$": {"algorithm": "fedper", "measure.every": 2},
-    "needs --federation.buffers keep": {"algorithm": "fedbn", "model.batch_norm": True},
-    "FedBN needs a model with BatchNorm": {"algorithm": "fedbn", "federation.buffers": "keep"},
-    "evaluate.every": {"evaluate.every": 0},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_be_evaluated_is_refused_before_any_work(said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        build.prepare(experiment("smoke", values={**FIELDS, **REFUSED[said]}))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"measure.clients": True}, "measure.clients must be false"),
+        (
+            {"algorithm": "fedproto", "evaluate.clients": False, "measure.every": 1},
+            "clients true and --measure.every 0",
+        ),
+        ({"algorithm": "fedper", "measure.every": 2}, "fedper has no server model.*needs --measure.every 0.$"),
+        ({"algorithm": "fedbn", "model.batch_norm": True}, "--federation.buffers keep"),
+        ({"algorithm": "fedbn", "federation.buffers": "keep"}, "needs a model with BatchNorm"),
+        ({"evaluate.every": 0}, "evaluate.every"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_any_work(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build.prepare(experiment("smoke", values={**FIELDS, **fields}))
 
 
 class Odd(FedAvg):
-    """A method of one's own that gives something else than a model."""
+    """A method that returns something else than a model."""
 
-    given: Any = None
+    returned: Any = None
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return self.given
+        return self.returned
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("returned", "message"),
     [
-        (None, "what it gives must map names to Flat or tensors, got NoneType"),
-        ({}, "it must give 'model', a Flat of all weights"),
-        ({"model": torch.zeros(3)}, "it must give 'model', a Flat of all weights"),
-        ({"model": EMPTY, "buffers": torch.zeros(3)}, "it must give 'model', a Flat of all weights"),
-        ({"model": EMPTY}, "names or shapes are not those"),
+        (None, "must map names to Flat or tensors, got NoneType"),
+        ({}, "'model', a Flat of all weights"),
+        ({"model": torch.zeros(3)}, "'model', a Flat of all weights"),
+        ({"model": EMPTY, "buffers": torch.zeros(3)}, "'model', a Flat of all weights"),
+        ({"model": EMPTY}, "names or shapes"),
     ],
 )
-def test_what_is_no_model_is_told_with_the_client_and_the_round(given: Any, said: str, digits: "Digits") -> None:
+def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, message: str, digits: "Digits") -> None:
     federation, odd = digits(), Odd()
-    object.__setattr__(odd, "given", given)
+    object.__setattr__(odd, "returned", returned)
     plan, executor = federation.plan(1), federation.serial(odd)
     at, start = evaluation.ModelTask(federation.model), federation.start(odd, plan)
-    with pytest.raises(ClientError, match=rf"Odd.personal, client 0, round 0: .*{said}"):
+    with pytest.raises(ClientError, match=rf"Odd.personal, client 0, round 0: .*{message}"):
         personal.evaluate_personal(odd, executor, at, start, plan, on_tests=False)
 
 
-def test_nobody_is_asked_for_a_model_unless_clients_are_evaluated(tmp_path: Path) -> None:
-    """Here the method would fail."""
+def test_a_method_returns_personal_models_only_where_clients_are_evaluated(tmp_path: Path) -> None:
     source = tmp_path / "my_odd.py"
     source.write_text(
         "from fedcommons.algorithms.fedavg import FedAvg\n\n\nclass Odd(FedAvg):\n    def personal(self, *given):\n"
@@ -337,12 +335,13 @@ def test_runs_can_be_judged_by_clients(metric: str, mode: str, sees_test: bool) 
         metrics.require(metric, [asked, not_asked])
 
 
-def test_test_rows_move_with_the_rest() -> None:
+def test_test_rows_move_with_the_training_rows() -> None:
     store = Examples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
     tests = Clients(store, [np.array([0]), np.array([], int)])
-    moved = RunData(tests, tests, tests=tests).to(torch.device("cpu"))
+    moved = RunData(tests, tests, tests=tests).to(torch.device("meta"))
     assert moved.tests is not None
     assert moved.tests.sizes == [1, 0]
+    assert moved.tests.store.x.device == torch.device("meta")
 
 
 def test_a_tensor_is_summed_and_seen_singly_and_travels_once(digits: "Digits") -> None:
@@ -356,7 +355,7 @@ def test_a_tensor_is_summed_and_seen_singly_and_travels_once(digits: "Digits") -
         require_reply(replace(both, weight=2.0))
 
 
-def test_what_start_is_told_of_examples_and_model() -> None:
+def test_start_gets_the_facts_of_examples_and_model() -> None:
     class Told(Ditto):
         facts: Facts
 

@@ -1,4 +1,4 @@
-"""A run that goes on with more rounds = one planned with them from the start, in every file that has no times."""
+"""A run that is extended by more rounds equals one planned with them, in every file without times."""
 
 import shutil
 from collections.abc import Mapping
@@ -20,9 +20,8 @@ FIELDS = {
     "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 2, "client.epochs": 1, "data.limit": 60,
     "tracking.wandb": "off",
 }  # fmt: skip
-BEST_AT_4 = {
-    "evaluate__every": 3, "client__lr": 0.3, "seed": 27, "data__limit": 200, "measure__every": 0,
-}  # fmt: skip
+BEST_AT_4 = {"evaluate__every": 3, "client__lr": 0.3, "seed": 27, "data__limit": 200, "measure__every": 0}
+FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
 RULE = """
 from dataclasses import dataclass
 
@@ -71,18 +70,25 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
     return seen
 
 
+def equals_planned(folder: Path, plan: Experiment) -> bool:
+    """Whether the run in ``folder / "run"`` is the one that was planned so from the start."""
+    run(plan, folder / "whole", say=quiet)
+    return bits(folder / "run") == bits(folder / "whole")
+
+
 @pytest.mark.parametrize(
     ("plans", "first", "values"),
     [
         ((4, 7), 5, {}),  # round 4 is measured in either plan
-        ((3, 7), 3, {}),  # round 3 is measured as the last one only, so it is played again
-        ((3, 4, 5, 8), 5, {}),  # several times
+        ((3, 4, 5, 8), 5, {}),  # round 3 is measured as the last one only, so it is played again
         ((3, 6), 1, {"federation__checkpoint_every": 9}),  # before round 3 there is only the checkpoint of round 0
         ((3, 6), 4, {"measure__every": 0}),
         ((2, 5), 3, {"algorithm": "scaffold", "federation__memory_mb": 1e-6}),
         ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
         ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
         ((4, 6), 5, {"client__lr_schedule": "step"}),
+        ((2, 3), None, FEDDPMS),  # 0.4 of the rounds are one round of stage I in both plans
+        ((3, 6), None, {**FEDDPMS, "feddpms__preliminary_rounds": 1}),
         # round 4 is the best of all (on most CPUs), and evaluated as the last one only
         ((4, 6), None, BEST_AT_4),
         ((4, 6), None, {**BEST_AT_4, "federation__checkpoint_every": 1}),
@@ -93,81 +99,77 @@ def test_a_longer_plan_gives_the_same_bits(
     plans: tuple[int, ...], first: int | None, values: Mapping[str, Any], tmp_path: Path
 ) -> None:
     """first: the round with which it goes on; None: that depends on which round is the best."""
-    for rounds in plans:
-        seen = play(tmp_path / "run", config(tmp_path, rounds, **values))
-    assert first in (None, seen[0])
-    run(config(tmp_path, plans[-1], **values), tmp_path / "whole", say=quiet)
-    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+    seen: list[list[int]] = [play(tmp_path / "run", config(tmp_path, rounds, **values)) for rounds in plans]
+    assert first in (None, seen[-1][0])
+    assert equals_planned(tmp_path, config(tmp_path, plans[-1], **values))
 
 
-@pytest.mark.parametrize(("kill_at", "then"), [(3, 7), (4, 9), (6, 7)])
+@pytest.mark.parametrize(
+    ("before", "plan", "kill_at", "then", "played"),
+    [
+        ((3,), 7, 3, 7, None),
+        ((3,), 7, 4, 9, None),
+        ((3,), 7, 6, 7, None),
+        ((), 9, 4, 5, [5]),  # it can end sooner
+        ((), 9, 5, 5, [5]),  # a round that becomes the last is measured
+    ],
+)
 @pytest.mark.long
-def test_an_extension_that_is_killed_goes_on(kill_at: int, then: int, tmp_path: Path) -> None:
-    play(tmp_path / "run", config(tmp_path, 3))
+def test_a_plan_that_is_killed_goes_on_as_another(
+    before: tuple[int, ...], plan: int, kill_at: int, then: int, played: list[int] | None, tmp_path: Path
+) -> None:
+    for rounds in before:
+        play(tmp_path / "run", config(tmp_path, rounds))
     with pytest.raises(Killed):
-        play(tmp_path / "run", config(tmp_path, 7), kill_at)
-    play(tmp_path / "run", config(tmp_path, then))
-    run(config(tmp_path, then), tmp_path / "whole", say=quiet)
-    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
-
-
-@pytest.mark.long
-def test_a_run_that_was_broken_off_can_end_sooner(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        play(tmp_path / "run", config(tmp_path, 9), 4)
-    assert play(tmp_path / "run", config(tmp_path, 5)) == [5]
-    run(config(tmp_path, 5), tmp_path / "whole", say=quiet)
-    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
-
-
-def test_a_round_that_becomes_the_last_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        play(tmp_path / "run", config(tmp_path, 9), 5)
-    assert play(tmp_path / "run", config(tmp_path, 5)) == [5]
-    run(config(tmp_path, 5), tmp_path / "whole", say=quiet)
-    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
+        play(tmp_path / "run", config(tmp_path, plan), kill_at)
+    seen = play(tmp_path / "run", config(tmp_path, then))
+    assert played in (None, seen)
+    assert equals_planned(tmp_path, config(tmp_path, then))
 
 
 def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    play(tmp_path / "run", config(tmp_path, 4))
+    pool = {"sharing__setting": "shuffled_real", "sharing__p": 0.1}
+    play(tmp_path / "run", config(tmp_path, 4, **pool))
     before = bits(tmp_path / "run")
-    fewer = "has 4 rounds already, so federation.rounds cannot be 3; choose another --out"
     for plan, why in (
-        (config(tmp_path, 3), fewer),
-        (config(tmp_path, 6, client__lr=0.5), "holds a run with another client.lr; choose"),
-        (config(tmp_path, 6, seed=1), "holds a run with another seed; choose"),
+        (config(tmp_path, 3, **pool), "has 4 rounds already"),
+        (config(tmp_path, 6, **pool, client__lr=0.5), "another client.lr"),
+        (config(tmp_path, 6, **pool, seed=1), "another seed"),
+        (config(tmp_path, 6, **{**pool, "sharing__p": 0.2}), r"another sharing\.p"),
     ):
         with pytest.raises(UserError, match=why):
             play(tmp_path / "run", plan)
         assert bits(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize(
+    ("plans", "values", "why"),
+    [
+        ((4, 6), {"straggler__by_plan": True}, "straggler.rule .*:Sleepy depends on federation.rounds"),
+        ((4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
+        ((2, 6), FEDDPMS, "algorithm feddpms depends on federation.rounds"),
+        ((4, 6), {"straggler__by_plan": False}, None),
+    ],
+)
 @pytest.mark.long
-def test_what_knows_the_number_of_rounds_is_not_extended(tmp_path: Path) -> None:
-    (tmp_path / "rules.py").write_text(RULE)
-    rule = {"straggler__rule": f"{tmp_path / 'rules.py'}:Sleepy"}
-    feddpms = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
-    for name, plans, values, why in (
-        (
-            "rule",
-            (4, 6),
-            {**rule, "straggler__by_plan": True},
-            r"straggler.rule .*:Sleepy depends on federation.rounds",
-        ),
-        ("schedule", (4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
-        ("method", (2, 6), feddpms, "algorithm feddpms depends on federation.rounds: with 6 the rounds so far"),
-        ("round", (4, 6), rule, None),
-        ("stages", (2, 3), feddpms, None),  # 0.4 of the rounds are one round of stage I in both plans
-        ("asked", (3, 6), {**feddpms, "feddpms__preliminary_rounds": 1}, None),
-    ):
-        play(tmp_path / name, config(tmp_path, plans[0], **values))
-        if why:
-            with pytest.raises(UserError, match=why):
-                play(tmp_path / name, config(tmp_path, plans[1], **values))
-            continue
-        play(tmp_path / name, config(tmp_path, plans[1], **values))
-        run(config(tmp_path, plans[1], **values), tmp_path / f"{name}-whole", say=quiet)
-        assert bits(tmp_path / name) == bits(tmp_path / f"{name}-whole")
+def test_what_knows_the_number_of_rounds_is_not_extended(
+    plans: tuple[int, int], values: Mapping[str, Any], why: str | None, tmp_path: Path
+) -> None:
+    if "straggler__by_plan" in values:
+        (tmp_path / "rules.py").write_text(RULE)
+        values = {**values, "straggler__rule": f"{tmp_path / 'rules.py'}:Sleepy"}
+    short, long = (config(tmp_path, rounds, **values) for rounds in plans)
+    play(tmp_path / "run", short)
+    if why is None:
+        play(tmp_path / "run", long)
+        assert equals_planned(tmp_path, long)
+        return
+    with pytest.raises(UserError, match=why):
+        play(tmp_path / "run", long)
+    (cell,) = named([short])
+    (tmp_path / "run").rename(tmp_path / cell.name)
+    with Display() as display:  # nor does a sweep take it for a predecessor
+        assert sweep.todo(named([long]), tmp_path, display).shorter == {}
 
 
 @pytest.mark.long
@@ -182,13 +184,6 @@ def test_secret_noise_goes_on_with_its_salt(tmp_path: Path, monkeypatch: pytest.
         play(tmp_path / "b", config(tmp_path, rounds, **secret))
     assert bits(tmp_path / "a") == bits(tmp_path / "b")
     assert (tmp_path / "a" / "noise.json").read_bytes() == noise
-
-
-def test_other_clients_or_data_are_refused_as_before(tmp_path: Path) -> None:
-    pool = {"sharing__setting": "shuffled_real", "sharing__p": 0.1}
-    play(tmp_path / "run", config(tmp_path, 2, **pool))
-    with pytest.raises(UserError, match=r"another sharing\.p"):
-        play(tmp_path / "run", override(config(tmp_path, 5, **pool), {"sharing.p": 0.2}))
 
 
 @pytest.mark.long
@@ -226,12 +221,3 @@ def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -
     play(tmp_path / "whole", config(tmp_path, 6))
     play(tmp_path / "run", config(tmp_path, 6))
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")
-
-
-@pytest.mark.long
-def test_what_knows_the_number_of_rounds_is_no_predecessor(tmp_path: Path) -> None:
-    feddpms = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
-    short, long = (named([config(tmp_path, rounds, **feddpms)])[0] for rounds in (2, 6))
-    run(short.config, tmp_path / short.name, say=quiet)
-    with Display() as display:
-        assert sweep.todo([long], tmp_path, display).shorter == {}

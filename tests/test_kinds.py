@@ -1,210 +1,320 @@
-"""Nodes of several kinds: what their labels say, which kind is chosen, and that nothing of ours runs on another.
+"""Nodes of several kinds: their labels, which kind is chosen, what runs where, and the bits that it gives.
 
-This file is also a driver: run as a script it starts nodes of two kinds and says where its processes were.
+This file is also a program: run as a script it starts such nodes and writes what it finds on them.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from source_copy import CHANGED, copied
 
-from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons import experiment, sweep
+from fedcommons.config import parts
+from fedcommons.config.parts import KINDS
 from fedcommons.config.sections import Federation
+from fedcommons.core.algorithm import Algorithm, needed
+from fedcommons.core.executor import Executor
+from fedcommons.core.local import LocalSGD
+from fedcommons.core.worker import Worker
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster, kinds
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.kinds import CHOICE, CPU, GPU, TORCH
+from fedcommons.federation.ray_actors import RayActors
+from fedcommons.runs.gpu_need import share, with_share
+from fedcommons.testing import digits
+from fedcommons.testing.comparing import bits
 
 OURS = kinds.labels()[TORCH]
+HERE = {CPU: kinds.cpu(), TORCH: OURS}
 INTEL = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nflags\t\t: fpu sse4_1 avx avx2 avx512f"
 )
-ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
 
 
 def node(cpu: str = "", torch: str = OURS, cores: float = 2, alive: bool = True, **resources: float) -> dict[str, Any]:
-    """A node as ``ray.nodes()`` has it."""
+    """Return a node as ``ray.nodes()`` has it."""
     labels = {CPU: cpu, TORCH: torch} if cpu else {}
     labels |= {GPU: "A10G"} if resources else {}
     return {"Alive": alive, "Labels": labels, "Resources": {"CPU": cores, "memory": 1e9, **resources}}
 
 
 @pytest.mark.parametrize(
-    ("text", "is_said"),
+    ("text", "name"),
     [
         (INTEL, "intel-6-143-avx512"),
         (f"{INTEL} amx_tile", "intel-6-143-amx"),
         (INTEL.replace("avx2 avx512f", "avx2"), "intel-6-143-avx2"),
         (INTEL.replace("GenuineIntel", "AuthenticAMD").replace("143", "49"), "amd-6-49-avx512"),
         (INTEL.replace("GenuineIntel", "Other Maker, Inc."), "Other-Maker-Inc.-6-143-avx512"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40", "-0x41-0xd40"),
+        ("", ""),  # by its machine alone
     ],
 )
-def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(text: str, is_said: str, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(
-        f"{text}\n\n{text.replace('143', '7')}\n"
-    )  # a machine's first core stands for all
-    assert kinds.cpu(tmp_path / "cpuinfo") == is_said
-
-
-def test_arm_and_systems_without_cpuinfo_are_named_too(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(ARM)
-    assert kinds.cpu(tmp_path / "cpuinfo").endswith("-0x41-0xd40")
+def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(text: str, name: str, tmp_path: Path) -> None:
+    """A machine's first core stands for all."""
+    (tmp_path / "cpuinfo").write_text(f"{text}\n\n{text.replace('143', '7')}\n")
+    found = kinds.cpu(tmp_path / "cpuinfo")
+    assert found == name or (found.endswith(name) and name[:1] in ("-", ""))
     assert kinds.cpu(tmp_path / "absent")
 
 
 def test_ray_takes_the_labels_that_the_module_prints() -> None:
     from ray._private.label_utils import parse_node_labels_string
 
-    said = subprocess.run([sys.executable, "-m", "fedcommons.federation.kinds"], capture_output=True, text=True)
-    assert parse_node_labels_string(said.stdout.strip()) == kinds.labels()
+    done = subprocess.run([sys.executable, "-m", "fedcommons.federation.kinds"], capture_output=True, text=True)
+    assert parse_node_labels_string(done.stdout.strip()) == kinds.labels()
 
 
-def test_the_kind_with_the_most_cores_is_chosen_and_the_choice_of_a_user_before_it(monkeypatch: Any) -> None:
-    nodes = [node("b", cores=3), node("a"), node("a"), node("c", cores=99, alive=False), node(cores=99)]
-    assert kinds.chosen(nodes, 0) == {CPU: "a", TORCH: OURS}
-    assert kinds.chosen([node("b"), node("a")], 0)[CPU] == "a"  # of equal ones the first by name, whatever their order
-    assert kinds.resources(nodes, {CPU: "a"})["CPU"] == 4
-    assert kinds.described(nodes, kinds.chosen(nodes, 0)) == (
+MIXED = [node("b", cores=3), node("a"), node("a"), node("c", cores=99, alive=False), node(cores=99)]
+WITH_GPU = [node("a", cores=99), node("b", GPU=1)]
+OLD = [node("a", torch="1.0", cores=9), node("a")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "choice", "expected"),
+    [
+        (MIXED, 0, "", {CPU: "a", TORCH: OURS}),  # most cores in all
+        ([node("b"), node("a")], 0, "", {CPU: "a", TORCH: OURS}),  # of equal ones the first by name
+        (MIXED, 0, "b", {CPU: "b", TORCH: OURS}),
+        (WITH_GPU, 0, "", {CPU: "a", TORCH: OURS}),
+        (WITH_GPU, 0.25, "", {CPU: "b", TORCH: OURS, GPU: "A10G"}),
+        (OLD, 0, "", {CPU: "a", TORCH: OURS}),
+        ([node(), node()], 0, "", {}),
+        (MIXED, 0, "bb", r"'bb'; did you mean 'b'\? The nodes have a, b\."),
+        ([node()], 0, "b", "No node of Ray has a label"),
+        (OLD[:1], 0, "", r"torch 1\.0, and torch is .* here"),
+        ([*OLD, node("b", torch="0.9")], 0, "b", r"torch 0\.9, and torch is .* here"),
+    ],
+)
+def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(
+    nodes: list[dict[str, Any]], gpus: float, choice: str, expected: dict[str, str] | str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(CHOICE, choice)
+    if isinstance(expected, dict):
+        assert kinds.chosen(nodes, gpus) == expected
+        return
+    with pytest.raises(UserError, match=expected):
+        kinds.chosen(nodes, gpus)
+
+
+def test_resources_and_words_are_of_the_chosen_nodes() -> None:
+    assert kinds.resources(MIXED, {CPU: "a"})["CPU"] == 4
+    assert kinds.resources(OLD, kinds.chosen(OLD, 0))["CPU"] == 2
+    assert kinds.described(MIXED, kinds.chosen(MIXED, 0)) == (
         f"2 node(s) a, not on 1 node(s) b with torch {OURS}, not on 1 node(s) unlabelled with torch unlabelled"
     )
-    monkeypatch.setenv(CHOICE, "b")
-    assert kinds.chosen(nodes, 0)[CPU] == "b"
-    monkeypatch.setenv(CHOICE, "bb")
-    with pytest.raises(UserError, match=r"no node is of the kind 'bb'; did you mean 'b'\? The nodes have a, b\."):
-        kinds.chosen(nodes, 0)
-    with pytest.raises(UserError, match=r"No node of Ray has a label"):
-        kinds.chosen([node()], 0)
-
-
-def test_gpus_decide_where_they_are_asked_for() -> None:
-    nodes = [node("a", cores=99), node("b", GPU=1)]
-    assert kinds.chosen(nodes, 0)[CPU] == "a"
-    assert kinds.chosen(nodes, 0.25) == {CPU: "b", TORCH: OURS, GPU: "A10G"}
-
-
-def test_nodes_with_another_torch_have_no_part_in_it_and_are_refused_where_all_have(monkeypatch: Any) -> None:
-    nodes = [node("a", torch="1.0", cores=9), node("a")]
-    assert kinds.resources(nodes, kinds.chosen(nodes, 0))["CPU"] == 2
-    with pytest.raises(UserError, match=r"the nodes of Ray have torch 1\.0, and torch is .* here"):
-        kinds.chosen(nodes[:1], 0)
-    monkeypatch.setenv(CHOICE, "b")
-    with pytest.raises(UserError, match=r"the nodes of Ray have torch 0\.9, and torch is .* here"):
-        kinds.chosen([*nodes, node("b", torch="0.9")], 0)
-
-
-def test_a_ray_without_labels_is_used_as_it_is() -> None:
-    assert kinds.chosen([node(), node()], 0) == {}
     assert kinds.described([node(), node()], {}) == "2 node(s)"
 
 
-def where(worker: Any, shared: Any, job: int) -> str:
-    """The labels of the node where an actor lies."""
+@pytest.mark.parametrize("wrong", ["abc", "0", "-1", "1.5", " ", "9" * 5000])
+def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(wrong: str, monkeypatch: Any) -> None:
+    there = len(os.sched_getaffinity(0))
+    for asked in ("1000", "1"):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)
+        assert (cluster.cores() or os.cpu_count()) == min(there, int(asked))
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", wrong)
+    with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK must be a number of cores") as refused:
+        cluster.cores()
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("need", "processes", "gpus", "expected"),
+    [(0, 8, 1, 0.125), (1, 8, 2, 0.25), (40, 8, 1, 0.5), (101, 8, 1, 1.0), (100, 1, 1, 1.0), (0, 3, 1, 0.3333)],
+)
+def test_processes_share_a_gpu_as_its_memory_allows(need: int, processes: int, gpus: int, expected: float) -> None:
+    assert share(need, 100, processes, gpus) == expected
+
+
+ALGORITHMS = {name: parts.make("algorithm", name, {}) for name in KINDS["algorithm"].known}
+MOST = max(ALGORITHMS.values(), key=lambda algorithm: len(needed(algorithm)))  # whose module serves them all
+PLAIN = digits(dropout=0.3, method=MOST).training(LocalSGD(epochs=2, batch_size=5, augment=True))
+FEDERATION = replace(PLAIN, data=replace(PLAIN.data, pool=PLAIN.data.clients, serves=True))  # some servers need a pool
+PLAN = FEDERATION.plan(2, participation=0.8, blocks=4)
+SMALL = {"federation.rounds": 1, "data.limit": 80, "wandb": "off"}
+
+
+def digest(name: str, executor: Executor | None = None) -> str:
+    """Return a hash of the weights and all else that is there after the last round."""
+    last, _ = FEDERATION.play(ALGORITHMS[name], PLAN, executor)[-1]
+    return sha256(b"".join(key.encode() + values for key, values in sorted(bits(last).items()))).hexdigest()
+
+
+@dataclass(frozen=True)
+class As:
+    """An executor's workers, but with this algorithm: actors take seconds to start, so they serve all of them."""
+
+    algorithm: Algorithm
+    inner: Executor
+
+    def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
+        """See ``Executor``."""
+        return self.inner.map(partial(with_algorithm, self.algorithm, function), shared, jobs)
+
+    def close(self) -> None:
+        """See ``Executor``."""
+
+
+def with_algorithm(
+    algorithm: Algorithm, function: Callable[[Any, Any, Any], Any], worker: Worker, shared: Any, job: Any
+) -> Any:
+    return function(replace(worker, algorithm=algorithm), shared, job)
+
+
+def where(worker: Any, shared: Any, job: int) -> list[Any]:
+    """Return the labels and the id of the node of this process of Ray, and the GPUs that it sees."""
     import ray
 
-    labels = ray.get_runtime_context().get_node_labels()
-    return f"{labels[CPU]} {labels[TORCH]}"
+    context = ray.get_runtime_context()
+    labels = context.get_node_labels()
+    return [{CPU: labels[CPU], TORCH: labels[TORCH]}, context.get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES")]
 
 
-def pinned(path: Path) -> None:
-    """Three nodes, each of another kind: where actors and trials were, and what was refused."""
+def trial(config: dict[str, Any]) -> None:
+    from ray import tune
+
+    tune.report({"at": where(None, None, 0)[0]})
+
+
+def actors(number: int, gpus: float = 0, wait_s: float = 60) -> RayActors:
+    return RayActors(FEDERATION.build(ALGORITHMS["fedavg"]), FEDERATION.data, number, gpus, wait_s)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    try:
+        return f"not refused: {call()}"
+    except UserError as error:
+        return str(error)
+
+
+def main(folder: Path) -> None:
+    """Write to ``folder`` what is found on nodes of several kinds, one after another."""
     import ray
     from ray import tune
     from ray.cluster_utils import Cluster
 
-    from fedcommons.federation.ray_actors import RayActors
     from fedcommons.sweeping.trials import resources
-    from fedcommons.testing import digits
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "labels": {CPU: "odd", TORCH: OURS}})
-    nodes.add_node(num_cpus=3, labels={CPU: kinds.cpu(), TORCH: "1.0"})
-    nodes.add_node(num_cpus=2, labels={CPU: kinds.cpu(), TORCH: OURS})
-    os.environ["RAY_ADDRESS"] = str(nodes.address)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "labels": {CPU: "odd", TORCH: OURS}})
+    with mock.patch.dict(os.environ, {"SLURM_CPUS_PER_TASK": "1"}):
+        cluster.connect()  # beside that Ray, which no variable names
+        found: dict[str, Any] = {"own": ray.cluster_resources()["CPU"]}
+        ray.shutdown()
+    for labels in (HERE, HERE, {**HERE, TORCH: "1.0"}):
+        nodes.add_node(num_cpus=1 if labels is HERE else 3, labels=labels)
+    os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: kinds.cpu()}  # of the driver alone
     cluster.connect()
-    federation = digits()
-    actors = RayActors(federation.build(FedAvg()), federation.data, 2, 0)
-    at = actors.map(where, ModelTask(federation.model), [0, 1])
-    found: dict[str, Any] = {"actors": at, "said": cluster.describe(0)}
-    actors.close()
+    two = actors(2)
+    found["actors"] = two.map(where, ModelTask(FEDERATION.model), [0, 1])
+    found["digests"] = {name: digest(name, As(algorithm, two)) for name, algorithm in ALGORITHMS.items()}
+    two.close()
+    found["described"] = cluster.describe(0)
 
-    def trial(config: dict[str, Any]) -> None:
-        tune.report({"at": where(None, None, 0)})
+    f = Federation(executor="ray_actors", actors=2)
+    trainable = tune.with_resources(trial, partial(resources, f, cluster.pinned(0)))
+    tuned = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(num_samples=2),
+        run_config=tune.RunConfig(storage_path=str(folder / "tuned"), verbose=0),
+    ).fit()
+    found["trials"] = [result.metrics["at"] if result.metrics else str(result.error) for result in tuned]
+    with_actor = {**SMALL, "federation.executor": "ray_actors", "federation.actors": 1}
+    (name,) = sweep([experiment("smoke", values=with_actor)], folder / "out")["run"]
+    found["kinds"] = json.loads((folder / "out" / name / "environment.json").read_text())["cpu_kinds"]
+    found["too many"] = refused(lambda: cluster.require_actors(3, 0))
+    with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
+        found["another label"] = refused(lambda: actors(1))
 
-    for name, f in (("serial", Federation()), ("with actors", Federation(executor="ray_actors", actors=2))):
-        trainable = tune.with_resources(trial, partial(resources, f, cluster.pinned(0)))
-        run = tune.RunConfig(storage_path=str(path.parent / name), verbose=0)
-        tuned = tune.Tuner(trainable, tune_config=tune.TuneConfig(num_samples=3), run_config=run).fit()
-        found[name] = [result.metrics["at"] if result.metrics else str(result.error) for result in tuned]
-    for name, refused in (
-        ("too many", lambda: cluster.require_actors(3, 0)),
-        ("another label", lambda: RayActors(federation.build(FedAvg()), federation.data, 1, 0)),
-    ):
-        try:
-            refused()
-        except UserError as error:
-            found[name] = str(error)
-        os.environ[CHOICE] = "odd"  # which this machine is not
-    path.write_text(json.dumps(found), encoding="utf-8")
+    clone = copied(folder / "clone")
+    with open(clone / CHANGED, "a", encoding="utf-8") as file:
+        file.write("\n# forgotten\n")
+    other = nodes.add_node(num_cpus=1, labels=HERE, env_vars={"PYTHONPATH": f"{clone / 'platform'}:{clone}"})
+    nodes.wait_for_nodes()
+    found["sweep"] = refused(lambda: sweep([experiment("smoke", values=SMALL)], folder / "other"))
+    found["other code"] = refused(lambda: actors(3))
+    nodes.remove_node(other)
+
+    nodes.add_node(num_cpus=3, num_gpus=1, labels=HERE, env_vars={"CUDA_VISIBLE_DEVICES": "3,5"})
+    nodes.wait_for_nodes()
+    configs = [experiment("smoke", values={"federation.gpus_per_actor": value}) for value in ("auto", 0.5)]
+    two = actors(2, 0.5)
+    found["on a GPU"] = [seen for *_, seen in two.map(where, ModelTask(FEDERATION.model), [0, 1])]
+    found["a third"] = refused(lambda: actors(1, 0.5, wait_s=2))
+    with mock.patch.object(cluster, "PLACE_S", 2):
+        found["held"] = refused(lambda: with_share(configs, 8))
+    two.close()
+    found["shares"] = [config.federation.gpus_per_actor for config in with_share(configs, 8)]
+    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
     ray.shutdown()
     nodes.shutdown()
 
 
-def chosen_by_a_driver(path: Path) -> None:
-    """A run with an actor in a sweep whose driver alone knows the choice: more cores are of another kind."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    from fedcommons.config import presets
-    from fedcommons.sweeping.display import Display
-    from fedcommons.sweeping.sweep import Todo, Trial, run_cells
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "labels": {CPU: kinds.cpu(), TORCH: OURS}})
-    nodes.add_node(num_cpus=2, labels={CPU: "odd", TORCH: OURS})
-    os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: kinds.cpu()}
-    fields = {
-        "federation.executor": "ray_actors", "federation.actors": 1, "federation.rounds": 1, "data.limit": 80,
-        "tracking.wandb": "off",
-    }  # fmt: skip
-    cell = Trial("cell", presets.experiment("smoke", "digits", fields))
-    path.parent.joinpath("out").mkdir()
-    outcome = run_cells(Todo(1, [cell], []), path.parent / "out", Display(quiet=True))
-    told = json.loads((path.parent / "out" / "cell" / "environment.json").read_text())
-    path.write_text(json.dumps({"failures": outcome.failures, "kinds": told["cpu_kinds"]}), encoding="utf-8")
-    ray.shutdown()
-    nodes.shutdown()
-
-
-def found_by(what: str, folder: Path) -> dict[str, Any]:
-    """What this file as a driver finds."""
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # sockets lie there
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ``main`` writes."""
+    folder = tmp_path_factory.mktemp("nodes")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "SLURM_"))}
+    # a Ray of its own; the name is short because sockets lie there
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(
-            [sys.executable, __file__, what, str(folder / "found.json")], capture_output=True, text=True, timeout=400,
-            env={**os.environ, "RAY_TMPDIR": scratch},
+            [sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=500,
+            env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert [path.name for path in (folder / "other").iterdir()] == [".lock"]
     return json.loads((folder / "found.json").read_text())
 
 
 @pytest.mark.ray
-def test_trials_on_other_machines_know_the_choice_of_their_driver(tmp_path: Path) -> None:
-    assert found_by("chosen_by_a_driver", tmp_path) == {"failures": {}, "kinds": [kinds.cpu()]}
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_nodes_give_the_bits_of_one_process(name: str, found: dict[str, Any]) -> None:
+    assert found["digests"][name] == digest(name)
 
 
 @pytest.mark.ray
-def test_actors_and_trials_stay_on_nodes_of_one_kind(tmp_path: Path) -> None:
-    found = found_by("pinned", tmp_path)
-    ours = f"{kinds.cpu()} {OURS}"
-    assert found["actors"] == [ours] * 2
-    assert found["serial"] == found["with actors"] == [ours] * 3
-    assert found["said"].startswith(f"2 cores, 0 GPUs, 1 node(s) {kinds.cpu()}, not on")
+def test_actors_and_trials_stay_on_nodes_of_one_kind(found: dict[str, Any]) -> None:
+    assert [labels for labels, *_ in found["actors"]] == found["trials"] == [HERE] * 2
+    assert len({node for _, node, _ in found["actors"]}) == 2
+    assert found["kinds"] == [kinds.cpu()]  # the trial's process knows the choice of its driver
+    assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {kinds.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
-    assert found["another label"].startswith(f"a node of Ray has the label {CPU}: odd, and is {kinds.cpu()}; correct")
+    assert f"label {CPU}: odd, and is {kinds.cpu()}" in found["another label"]
+
+
+@pytest.mark.ray
+def test_a_ray_of_another_user_is_left_alone_and_slurm_bounds_ours(found: dict[str, Any]) -> None:
+    assert found["own"] == 1
+
+
+@pytest.mark.ray
+def test_a_node_with_other_code_is_refused_by_sweeps_and_actors(found: dict[str, Any]) -> None:
+    for message in (found["sweep"], found["other code"]):
+        assert socket.gethostname() in message
+        assert CHANGED in message
+
+
+@pytest.mark.ray
+def test_actors_share_a_gpu_and_none_waits_for_ever(found: dict[str, Any]) -> None:
+    """The GPU need not be there. auto: the share of eight processes; what they need cannot be known here."""
+    assert found["on a GPU"] == ["3", "3"]
+    assert found["shares"] == [0.125, 0.5]
+    for message, need in ((found["a third"], "0.5 GPU"), (found["held"], "1 GPU")):
+        assert f"1 CPU and {need}" in message
+        assert "0 GPU free" in message
 
 
 if __name__ == "__main__":
-    {"pinned": pinned, "chosen_by_a_driver": chosen_by_a_driver}[sys.argv[1]](Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

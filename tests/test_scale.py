@@ -1,4 +1,4 @@
-"""What grows neither with clients that take no part nor with what clients keep; seconds: benchmarks/memory.py."""
+"""Time and memory grow neither with clients that take no part nor with what clients keep."""
 
 import pickle
 import tracemalloc
