@@ -218,7 +218,7 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
     assert now.rejected[3].replies == 3
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
     assert bits(now) == bits(three.play(algorithm, three.plan(3, blocks=1))[-1][0])
-    with pytest.raises(ClientError, match=r"every reply was rejected; client 0: .* max_norm 0.001"):
+    with pytest.raises(ClientError, match=r"every reply was rejected; client 0: .*max_norm 0.001"):
         digits().play(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
 
 
