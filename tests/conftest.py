@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the process that hands out the tests imports this file too,
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else this machine does comes before Ray's workers
 
 # What a script starts in its background ignores Ctrl-C, and so would the programs that tests start and end by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
