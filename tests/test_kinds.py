@@ -33,7 +33,7 @@ from fedcommons.federation import cluster, kinds
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.kinds import CHOICE, CPU, GPU, TORCH
 from fedcommons.federation.ray_actors import RayActors
-from fedcommons.runs.gpu_need import share, with_share
+from fedcommons.runs.gpu_need import with_share
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
 
@@ -129,14 +129,6 @@ def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(wrong: str, m
     with pytest.raises(UserError, match="SLURM_CPUS_PER_TASK must be a number of cores") as refused:
         cluster.cores()
     assert len(str(refused.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("need", "processes", "gpus", "expected"),
-    [(0, 8, 1, 0.125), (1, 8, 2, 0.25), (40, 8, 1, 0.5), (101, 8, 1, 1.0), (100, 1, 1, 1.0), (0, 3, 1, 0.3333)],
-)
-def test_processes_share_a_gpu_as_its_memory_allows(need: int, processes: int, gpus: int, expected: float) -> None:
-    assert share(need, 100, processes, gpus) == expected
 
 
 ALGORITHMS = {name: parts.make("algorithm", name, {}) for name in KINDS["algorithm"].known}

@@ -182,9 +182,8 @@ def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others()
     found = rejections.largest(4, {2: 1.0, 0: 5.0, 3: 5.0, 1: 3.0})
     assert found == Largest(4, 0, 5.0, 3.0)  # of equal ones the first client
     assert [Largest(1, 0, size, 1.0).stands_out for size in (100.0, 100.1)] == [False, True]
-    alone = rejections.largest(1, {7: 0.1})
-    assert alone == Largest(1, 7, 0.1, None)
-    assert alone.stands_out
+    assert rejections.largest(1, {7: 0.1}) == Largest(1, 7, 0.1, None)
+    assert Largest(1, 7, 0.1, None).stands_out
     assert rejections.largest(1, {}) is None
 
 

@@ -5,7 +5,6 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +18,8 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent
-from fedcommons.tensors import nbytes
 
 if TYPE_CHECKING:
     from conftest import Federation
@@ -32,29 +29,28 @@ if TYPE_CHECKING:
 N = 1_000_000
 
 
-def _million(store: Examples, commons: Examples | None = None) -> Clients:
+STORE = Examples(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), torch.arange(20) % 10)
+
+
+def million(store: Examples = STORE, commons: Examples | None = None, weight: torch.Tensor | None = None) -> Clients:
     """Client i holds the five rows from 5 i on, modulo the rows there are (a multiple of 5)."""
     n = len(store)
-    return Clients(store, Rows(torch.arange(n), np.arange(N) * 5 % n, np.full(N, 5)), commons=commons)
+    return Clients(store, Rows(torch.arange(n), np.arange(N) * 5 % n, np.full(N, 5), weight), commons=commons)
 
 
-def _store(n: int = 20) -> Examples:
-    return Examples(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n) % 10)
-
-
-def _ids(client: ClientData) -> list[int]:
+def ids_of(client: ClientData) -> list[int]:
     assert client.ids is not None
     return client.ids.tolist()
 
 
 def test_a_million_clients_may_overlap_and_are_found_from_both_ends() -> None:
-    clients = _million(_store())
+    clients = million()
     assert len(clients) == len(clients.sizes) == N
-    assert [_ids(clients[i]) for i in (0, 3, 4, 999_999, -1)] == [
+    assert [ids_of(clients[i]) for i in (0, 3, 4, 999_999, -1)] == [
         [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [15, 16, 17, 18, 19],
     ]  # fmt: skip
     assert clients[6].x.flatten().tolist() == clients.rows[6].tolist() == [10, 11, 12, 13, 14]
-    assert [_ids(client) for client in clients[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+    assert [ids_of(client) for client in clients[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
     for outside in (N, -N - 1):
         with pytest.raises(IndexError):
             clients[outside]
@@ -62,27 +58,26 @@ def test_a_million_clients_may_overlap_and_are_found_from_both_ends() -> None:
 
 def test_a_million_clients_are_sent_as_a_few_vectors() -> None:
     """As Ray does: apart from the rest, and read-only where they arrive, which torch would warn of."""
-    clients, vectors = _million(_store()), []
+    clients, vectors = million(), []
     rest = pickle.dumps(clients, protocol=5, buffer_callback=vectors.append)
     assert len(vectors) == 2
     assert len(rest) < 10_000
     there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
-    assert _ids(there[-1]) == _ids(clients[-1])
+    assert ids_of(there[-1]) == ids_of(clients[-1])
     assert there[7].n_own == 5
     assert there[2:4][1].x.flatten().tolist() == [15, 16, 17, 18, 19]
 
 
 def test_the_weights_of_a_million_clients_are_one_vector_and_their_sums() -> None:
-    store = _store()
-    rows = Rows(torch.arange(20), np.arange(N) * 5 % 20, np.full(N, 5), torch.arange(20.0))
-    there = pickle.loads(pickle.dumps(Clients(store, rows)))
+    weighted = million(weight=torch.arange(20.0))
+    there = pickle.loads(pickle.dumps(weighted))
     for client, expected in ((3, [15, 16, 17, 18, 19]), (-2, [10, 11, 12, 13, 14])):
         for found in (there[client], there[client:][0]):
             assert found.weight is not None
             assert found.weight.tolist() == pytest.approx([5 * w / sum(expected) for w in expected], rel=1e-6)
             assert (found.x.flatten().tolist(), found.size, found.n_own) == (expected, sum(expected), sum(expected))
-    assert _million(store)[3].weight is None
-    assert len(pickle.dumps(rows)) < 20 * 16 + N * 24 + 10_000
+    assert million()[3].weight is None
+    assert len(pickle.dumps(weighted.rows)) < 20 * 16 + N * 24 + 10_000
 
 
 def test_every_example_needs_one_weight_and_every_client_some() -> None:
@@ -92,7 +87,7 @@ def test_every_example_needs_one_weight_and_every_client_some() -> None:
     for bad, why in ((0.0, "weights of client 1 are all zero"), (-1.0, "not negative"), (np.nan, "finite")):
         with pytest.raises(ValueError, match=why):
             Rows.of(rows, [np.ones(2), np.array([bad])])
-    clients = Clients(_store(), Rows.of(rows, [np.array([0.5, 1.5]), np.array([4])]))
+    clients = Clients(STORE, Rows.of(rows, [np.array([0.5, 1.5]), np.array([4])]))
     assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 1.5], [1.0]]
     assert [client.size for client in clients] == [2, 4]
     there = clients.on(clients.store.to(torch.device("meta")))[0]
@@ -111,7 +106,7 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
 ) -> None:
     algorithm = quick(name)
     small = digits(method=algorithm)
-    clients = _million(small.data.sets["test"], small.data.clients.commons)
+    clients = million(small.data.sets["test"], small.data.clients.commons)
     federation = replace(small, data=replace(small.data, clients=clients, own=clients, sets={})).training(
         LocalSGD(1, 5)
     )
@@ -131,21 +126,3 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     assert asked == rounds.answering(algorithm, plan, before.state, 2)[1]
     assert len(now.memory) <= 8
     assert peak < 500_000  # bytes; a vector with one byte for each client takes twice that
-
-
-@pytest.mark.long
-def test_the_bound_on_memory_holds_in_every_round_and_changes_no_bit(digits: "Digits", tmp_path: Path) -> None:
-    federation, algorithm = digits().training(LocalSGD(1, 5)), parts.make("algorithm", "scaffold", {})
-    each = federation.model.buffer.nbytes
-
-    def play(memory: ClientMemory) -> list[Standing]:
-        plan = federation.plan(8, participation=0.6)
-        start = replace(federation.start(algorithm, plan), memory=memory)
-        return [now for now, _ in federation.play(algorithm, plan, start=start)]
-
-    bounded, free = play(ClientMemory(cap_bytes=2.5 * each, folder=tmp_path)), play(ClientMemory())
-    assert max(sum(nbytes(kept) for kept in now.memory.in_ram.values()) for now in bounded) == 2 * each
-    assert len(bounded[-1].memory.in_files) == 3
-    assert len(free[-1].memory.in_ram) == 5
-    for here, there in zip(bounded, free, strict=True):
-        assert torch.equal(here.model.buffer, there.model.buffer)

@@ -235,7 +235,14 @@ def test_a_run_that_fails_takes_no_other_with_it_and_is_named_in_one_line(
 
 
 def test_replies_that_trials_rejected_are_reported_by_the_sweep(shared_ray: dict[str, str], tmp_path: Path) -> None:
-    words = ["--settings=real", "--alphas=0.1", "--algorithms=fedavg", "--client.epochs=2", "--federation.max_norm=0.8"]
+    words = [
+        "--data.limit=200",
+        "--settings=real",
+        "--alphas=0.1",
+        "--algorithms=fedavg",
+        "--client.epochs=2",
+        "--federation.max_norm=0.85",
+    ]
     done = sweep(shared_ray, tmp_path, *TABLE1, "--out=out", *words)
     (summary,) = (tmp_path / "out").glob("*/summary.json")
     rejected = json.loads(summary.read_text())["rejected"]

@@ -41,6 +41,9 @@ def quiet(text: str) -> None:
         ("validation/f1 >= .5", "validation/f1", "max", 0.5),
         ("personal/accuracy_mean >= 0.9", "personal/accuracy_mean", "max", 0.9),
         ("elbo >= -120", "test/elbo", "max", -120.0),
+        (1.0, "test/accuracy", "max", 1.0),
+        ("accuracy <= 0", "test/accuracy", "min", 0.0),
+        ("loss <= 1e100", "test/loss", "min", 1e100),
     ],
 )
 def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: str, bound: float) -> None:
@@ -50,8 +53,8 @@ def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: s
     assert target.plain(again) == again
     assert target.read(again) == found
     assert found.is_met({metric: bound})
-    step = 1e-9 if way == "min" else -1e-9
-    assert not found.is_met({metric: bound + step})
+    beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
+    assert not found.is_met({metric: beyond})
     assert not found.is_met({metric: None})
     assert not found.is_met({})
 
@@ -61,7 +64,7 @@ def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: s
     [
         (0.0, r"\(0, 1\], got 0"), (80, r"\(0, 1\], got 80"), (float("nan"), r"\(0, 1\], got nan"),
         ("80%", "a metric and a bound"), ("loss < 0.3", "a metric and a bound"), ("loss <= nan", "metric and a bound"),
-        ("loss <= inf", "a metric and a bound"), ("accuracy >= 80", r"an accuracy lies in \[0, 1\]"),
+        ("loss <= 1.1e100", "a metric and a bound"), ("accuracy >= 80", r"an accuracy lies in \[0, 1\]"),
         ("accuracy >= 1.01", r"an accuracy lies in \[0, 1\]"),
     ],
 )  # fmt: skip

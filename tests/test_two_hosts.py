@@ -320,6 +320,7 @@ print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.
 
 def test_a_host_without_the_token_or_with_another_python_is_refused(lab: Lab) -> None:
     """Ray itself would try for minutes. Another patch of Python is another one, too: actors are pickled."""
+    lab.other.run("bash", "-lc", "ray stop")
     line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
     done = lab.stranger.run("sh", "-c", line)
     assert done.returncode == 2
@@ -328,7 +329,6 @@ def test_a_host_without_the_token_or_with_another_python_is_refused(lab: Lab) ->
     ours = platform.python_version()
     if not found or found == [ours] or found[0].rpartition(".")[0] != ours.rpartition(".")[0]:
         pytest.skip(f"takes a Python of another patch than {ours} as /usr/bin/python3, got {found}")
-    lab.other.run("bash", "-lc", "ray stop")
     packages = sysconfig.get_path("purelib")
     code = f"import sys; sys.path.append({packages!r}); from ray.scripts.scripts import main; main()"
     line = JOIN.format(head=lab.head.ip, ip=lab.other.ip).replace("ray start", f'/usr/bin/python3 -c "{code}" start')
