@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import parts, presets
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core.algorithm import Facts, Replies, State
@@ -100,23 +100,25 @@ def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
         federation.play(naming, federation.plan(1))
 
 
+BY_STATE = f"{__file__}:ByState"
+
+
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    make = parts.make
-    monkeypatch.setattr(parts, "make", lambda kind, n, c: ByState() if kind == "algorithm" else make(kind, n, c))
-    values = {"tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "federation.checkpoint_every": 100}
-    return override(presets.experiment("smoke", "digits"), values)
+def config() -> Experiment:
+    values = {"algorithm": BY_STATE, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60,
+              "federation.checkpoint_every": 100}  # fmt: skip
+    return presets.experiment("smoke", "digits", values)
 
 
 def test_a_client_is_replayed_though_only_the_state_names_it(config: Experiment, tmp_path: Path) -> None:
     experiment.run(config, tmp_path / "run", say=lambda _: None)
     assert [line["clients"] for line in read_rounds(tmp_path / "run")[1:]] == [2, 0, 2]
-    again = replay(tmp_path / "run", 3, 2, say=lambda _: None)
+    again = replay(tmp_path / "run", 3, 2, lambda _: None, [BY_STATE])
     assert again.rejected is None
     assert again.up_bytes > 0
     for number, client, those in ((3, 0, "1, 2"), (2, 1, "none"), (1, 2, "0, 1")):
         with pytest.raises(UserError, match=f"client {client} .* not drawn; those that do: {those}"):
-            replay(tmp_path / "run", number, client, say=lambda _: None)
+            replay(tmp_path / "run", number, client, lambda _: None, [BY_STATE])
 
 
 @pytest.mark.long

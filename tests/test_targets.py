@@ -42,6 +42,7 @@ def quiet(text: str) -> None:
         ("personal/accuracy_mean >= 0.9", "personal/accuracy_mean", "max", 0.9),
         ("elbo >= -120", "test/elbo", "max", -120.0),
         (1.0, "test/accuracy", "max", 1.0),
+        ("accuracy >= 1", "test/accuracy", "max", 1.0),
         ("accuracy <= 0", "test/accuracy", "min", 0.0),
         ("loss <= 1e100", "test/loss", "min", 1e100),
     ],
