@@ -1,8 +1,4 @@
-"""What the tests share: the two tiny federations of ``fedcommons.testing``, the sweeps as modules, run folders that
-nobody played, a reader of W&B's files, and a Ray.
-
-Tests cannot import each other, so helpers are fixtures; their types are imported under TYPE_CHECKING only.
-"""
+"""Fixtures of all tests. Tests cannot import each other; types are imported under TYPE_CHECKING only."""
 
 import json
 import os
@@ -30,8 +26,7 @@ if TYPE_CHECKING:  # the process that hands out the tests imports this file too,
     from fedcommons.core.algorithm import Algorithm
     from fedcommons.testing import Federation, LeastSquares
 
-# Ray reads these when it is first imported, which no test does before the fixture below. A test that starts nodes of
-# its own in another process hands them on; the token is nowhere else.
+# Ray reads these when it is first imported. Processes that a test starts inherit them; the token is nowhere else.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -52,7 +47,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the salts of whoever runs it; of the session, as a module's fixtures play runs too."""
+    """No test reads or writes the salts of the user who runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCOMMONS_STATE", str(tmp_path_factory.mktemp("state")))
         yield
@@ -79,13 +74,12 @@ def digits() -> "Callable[..., Federation]":
 
 REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "generator_steps": 2, "generated": 8, "width": 2,
             "local_epochs": 20, "local_lr": 0.02, "samples": 128, "channels": (8, 16)}  # fmt: skip
-"""Constants that say how often something is done within a round, by whatever method, how large it is or how fast it
-learns, and a number with which it is soon done."""
+"""Constants of methods, with values that make a round short."""
 
 
 @pytest.fixture(scope="session")
 def quick() -> "Callable[[str], Algorithm]":
-    """A method of the package by its name, which does no more than ``REPEATED`` within a round."""
+    """A method of the package by its name, with the constants of ``REPEATED``."""
     from fedcommons.config import parts
 
     def make(name: str) -> "Algorithm":
@@ -100,7 +94,7 @@ def quick() -> "Callable[[str], Algorithm]":
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run times a piece once and starts no process: what it says is looked at, and not its numbers."""
+    """A dry run times a piece once and starts no process, for tests that do not look at its times."""
     from fedcommons.runs import cost
 
     monkeypatch.setattr(cost, "ENOUGH", 0.0)
@@ -126,10 +120,7 @@ def sweeps() -> Callable[[str], ModuleType]:
 def command(
     sweeps: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Gives the command of a script of sweeps/, by its name, from ``cwd``: what it prints and its exit code.
-
-    It runs in a fork of this process, which has imported already what a new one takes seconds to import.
-    """
+    """Run a script of sweeps/ by its name from ``cwd``, in a fork of this process, which has imported torch already."""
 
     def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         from fedcommons.config import cli
@@ -163,9 +154,9 @@ def command(
 
 @pytest.fixture(scope="session")
 def recorded() -> Callable[..., None]:
-    """Writes the folder of a finished run that nobody played.
+    """Write the folder of a finished run that was not run.
 
-    reached: its first round with the target accuracy. metrics: in all its lines. summary: instead of what it has.
+    reached: its first round with the target accuracy. metrics: of each round. summary: in place of the usual values.
     """
     import yaml
 
@@ -214,17 +205,17 @@ class WandbFile:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of the run is in it: nothing comes after that."""
+        """Whether the end of the run is in it."""
         return any(record.HasField("exit") for record in self.records)
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the run was told of its experiment, without W&B's own entry."""
+        """The run's fields, without W&B's own entry."""
         return {item.key: json.loads(item.value_json) for item in self.run.config.update if item.key != "_wandb"}
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last value of everything that was logged or summed up."""
+        """The last value of each metric."""
         items = [item for record in self.records if record.HasField("summary") for item in record.summary.update]
         return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
@@ -269,7 +260,7 @@ def wandb_file() -> Callable[[Path], WandbFile]:
         deadline = time.monotonic() + 20
         found = WandbFile(list(_wandb_records(newest)))
         while not found.has_ended and time.monotonic() < deadline:
-            time.sleep(0.05)  # a process of W&B's writes it, and may do so after the run's own has been told the end
+            time.sleep(0.05)  # W&B's own process writes it
             found = WandbFile(list(_wandb_records(newest)))
         return found
 
@@ -278,7 +269,7 @@ def wandb_file() -> Callable[[Path], WandbFile]:
 
 @pytest.fixture(scope="session")
 def as_nobody() -> Callable[[Callable[[], None]], None]:
-    """Does something in a process of its own that has no rights of root's."""
+    """Call a function in another process, without the rights of root."""
 
     def do(action: Callable[[], None]) -> None:
         if not (process := os.fork()):
@@ -312,7 +303,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Makes a bucket in that S3 and gives a URL in it; the environment has its endpoint and nobody's credentials."""
+    """Make a bucket in that S3 and return a URL in it; the environment has its endpoint and invalid credentials."""
     import boto3
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:

@@ -46,7 +46,7 @@ esac
 
 @dataclass(frozen=True)
 class Cloud:
-    """The emulated EC2 of one user, with what the header of ray_cluster.yaml tells to make."""
+    """The emulated EC2 of one user, with what the header of ray_cluster.yaml asks to make."""
 
     ec2: Any
     group: str
@@ -144,7 +144,7 @@ def _filled(cloud: Cloud) -> str:
 
 @dataclass
 class Head:
-    """What a head tells the autoscaler: the nodes that EC2 runs, with nothing to do, and the work that waits."""
+    """The head's report to the autoscaler: the nodes that EC2 runs, all idle, and the work that waits."""
 
     cloud: Cloud
     types: dict[str, Any]

@@ -51,13 +51,13 @@ MaxStartups 100
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, in a sentence; None if there can."""
+    """Return why there can be no hosts here; None if there can."""
     if os.geteuid() != 0:
         return "hosts in network namespaces take root"
     if lacking := [name for name in NEEDED if not shutil.which(name)]:
         return f"hosts need {', '.join(lacking)}: apt-get install iproute2 openssh-server rsync"
     tried = subprocess.run(["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "true"], capture_output=True)
-    return None if tried.returncode == 0 else "this system lets nobody make network namespaces"
+    return None if tried.returncode == 0 else "this system does not allow network namespaces"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Host:
 
     @contextmanager
     def unplugged(self) -> Iterator[None]:
-        """Meanwhile nothing reaches it, and it reaches nobody."""
+        """Disconnect the host from the network for a while."""
         cable = f"to-{self.name}"
         _inside(self.bridge, f"ip link set {cable} down")
         try:

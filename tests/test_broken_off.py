@@ -61,6 +61,7 @@ def interrupts(ray_session: None) -> Iterator[Press]:
             deadline = time.monotonic() + 200
             while not condition() and time.monotonic() < deadline:
                 time.sleep(0.05)
+            time.sleep(0.5)  # until the call that brought it about has returned
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=wait, daemon=True).start()

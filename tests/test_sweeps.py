@@ -21,9 +21,10 @@ from fedcommons.federation.rejections import told
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.ray
 
-SMALL = ["--preset=smoke", "--data.limit=100", "--client.epochs=1", "--federation.rounds=2", "--generator.epochs=1"]
-# One algorithm with memory, and every setting; options that stand later decide.
-TABLE1 = ["table1.py", *SMALL, "--algorithms=scaffold", "--settings=real,shuffled_synthetic"]
+SMALL = ["--preset=smoke", "--data.limit=100", "--client.epochs=1", "--federation.rounds=2"]
+QUICK = "--generator.epochs=1"
+REAL = ["table1.py", *SMALL, "--algorithms=scaffold", "--settings=real"]  # an algorithm with memory
+TABLE1 = [*REAL, "--settings=real,shuffled_synthetic", QUICK]  # options that stand later decide
 RATE = "0.0719283"
 Table = tuple[Path, Path, str]
 
@@ -111,8 +112,8 @@ def test_another_learning_rate_and_another_p_train_no_generator(
     assert "none had to be trained" in done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["cells"][0]["p"] == pytest.approx(0.3, abs=0.01)
-    actors = ["--settings=real", "--alphas=0.1", "--federation.executor=ray_actors", "--federation.actors=2"]
-    sweep(shared_ray, tmp_path, *TABLE1, "--out=actors", f"--artifacts={artifacts}", *actors)
+    actors = ["--alphas=0.1", "--federation.executor=ray_actors", "--federation.actors=2"]
+    sweep(shared_ray, tmp_path, *REAL, "--out=actors", f"--artifacts={artifacts}", *actors)
     (ours,) = (tmp_path / "actors").glob("*/rounds.jsonl")
     assert ours.read_bytes() == (whole / ours.parent.name / "rounds.jsonl").read_bytes()
 
@@ -128,8 +129,8 @@ def test_a_sweep_is_not_overwritten_resume_runs_nothing_twice_and_a_dry_run_runs
     dry = sweep(shared_ray, tmp_path, *words, "--out=new", "--dry-run").stdout
     assert "4 cells, 0 generators to make. In all about " in dry
     assert dry.count("4 of 4 clients' synthetic images exist") == 2
-    too_many = ["--settings=real", "--federation.executor=ray_actors", "--federation.actors=500"]
-    refused = sweep(shared_ray, tmp_path, *words, "--out=new", *too_many, "--federation.blocks=500", code=2)
+    too_many = ["--federation.executor=ray_actors", "--federation.actors=500", "--federation.blocks=500"]
+    refused = sweep(shared_ray, tmp_path, *REAL, "--out=new", *too_many, code=2)
     assert "needs 500 CPU" in refused.stderr
     assert not (tmp_path / "new").exists() or not [*(tmp_path / "new").glob("*/rounds.jsonl")]
 
@@ -162,7 +163,7 @@ def test_a_sweep_killed_half_way_and_resumed_equals_one_that_was_not(
 def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: Table, tmp_path: Path, temporary: Path) -> None:
     """While the sweep runs no other user can enter its temporary folders, and no file in them has a run's config."""
     out, env = tmp_path / "out", {**os.environ, "TMPDIR": str(temporary)}
-    words = command(*TABLE1, "--federation.rounds=2000", f"--client.lr={RATE}", "--settings=real")
+    words = command(*REAL, "--federation.rounds=2000", f"--client.lr={RATE}")
     process = subprocess.Popen(
         [*words, f"--out={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
     )
@@ -191,7 +192,7 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(table: Table, tmp_path: Path, te
 def test_tune_sweeps_fields_reusing_generators(table: Table, shared_ray: dict[str, str], tmp_path: Path) -> None:
     _, artifacts, _ = table
     words = [
-        "tune.py", *SMALL, "--out=out", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
+        "tune.py", *SMALL, QUICK, "--out=out", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
         "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)", "--space=lr=loguniform(0.01,0.1)", "--samples=2",
         "--metric=best_accuracy", "--scheduler=asha",
     ]  # fmt: skip
@@ -237,13 +238,12 @@ def test_a_run_that_fails_takes_no_other_with_it_and_is_named_in_one_line(
 def test_replies_that_trials_rejected_are_reported_by_the_sweep(shared_ray: dict[str, str], tmp_path: Path) -> None:
     words = [
         "--data.limit=200",
-        "--settings=real",
         "--alphas=0.1",
         "--algorithms=fedavg",
         "--client.epochs=2",
         "--federation.max_norm=0.85",
     ]
-    done = sweep(shared_ray, tmp_path, *TABLE1, "--out=out", *words)
+    done = sweep(shared_ray, tmp_path, *REAL, "--out=out", *words)
     (summary,) = (tmp_path / "out").glob("*/summary.json")
     rejected = json.loads(summary.read_text())["rejected"]
     assert rejected
