@@ -295,6 +295,7 @@ def test_a_wrong_field_is_refused(fields: dict[str, Any], message: str) -> None:
         ({"federation.participation": 0.8}, (0.75,) * 4),
         ({"straggler.q": 0.5, "federation.participation": 0.5}, (0.25,) * 4),
         ({"straggler.rule": "per_client", "straggler.qs": (0.0, 0.25, 0.5, 0.75)}, (1.0, 0.75, 0.5, 0.25)),
+        ({"straggler.rule": "groups", "straggler.q": 0.5, "straggler.group_size": 1}, (0.5,) * 4),
         ({"straggler.rule": "slow", "straggler.share": 0.5}, (0.5,) * 4),
         ({"straggler.rule": "slow", "straggler.share": 0.5, "straggler.partial": "take"}, (1.0,) * 4),
         ({"straggler.rule": "deadline", "straggler.deadline": 1e-9, "algorithm": "fedprox"}, (1.0,) * 4),
