@@ -1,22 +1,20 @@
 """Clients of a block that are trained at once (``client.batched``): results, launches, refusals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor, nn
-from torch.nn import functional as F
+from tiny_net import METHODS, Net, clients_of, nesterov, two_groups, with_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fedcommons
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
-from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.flat import deciding, same_results
@@ -25,41 +23,35 @@ from fedcommons.core import batched
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
-from fedcommons.core.worker import default_device
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, Payload, flat
-from fedcommons.testing import digits
-from fedcommons.testing.federations import Federation
+from fedcommons.testing import Federation, digits
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
 
 UNEQUAL, EQUAL = (13, 20, 20, 7, 16), (20, 20, 20, 20, 20)
-METHODS: list[Algorithm] = [
-    FedAvg(), FedProx(mu=0.5), SCAFFOLD(), FedDyn(alpha=0.1), FedDyn(squared=False, clip=None), FedPVR(), FedNova(),
-]  # fmt: skip
 LOCAL = LocalSGD(epochs=2, batch_size=5)
 
 
-def played(federation: Federation, algorithm: Algorithm, *, at_once: bool, rounds: int = 10, **more: Any) -> Flat:
+def played(federation: Federation, algorithm: Algorithm, *, at_once: bool, rounds: int = 3, **more: Any) -> Flat:
     """The model after so many rounds."""
     plan = federation.plan(rounds, blocks=1, **more)
     training = federation.training(replace(federation.loop, batched=at_once))
     return flat(training.play(algorithm, plan)[-1][0].state, "model")
 
 
-def off(a: Flat, b: Flat) -> float:
+def off(federation: Federation, algorithm: Algorithm, **more: Any) -> float:
+    """Relative distance between clients at once and one after another."""
+    a, b = (played(federation, algorithm, at_once=at_once, **more) for at_once in (False, True))
     return float((a.buffer - b.buffer).norm() / a.buffer.norm())
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
-@pytest.mark.long
-def test_ten_rounds_are_those_of_one_client_after_another(algorithm: Algorithm, sizes: tuple[int, ...]) -> None:
-    federation = digits(sizes=sizes, method=algorithm).training(LOCAL)
-    assert off(*(played(federation, algorithm, at_once=at_once) for at_once in (False, True))) < 1e-5
+def test_rounds_are_those_of_one_client_after_another(algorithm: Algorithm, sizes: tuple[int, ...]) -> None:
+    assert off(digits(sizes=sizes, method=algorithm).training(LOCAL), algorithm) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -72,89 +64,20 @@ def test_ten_rounds_are_those_of_one_client_after_another(algorithm: Algorithm, 
 )  # fmt: skip
 def test_each_way_of_training(loop: LocalSGD) -> None:
     federation = digits(sizes=UNEQUAL, method=FedAvg()).training(loop)
-    assert off(*(played(federation, FedAvg(), at_once=at_once, rounds=3) for at_once in (False, True))) < 1e-5
+    assert off(federation, FedAvg()) < 1e-5
+    if loop.clip_norm:  # else a norm over all clients together, in place of one per client, would not be seen
+        clipped, whole = (played(each, FedAvg(), at_once=True) for each in (federation, federation.training(LOCAL)))
+        assert (clipped.buffer - whole.buffer).norm() > 1e-3 * whole.buffer.norm()
 
 
-def test_clipping_as_above_changes_the_model() -> None:
-    """So that a norm over all clients together, in place of one a client, would be seen there."""
-    federation = digits(sizes=UNEQUAL, method=FedAvg()).training(replace(LOCAL, clip_norm=0.1))
-    whole = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL)
-    assert off(*(played(one, FedAvg(), at_once=True, rounds=2) for one in (federation, whole))) > 1e-3
-
-
-class _Net(LightningModule):
-    """Two layers, and what the tests ask for."""
-
-    def __init__(self, optimizer: Callable[..., Any] | None = None, *, dropout: float = 0.0, norm: bool = False):
-        super().__init__()
-        layers = [nn.Linear(64, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 10)]
-        self.layers, self.made = nn.Sequential(nn.Flatten(), *layers), optimizer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.float() / 255)
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        said = self(batch[0])
-        self.log("right", (said.argmax(1) == batch[1]).float().mean())
-        self.log_dict({"number": float(len(batch[1]))})
-        return F.cross_entropy(said, batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return (self.made or (lambda p: torch.optim.SGD(p, 0.1)))(self.parameters())
-
-
-class _ReadsItsPlace(_Net):
-    """Its loss follows the place of the batch in the epoch, which differs between clients of unequal sizes."""
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (1 + batch_idx)
-
-
-class _ReadsItsClock(_Net):
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (1 + self.current_epoch)
-
-
-class _Branches(_Net):
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss * 2 if loss > 1 else loss
-
-
-def _momentum(p: Any) -> Any:
-    return torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-2, nesterov=True)
-
-
-def _adam(p: Any) -> Any:
-    return torch.optim.Adam(p, 1e-2)
-
-
-def _two_rates(p: Any) -> Any:
-    one, *others = p
-    return torch.optim.SGD([{"params": [one], "lr": 0.2}, {"params": others}], 0.05)
-
-
-def of(module: Callable[[], LightningModule], sizes: tuple[int, ...] = UNEQUAL) -> Federation:
-    set_default_generator(0, "weights")
-    weights = module().state_dict()
-
-    def make() -> LightningModule:
-        one = module()
-        one.load_state_dict(weights)
-        return one
-
-    return replace(digits(sizes=sizes, method=FedAvg()), module=make).training(LOCAL)
-
-
-@pytest.mark.parametrize("optimizer", [_momentum, _adam, _two_rates])
+@pytest.mark.parametrize("optimizer", [nesterov, lambda p: torch.optim.Adam(p, 1e-2), two_groups])
 def test_each_optimizer(optimizer: Callable[..., Any]) -> None:
-    """A client that has ended keeps what it has, while momentum would carry it on."""
-    federation = of(lambda: _Net(optimizer))
-    assert off(*(played(federation, FedAvg(), at_once=at_once, rounds=3) for at_once in (False, True))) < 1e-5
+    """A client that has ended keeps its weights, while momentum would carry it on."""
+    assert off(clients_of(partial(Net, optimizer), UNEQUAL, LOCAL), FedAvg()) < 1e-5
 
 
 def test_what_a_client_logs_is_the_mean_over_its_steps() -> None:
-    federation = of(_Net)
+    federation = clients_of(Net, UNEQUAL, LOCAL)
     ends = [
         federation.training(replace(LOCAL, batched=at_once)).play(FedAvg(), federation.plan(2, blocks=1))[-1][1]
         for at_once in (False, True)
@@ -167,12 +90,7 @@ def test_what_a_client_logs_is_the_mean_over_its_steps() -> None:
 
 def test_partial_work_of_late_clients() -> None:
     federation = digits(sizes=UNEQUAL, method=FedProx()).training(LOCAL)
-    late = Slow(share=0.6)
-    ends = [played(federation, FedProx(), at_once=at_once, rounds=4, late=late) for at_once in (False, True)]
-    assert off(*ends) < 1e-5
-
-
-# --- launches
+    assert off(federation, FedProx(), rounds=4, late=Slow(share=0.6)) < 1e-5
 
 
 def launches(algorithm: Algorithm, n_clients: int, *, at_once: bool) -> int:
@@ -187,80 +105,53 @@ def launches(algorithm: Algorithm, n_clients: int, *, at_once: bool) -> int:
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
-def test_a_step_launches_as_much_for_sixteen_clients_as_for_four(algorithm: Algorithm) -> None:
-    four, sixteen = (launches(algorithm, n, at_once=True) for n in (4, 16))
-    assert four == sixteen < 2.5 * launches(algorithm, 4, at_once=False)
-
-
-# --- who is trained alone
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients each call trains at once."""
-    sizes: list[int] = []
-    inner = batched.train
-
-    def train(work: Work, requests: Sequence[batched.Asked]) -> Any:
-        sizes.append(len(requests))
-        return inner(work, requests)
-
-    monkeypatch.setattr(batched, "train", train)
-    return sizes
-
-
-def test_a_method_with_a_loss_of_its_own_trains_each_client_alone_and_once(
-    trained: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    federation, runs = digits(sizes=UNEQUAL, method=MOON()).training(LOCAL), []
-    inner = LocalSGD.run
-
-    def run(self: LocalSGD, work: Work, *given: Any, **named: Any) -> Any:
-        if not work.instead:
-            runs.append(1)
-        return inner(self, work, *given, **named)
-
-    monkeypatch.setattr(LocalSGD, "run", run)
-    played(federation, MOON(), at_once=True, rounds=2)
-    assert trained == []
-    assert len(runs) == 2 * len(UNEQUAL)
+def test_a_step_launches_as_much_for_eight_clients_as_for_four(algorithm: Algorithm) -> None:
+    four, eight = (launches(algorithm, n, at_once=True) for n in (4, 8))
+    assert four == eight < 2.5 * launches(algorithm, 4, at_once=False)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("algorithm", "blocks", "steps"),
+    [(SCAFFOLD(), 1, 8), (SCAFFOLD(), 2, 16), (MOON(), 1, 34)],  # clients alone: 6 + 8 + 8 + 4 + 8
+    ids=["one block", "two blocks", "a loss of its own"],
+)
+def test_a_block_is_one_program_unless_the_method_has_its_own_loss(
+    algorithm: Algorithm, blocks: int, steps: int
+) -> None:
+    federation, calls = digits(sizes=UNEQUAL, method=algorithm).training(replace(LOCAL, batched=True)), list[int]()
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    try:
+        federation.play(algorithm, federation.plan(1, blocks=blocks))
+    finally:
+        handle.remove()
+    assert len(calls) == steps
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
     [
-        ({"algorithm": "fedprox", "federation.blocks": 2}, ""),
-        ({"algorithm": "moon", "federation.blocks": 2}, "the method trains with a loss, rate or gradient of its own"),
-        ({}, "4 clients of a round are in a block each; federation.blocks below 4"),  # preset smoke
+        ({"algorithm": "fedprox", "federation.blocks": 2}, None),
+        ({"algorithm": "moon", "federation.blocks": 2}, "loss, rate or gradient of its own"),
+        ({}, "4 clients of a round are in a block each"),  # preset smoke
         ({"federation.blocks": 2, "federation.participation": 0.5}, "2 clients of a round are in a block each"),
         ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),
-        ({"federation.blocks": 3}, ""),
+        ({"federation.blocks": 3}, None),
+        ({"client.batched": False, "client.graphs": True}, "client.graphs changes nothing"),
     ],
 )
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs change something on a GPU")
 def test_a_run_says_where_clients_are_trained_alone_all_the_same(
-    values: dict[str, Any], said: str, tmp_path: Path
+    values: dict[str, Any], words: str | None, tmp_path: Path
 ) -> None:
-    more = {"client.batched": True, "federation.rounds": 1, "data.limit": 100, "wandb": "off"}
-    told = list[str]()
-    fedcommons.run(experiment("smoke", values=more | values), tmp_path / "run", say=told.append)
-    found = [x.removeprefix("client.batched changes nothing: ") for x in told if x.startswith("client.batched")]
-    assert [one[: len(said)] for one in found] == ([said] if said else [])
-
-
-def test_a_run_says_that_graphs_need_a_gpu(tmp_path: Path) -> None:
-    told, values = list[str](), {"federation.rounds": 1, "data.limit": 100, "wandb": "off", "client.graphs": True}
-    fedcommons.run(experiment("smoke", values=values), tmp_path / "run", say=told.append)
-    assert any(x.startswith("client.graphs changes nothing") for x in told) == (default_device().type == "cpu")
-
-
-def test_a_block_is_one_program(trained: list[int]) -> None:
-    federation = digits(sizes=UNEQUAL, method=SCAFFOLD()).training(replace(LOCAL, batched=True))
-    federation.play(SCAFFOLD(), federation.plan(1, blocks=2))
-    assert trained == [3, 2] or trained == [2, 3]
+    more = {"client.batched": True, "federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "wandb": "off"}
+    said, more["measure.every"] = list[str](), 0
+    fedcommons.run(experiment("smoke", values=more | values), tmp_path / "run", say=said.append)
+    notes = [text for text in said if text.startswith(("client.batched", "client.graphs"))]
+    assert [words in note for note in notes] == [True] if words else not notes
 
 
 @dataclass(frozen=True)
-class _Fails(FedAvg):
+class Fails(FedAvg):
     """One client fails, before or after its training."""
 
     error: type[BaseException] = ValueError
@@ -274,15 +165,14 @@ class _Fails(FedAvg):
         return reply
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("error", "trained"), [(ValueError, False), (ValueError, True), (SystemExit, True)])
 def test_a_client_that_fails_is_named_as_if_it_trained_alone(error: type[BaseException], *, trained: bool) -> None:
-    federation, said = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL), []
+    federation, sentences = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL), []
     for at_once in (False, True):
         with pytest.raises(ClientError, match="client 3, round 1") as caught:
-            played(federation, _Fails(error, trained), at_once=at_once, rounds=1)
-        said.append((caught.value.sentence, caught.value.client, caught.value.round))
-    assert said[0] == said[1]
+            played(federation, Fails(error, trained), at_once=at_once, rounds=1)
+        sentences.append((caught.value.sentence, caught.value.client, caught.value.round))
+    assert sentences[0] == sentences[1]
 
 
 def test_it_decides_results_so_that_no_run_goes_on_with_another_value() -> None:
@@ -291,44 +181,37 @@ def test_it_decides_results_so_that_no_run_goes_on_with_another_value() -> None:
     assert same_results(one, other) == ["client.batched"]
 
 
-# --- refusals
-
-
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        (lambda: _Net(norm=True), "keeps statistics of its batches"),
-        (lambda: _Net(dropout=0.5), "random"),
-        (_ReadsItsClock, "reads self.current_epoch"),
-        (_ReadsItsPlace, "batch_idx"),
-        (_Branches, "data-dependent|vmap"),
-        (lambda: _Net(lambda p: torch.optim.RMSprop(p, 0.1)), "its optimizer is RMSprop"),
-        (
-            lambda: _Net(lambda p: ([o := torch.optim.SGD(p, 0.1)], [torch.optim.lr_scheduler.StepLR(o, 1)])),
-            "scheduler",
-        ),
+        (partial(Net, norm=True), "statistics of its batches"),
+        (partial(Net, dropout=0.5), "random"),
+        (partial(Net, change="reads its clock"), "reads self.current_epoch"),
+        (partial(Net, change="reads its place"), "batch_idx"),
+        (partial(Net, change="branches"), "data-dependent|vmap"),
+        (partial(Net, lambda p: torch.optim.RMSprop(p, 0.1)), "its optimizer is RMSprop"),
+        (partial(Net, with_scheduler), "scheduler"),
     ],
 )
 def test_a_module_that_cannot_be_batched_says_why(module: Callable[[], LightningModule], why: str) -> None:
     work = Work(module(), torch.device("cpu"))
     data = digits(sizes=EQUAL, method=FedAvg()).data.clients[0]
-    found = batched.flaw(work, (data.x[:2], data.y[:2]))
-    assert found
+    found = batched.flaw(work, (data.x[:2], data.y[:2])) or ""
     assert any(part in found for part in why.split("|")), found
     assert work.module.training
     work.local(work.snapshot(), data, 0)  # and is as it was
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "words"),
     [
-        ({"model.batch_norm": True}, "client.batched must be false for model cnn: it keeps statistics"),
-        ({"dp.local": True}, "client.batched needs dp.local false, client.acc"),
-        ({"client.accumulate": 2}, "client.batched needs dp.local false, client.acc"),
-        ({"client.precision": "bf16"}, "client.batched needs dp.local false, client.acc"),
-        ({"algorithm": "feddm"}, "client.batched changes nothing for feddm"),
+        ({"model.batch_norm": True}, "must be false for model cnn: .*statistics"),
+        ({"dp.local": True}, "needs dp.local false"),
+        ({"client.accumulate": 2}, "needs .*client.accumulate 1"),
+        ({"client.precision": "bf16"}, "needs .*client.precision"),
+        ({"algorithm": "feddm"}, "changes nothing for feddm"),
     ],
 )
-def test_a_run_that_cannot_be_batched_is_refused_before_any_work(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(UserError, match=why):
+def test_a_run_that_cannot_be_batched_is_refused_before_any_work(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=f"client.batched {words}"):
         prepare(experiment("smoke", "digits", {"client.batched": True, **fields}))

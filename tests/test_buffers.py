@@ -14,7 +14,7 @@ from fedcommons.core.algorithm import BUFFERS, Facts, Replies, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
-from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
@@ -56,12 +56,13 @@ def _trained(federation: "Federation", client: int, start: Standing, number: int
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.long
 def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: "Federation") -> None:
     federation = replace(federation, weighting=weighting)
     algorithm, plan = FedAvg(), federation.plan(2)
-    now = federation.start(algorithm, plan)
-    for after, _ in federation.play(algorithm, plan):
+    model = data(federation.model).nbytes
+    now = replace(federation.start(algorithm, plan), buffers=federation.work().initial_buffers)
+    for after, facts in federation.play(algorithm, plan, start=now):
+        assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 5 * (model + 4 * FLOATS)
         ended = [_trained(federation, i, now, after.round)[1].buffer.double() for i in range(5)]
         weights = torch.tensor([len(federation.data.clients[i]) if weighting == "samples" else 1 for i in range(5)])
         mean = (torch.stack(ended) * weights[:, None]).sum(0) / weights.sum()
@@ -74,14 +75,6 @@ def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str
     )  # fmt: skip
 
 
-def test_averaged_statistics_are_counted_both_ways(federation: "Federation") -> None:
-    algorithm, plan = FedAvg(), federation.plan(2)
-    model = data(federation.model).nbytes
-    start = replace(federation.start(algorithm, plan), buffers=federation.work().initial_buffers)
-    for _, facts in federation.play(algorithm, plan, start=start):
-        assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 5 * (model + 4 * FLOATS)
-
-
 class _Asks(FedAvg):
     """Takes BatchNorm's statistics of every client into its state."""
 
@@ -90,10 +83,6 @@ class _Asks(FedAvg):
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         after = super().merge(executor, state, total, replies, round, seed)
         return {**after, **{str(i): reply.each[BUFFERS] for i, reply in replies.items() if BUFFERS in reply.each}}
-
-
-class _DoesNotAsk(_Asks):
-    sees_statistics = False
 
 
 def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever(federation: "Federation") -> None:
@@ -107,8 +96,6 @@ def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever
     for i in range(5):
         assert torch.equal(flat(ours[0][0].state, str(i)).buffer, _trained(federation, i, start, 1)[1].buffer)
     assert set(theirs[0][0].state) == {"model"}
-    silent = federation.play(_DoesNotAsk(), plan, start=start)[-1][0]
-    assert set(silent.state) == {"model"}
     kept = federation.play(_Asks(), replace(plan, keep_buffers=True))[-1][0]
     assert set(kept.state) == {"model"}  # what clients keep does not travel, whoever asks
 
@@ -185,28 +172,28 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
 
 
 def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
-    """The round is one in which it was not drawn, but for the bytes down."""
-    federation, algorithm = digits(), FedAvg()
+    """The round is one in which it was not drawn, but for the bytes down; without any reply nothing changes."""
+    federation, algorithm = digits(sizes=(6, 9)), FedAvg()
     plan = federation.plan(6, late=Independent(0.5))
-    late = [set(range(5)) - set(answering(algorithm, plan, {}, r)[1]) for r in range(1, 7)]
-    assert len({len(group) for group in late}) > 1
     model = data(federation.model).nbytes
-    now = federation.start(algorithm, plan)
-    for after, facts in federation.play(algorithm, plan):
-        group = late[after.round - 1]
-        assert facts["stragglers"] == len(group)
-        assert (facts["comm/down_bytes"], facts["comm/up_bytes"]) == (5 * model, (5 - len(group)) * model)
-        deltas = [
-            _trained(federation, i, now, after.round)[0].buffer.double() - now.model.buffer
-            for i in range(5)
-            if i not in group
-        ]
-        assert torch.allclose(after.model.buffer.double(), now.model.buffer + sum(deltas) / len(deltas), atol=1e-6)
+    now, silent = federation.start(algorithm, plan), 0
+    for after, facts in federation.play(algorithm, plan, start=now):
+        present = answering(algorithm, plan, {}, after.round)[1]
+        assert facts["stragglers"] == 2 - len(present)
+        assert (facts["comm/down_bytes"], facts["comm/up_bytes"]) == (2 * model, len(present) * model)
+        if present:
+            deltas = [_trained(federation, i, now, after.round)[0].buffer - now.model.buffer for i in present]
+            assert torch.allclose(after.model.buffer, now.model.buffer + sum(deltas) / len(deltas), atol=1e-6)
+        else:
+            silent += 1
+            assert after.model is now.model
+            assert "train/loss" not in facts
         now = after
+    assert 0 < silent < 6
 
 
-def test_a_rule_says_who_is_late(digits: "Digits") -> None:
-    """Here in even rounds, and whoever has most examples of those who joined."""
+def test_a_rule_decides_which_clients_are_late(digits: "Digits") -> None:
+    """Here in even rounds, and the client with most examples of those that joined."""
     federation, algorithm = digits(), FedAvg()
 
     def largest(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
@@ -221,21 +208,6 @@ def test_a_rule_says_who_is_late(digits: "Digits") -> None:
         assert facts["comm/up_bytes"] == len(present) * model
         if after.round % 2 == 0:
             assert (9, 16, 12, 20, 7)[(set(joined) - set(present)).pop()] == max((9, 16, 12, 20, 7)[i] for i in joined)
-
-
-def test_a_round_that_nobody_answers_changes_nothing(digits: "Digits") -> None:
-    federation, algorithm = digits(sizes=(6, 6)), FedAvg()
-    plan = federation.plan(12, late=Independent(0.9))
-    now = federation.start(algorithm, plan)
-    silent = 0
-    for after, facts in rounds.run(algorithm, federation.serial(algorithm), plan, now):
-        assert (facts["comm/up_bytes"] == 0) == (facts["stragglers"] == 2)
-        if facts["stragglers"] == 2:
-            silent += 1
-            assert after.model is now.model
-            assert "train/loss" not in facts
-        now = after
-    assert 0 < silent < 12
 
 
 def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federation") -> None:

@@ -1,6 +1,5 @@
-"""Every kind of store in which a client's data could outlive it is told from an unchanged one, or named as unknown."""
+"""Every kind of store in which a client's data could outlive it differs when it has changed, or is named as unknown."""
 
-import array
 import contextvars
 import ctypes
 import functools
@@ -15,9 +14,9 @@ import sys
 import threading
 import types
 import weakref
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,10 +88,6 @@ class Slots2(Slots):
 REFERRED = Slots2()
 
 
-class Text(str):
-    row: float
-
-
 class Number(float):
     row: float
 
@@ -113,11 +108,6 @@ class OfMeta(metaclass=Meta):
     row = 0.0
 
 
-@dataclass(slots=True, frozen=True)
-class Frozen:
-    rows: list[float] = field(default_factory=list[float])
-
-
 class Raises:
     def __getstate__(self) -> Any:
         raise RuntimeError
@@ -136,10 +126,6 @@ def _closure() -> tuple[Callable[[], float], Callable[[float], None]]:
     return get, put
 
 
-def _cached() -> Any:
-    return functools.lru_cache(lambda x: x)
-
-
 def _generator() -> Iterator[float]:
     rows = [0.0, 1.0]
     yield from rows
@@ -150,24 +136,6 @@ def _weak() -> Any:
     return weakref.ref(REFERRED)
 
 
-def _weak_values() -> Any:
-    kept = Slots2()
-    return kept, weakref.WeakValueDictionary({"a": kept})
-
-
-def _viewed() -> tuple[torch.Tensor, Callable[[], None]]:
-    whole = torch.zeros(4)
-    return whole[:2], lambda: whole.__setitem__(3, 1.0)
-
-
-def _set(name: str, value: Any) -> Callable[[Any], None]:
-    return lambda x: setattr(x, name, value)
-
-
-def _item(key: Any, value: Any = 1.0) -> Callable[[Any], None]:
-    return lambda x: x.__setitem__(key, value)
-
-
 def _append(x: Any) -> None:
     x.append(1.0)
 
@@ -176,12 +144,12 @@ def _fill(x: torch.Tensor) -> None:
     x.detach().fill_(1.0)
 
 
-def _grad(x: torch.Tensor) -> None:
-    x.grad = torch.ones(2)
+def _set(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda x: setattr(x, name, value)
 
 
-def _values(x: torch.Tensor) -> None:
-    (x._values() if x.layout == torch.sparse_coo else x.values()).fill_(2.0)
+def _item(key: Any, value: Any = 1.0) -> Callable[[Any], None]:
+    return lambda x: x.__setitem__(key, value)
 
 
 @dataclass
@@ -198,68 +166,47 @@ def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callab
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # numbers and texts
     "np.float32": _new(lambda: np.float32(0), np.float32(1)),
-    "np.bool": _new(lambda: np.bool_(False), np.bool_(True)),
-    "np.datetime64": _new(lambda: np.datetime64(0, "s"), np.datetime64(1, "s")),
     "a number's attribute": (lambda: Number(0), _set("row", 1.0)),
-    "a text's attribute": (lambda: Text(""), _set("row", 1.0)),
     "range": _new(lambda: range(3), range(4)),
-    "slice": _new(lambda: slice(3), slice(4)),
     "path": _new(lambda: Path("a"), Path("b")),
     "bytearray": (lambda: bytearray(2), _item(0, 1)),
-    "array": (lambda: array.array("d", [0.0]), _item(0)),
     "memoryview": (lambda: memoryview(bytearray(2)), _item(0, 1)),
     "BytesIO": (io.BytesIO, lambda x: x.write(b"a")),
-    "StringIO": (io.StringIO, lambda x: x.write("a")),
     "ctypes": (lambda: (ctypes.c_double * 2)(), _item(0)),
     # tensors and arrays
     "array's view": (lambda: np.zeros(4)[:2], lambda x: x.base.__setitem__(3, 1.0)),
     "array of objects": (lambda: np.array([[0.0], None], dtype=object), lambda x: _append(x[0])),
-    "structured array": (lambda: np.zeros(1, dtype=[("a", "f4"), ("b", "i8")]), lambda x: x["b"].__setitem__(0, 1)),
     "masked array": (lambda: np.ma.zeros(2), _item(0, np.ma.masked)),
     "tensor": (lambda: torch.zeros(2), _fill),
-    "bfloat16": (lambda: torch.zeros(2, dtype=torch.bfloat16), _fill),
     "tensor's attribute": (lambda: torch.zeros(2), _set("row", 1.0)),
-    "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _grad),
+    "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _set("grad", torch.ones(2))),
     "tensor's hook": (lambda: nn.Parameter(torch.zeros(2)), lambda x: x.register_hook(lambda g: g)),
-    "tensor's memory beyond a view": (
-        lambda: (lambda v: SimpleNamespace(x=v[0], go=v[1]))(_viewed()),
-        lambda x: x.go(),
-    ),
-    "sparse tensor": (lambda: torch.eye(2).to_sparse(), _values),
-    "compressed sparse tensor": (lambda: torch.eye(2).to_sparse_csr(), _values),
+    "tensor's memory beyond a view": (lambda: torch.zeros(4)[:2], lambda x: x.as_strided((4,), (1,)).fill_(1.0)),
+    "sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda x: x._values().fill_(2.0)),
+    "compressed sparse tensor": (lambda: torch.eye(2).to_sparse_csr(), lambda x: x.values().fill_(2.0)),
+    "sparse columns": (lambda: torch.eye(2).to_sparse_csc(), lambda x: x.values().fill_(2.0)),
+    "tensor with a graph": (lambda: torch.zeros(2, requires_grad=True) * 2, _fill),
     "nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), lambda x: _fill(x[0])),
     "quantised tensor": (
         lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8),
         lambda x: x.copy_(torch.ones(2)),
     ),
     "storage": (lambda: torch.zeros(2).untyped_storage(), lambda x: x.fill_(1)),
-    "typed storage": (lambda: torch.zeros(2).storage(), lambda x: x.fill_(1.0)),
     "a network": (lambda: nn.Linear(1, 1), lambda x: _fill(x.weight)),
     "a network's buffer": (lambda: nn.BatchNorm1d(1), lambda x: _fill(x.running_mean)),
-    "a network's hook": (lambda: nn.Linear(1, 1), lambda x: x.register_forward_hook(print)),
-    "averaged model": (
-        lambda: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)),
-        lambda x: x.update_parameters(nn.Linear(1, 1)),
-    ),
     # containers
     "deque": (deque, _append),
     "defaultdict": (lambda: defaultdict(list[float]), lambda x: _append(x["a"])),
-    "Counter": (Counter, _item("a", 1)),
     "order of an OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
-    "ChainMap": (lambda: ChainMap[str, float]({}), _item("a")),
-    "UserDict": (UserDict, _item("a")),
-    "UserList": (UserList, _append),
     "container that hides": (Deaf, lambda x: dict.__setitem__(x, "a", 1.0)),
     "set of objects": (lambda: {Slots2()}, lambda x: setattr(next(iter(x)), "row", 1.0)),
     "named tuple": (lambda: Pair([]), lambda x: _append(x.a)),
     "view of a dict": (lambda: {"a": [0.0]}.values(), lambda x: _append(next(iter(x)))),
     "mapping proxy": (lambda: types.MappingProxyType({"a": [0.0]}), lambda x: _append(x["a"])),
     "queue": (queue.Queue, lambda x: x.put(1.0)),
-    "priority queue": (queue.PriorityQueue, lambda x: x.put(1.0)),
     # objects
     "slots": (Slots, _set("row", 1.0)),
     "slots and attributes": (Slots2, _set("row", 1.0)),
-    "frozen": (Frozen, lambda x: _append(x.rows)),
     "object that denies": (Denies, lambda x: vars(Denies)["__dict__"].__get__(x).__setitem__("row", 1.0)),
     "object that raises": (Raises, _set("row", 1.0)),
     "name of an attribute": (SimpleNamespace, _set("a0_25", 0)),
@@ -276,27 +223,19 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # functions and iterators
     "closure": (lambda: _closure()[1], lambda x: x(1.0)),
     "method of a closure": (lambda: functools.partial(_closure()[1]), lambda x: x(1.0)),
-    "keyword of a partial": (lambda: functools.partial(dict, end=[]), lambda x: _append(x.keywords["end"])),
     "function's attribute": (lambda: lambda: None, _set("row", 1.0)),
     "function's constant": _new(lambda: eval("lambda: 0.5"), eval("lambda: 0.25")),
     "bound method": (lambda: [].append, lambda x: x(1.0)),
-    "cache": (_cached, lambda x: x(1.0)),
+    "cache": (lambda: functools.lru_cache(lambda x: x), lambda x: x(1.0)),
     "iterator": (lambda: iter([1.0, 2.0]), lambda x: next(x)),
     "count": (itertools.count, lambda x: next(x)),
-    "cycle": (lambda: itertools.cycle([1.0, 2.0]), lambda x: next(x)),
     "generator": (_generator, lambda x: next(x)),
     "weak reference": (_weak, lambda x: setattr(REFERRED, "row", 1.0)),
-    "weak dictionary": (_weak_values, lambda x: setattr(x[1]["a"], "row", 1.0)),
-    "weak keys": (
-        lambda: (lambda k: (k, weakref.WeakKeyDictionary({k: [0.0]})))(Slots2()),
-        lambda x: _append(x[1][x[0]]),
-    ),
     "context variable": (lambda: CONTEXT, lambda x: x.set([1.0])),
     "of a thread": (threading.local, _set("row", 1.0)),
     # generators of random numbers
     "random.Random": (lambda: random.Random(0), lambda x: x.random()),
     "numpy's generator": (lambda: np.random.default_rng(0), lambda x: x.random()),
-    "numpy's older generator": (lambda: np.random.RandomState(0), lambda x: x.rand()),
     "torch's generator": (lambda: torch.Generator(), lambda x: torch.rand(1, generator=x)),
     # what cannot be told is named
     "file": (lambda: Path(os.devnull).open("w", encoding="utf-8"), lambda x: x.close()),  # noqa: SIM115
@@ -305,7 +244,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "frame": (sys._getframe, lambda x: None),
 }
 
-UNKNOWN = {"ctypes", "file", "simple queue", "coroutine", "frame"}
+UNKNOWN = {"ctypes", "tensor with a graph", "file", "simple queue", "coroutine", "frame"}
 
 
 async def _coroutine() -> None: ...
@@ -404,7 +343,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, types
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_wherever_it_stands(place: str, folder: Any, digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_named_wherever_it_stands(
+    place: str, folder: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Method(FedAvg):
         rows: ClassVar[list[float]] = []
 

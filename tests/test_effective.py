@@ -92,32 +92,25 @@ def test_ndpdc_states_noise_rate_and_depth_and_the_frame_has_their_ranges(tmp_pa
 
 
 @pytest.mark.long
-def test_a_private_generator_states_its_noise_its_epochs_and_its_counts(tmp_path: Path) -> None:
+def test_generators_state_noise_epochs_batches_and_counts(tmp_path: Path) -> None:
     values = {**QUICK, "data.limit": 200, "sharing": "local_synthetic", "generator": "private_ddpm",
               "generator.target_epsilon": 9.0, "generator.label_noise": 2.0, "artifacts": str(tmp_path / "artifacts"),
               "generator.channels": (8, 8), "federation.rounds": 1}  # fmt: skip
     result = run(experiment("smoke", values=values), tmp_path / "run", say=lambda _: None)
     used = result.summary["effective"]
     images, counts = result.summary["privacy"]["mechanisms"]["commons"]
-    assert counts["what"] == "class counts"
-    assert set(counts["sigma"]) == {2.0}
-    assert set(counts["steps"]) == {1}
+    assert (counts["what"], set(counts["sigma"]), set(counts["steps"])) == ("class counts", {2.0}, {1})
     assert set(images["sigma"]) == {used["generator.noise_multiplier"]}
     assert used["generator.target_epochs"] == result.experiment.flat["generator.epochs"]
     assert 0 < used["sharing.p"] < 1
     assert used["client.epochs"] < result.experiment.client.epochs  # the rule of equal work
     for q, sigma, steps in zip(images["q"], images["sigma"], images["steps"], strict=True):
         assert 8.98 <= epsilon(q, sigma, steps, 1e-5) <= 9.0
-
-
-@pytest.mark.long
-def test_generators_of_equal_steps_state_each_clients_epochs(tmp_path: Path) -> None:
-    values = {**QUICK, "sharing": "local_synthetic", "generator.steps": 12, "generator.channels": (8, 8),
-              "generator.even_batches": True, "partition.name": "quantity", "federation.rounds": 1,
-              "generator.batch_size": 10, "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
-    result = run(experiment("smoke", values=values), tmp_path / "run", say=lambda _: None)
-    used, prepared = result.summary["effective"], prepare(result.experiment)
-    seen = [len(need.examples) for need in prepared.needs]
+    plain = {**QUICK, "sharing": "local_synthetic", "generator.steps": 12, "generator.channels": (8, 8),
+             "generator.even_batches": True, "partition.name": "quantity", "federation.rounds": 1,
+             "generator.batch_size": 10, "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
+    result = run(experiment("smoke", values=plain), tmp_path / "plain", say=lambda _: None)
+    used, seen = result.summary["effective"], [len(need.examples) for need in prepare(result.experiment).needs]
     assert used["generator.epochs"] == [-(-12 // -(-n // 10)) for n in seen]
     assert used["generator.batch_size"] == [-(-n // -(-n // 10)) for n in seen]
 
@@ -155,15 +148,9 @@ def test_a_run_without_noise_states_no_mechanism() -> None:
 
 
 TABLE = {
-    "what": "x",
-    "in_words": "x",
-    "accountant": ["rdp"],
-    "delta": 1e-5,
-    "client": [0],
-    "q": [0.5],
-    "sigma": [1.0],
+    "what": "x", "in_words": "x", "accountant": ["rdp"], "delta": 1e-5, "client": [0], "q": [0.5], "sigma": [1.0],
     "steps": [1],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

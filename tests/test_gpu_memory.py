@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from fedcommons import experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import parts
 from fedcommons.core import gpu_memory, torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import default_device
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import blocks
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.on_device import two_rounds
@@ -45,26 +43,24 @@ def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], list[int]]:
     return begin
 
 
-@pytest.mark.parametrize("name", parts.KINDS["algorithm"].known)
+@pytest.mark.parametrize(
+    ("name", "at"), [("fedavg", 14), ("scaffold", 14), ("moon", 20), ("fedgen", 14), ("batched", 3)]
+)
 def test_what_is_tried_again_has_the_bits_of_what_never_failed(
-    name: str, quick: Callable[[str], Algorithm], digits: Callable[..., Federation],
+    name: str, at: int, quick: Callable[[str], Algorithm], digits: Callable[..., Federation],
     fails_at: Callable[[range], list[int]],
 ) -> None:  # fmt: skip
-    federation = digits((9, 5, 7), dropout=0.3, batch_norm=True, method=quick(name)).training(LocalSGD(1, 4))
-    right = bits(two_rounds(quick(name), federation))
-    calls = fails_at(range(14, 15))
-    assert bits(two_rounds(quick(name), federation)) == right
-    assert len(calls) > 14, "it has not failed"
+    def method() -> Algorithm:
+        return quick("fedavg" if name == "batched" else name)
 
-
-def test_so_has_a_block_of_batched_clients(
-    digits: Callable[..., Federation], fails_at: Callable[[range], list[int]]
-) -> None:
-    loop = LocalSGD(2, 4, batched=True)
-    federation = digits((9, 5, 7), linear=True).training(loop)
-    right = bits(two_rounds(FedAvg(), federation))
-    fails_at(range(3, 4))
-    assert bits(two_rounds(FedAvg(), federation)) == right
+    if name == "batched":
+        federation = digits((9, 5, 7), linear=True).training(LocalSGD(2, 4, batched=True))
+    else:
+        federation = digits((9, 5, 7), dropout=0.3, batch_norm=True, method=method()).training(LocalSGD(1, 4))
+    right = bits(two_rounds(method(), federation))
+    calls = fails_at(range(at, at + 1))
+    assert bits(two_rounds(method(), federation)) == right
+    assert len(calls) > at, "it has not failed"
 
 
 def test_who_finds_no_memory_twice_is_named(
@@ -130,25 +126,12 @@ def test_a_share_bounds_what_a_process_may_take(monkeypatch: pytest.MonkeyPatch)
     assert asked == [0.25 - 600 / 80 / 1024, 0.0]  # who has a GPU alone is not bounded
 
 
-def test_a_process_that_has_lost_its_gpu_begins_no_other_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not gpu_memory.is_lost()
+@pytest.fixture
+def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on a call of a linear layer cuts the process off from its GPU.
 
-    def synchronize(*_: Any) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(torch_settings, "has_gpu", lambda: True)
-    assert gpu_memory.is_lost()
-    with pytest.raises(UserError, match="start a new process"):
-        default_device()
-
-
-@pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
-def test_who_loses_the_gpu_is_named_though_all_that_follows_fails(
-    batched: bool, named: str, digits: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU tells of what failed on it where somebody waits for it, and from then on at every call."""
+    A GPU tells of what failed on it where the process waits for it, and from then on at every call.
+    """
     lost = list[int]()
 
     def call(*_: Any) -> list[Tensor]:
@@ -156,25 +139,42 @@ def test_who_loses_the_gpu_is_named_though_all_that_follows_fails(
             raise RuntimeError("CUDA error: device-side assert triggered")
         return [torch.zeros(1)]
 
-    def failing(play: Callable[..., Any]) -> Callable[..., Any]:
-        def begun(*given: Any) -> object:
-            done = play(*given)
-            lost.append(1)
-            return done if batched else call()
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        lost.append(1)
+        return LINEAR(self, x)
 
-        return begun
+    def begin() -> None:
+        monkeypatch.setattr(nn.Linear, "forward", forward)
+        for name in ("synchronize", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"):
+            monkeypatch.setattr(torch.cuda, name, call)
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
-    for name in ("synchronize", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"):
-        monkeypatch.setattr(torch.cuda, name, call)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    place, name = (blocks.batched, "train") if batched else (blocks, "norm")
-    monkeypatch.setattr(place, name, failing(getattr(place, name)))
+    return begin
+
+
+@pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
+def test_clients_that_lose_the_gpu_are_named_and_the_process_begins_no_other_experiment(
+    batched: bool, named: str, digits: Callable[..., Federation], loses: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))
+    plan, executor = federation.plan(2, blocks=1), federation.serial(FedAvg())
+    start = federation.start(FedAvg(), plan)
+    assert not gpu_memory.is_lost()
+    loses()
     with pytest.raises(ClientError, match=f"^{named}, .*device-side assert"):
-        federation.play(FedAvg(), federation.plan(2, blocks=1))
+        federation.play(FedAvg(), plan, executor, start)
     assert gpu_memory.is_lost()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    torch_settings.has_gpu.cache_clear()
+    try:
+        with pytest.raises(UserError, match="start a new process"):
+            default_device()
+    finally:
+        monkeypatch.undo()
+        torch_settings.has_gpu.cache_clear()
 
 
 LOSES = '''
@@ -212,8 +212,8 @@ def fail(*_):
 def test_a_sweep_goes_on_in_other_processes_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab.py").write_text(LOSES)
     monkeypatch.chdir(tmp_path)
-    fields = {"tracking.wandb": "off", "federation.rounds": 2, "client.epochs": 1, "data.limit": 80, "measure.every": 0}
-    experiments = [experiment("smoke", values={**fields, "algorithm": "lab.py:Loses", "seed": s}) for s in (0, 1, 2)]
+    fields = {"tracking.wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 60, "measure.every": 0}
+    experiments = [experiment("smoke", values={**fields, "algorithm": "lab.py:Loses", "seed": s}) for s in (0, 1)]
     found = [sweep(experiments, tmp_path / name).sort_values("seed")["last_accuracy"].tolist() for name in ("a", "b")]
     assert found[0] == found[1]  # nothing is lost in the second
     pids = (tmp_path / "pids").read_text().split()

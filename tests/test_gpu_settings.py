@@ -1,34 +1,53 @@
-"""What a process with a GPU is set to, tried without one: the same bits each time, and a record of the GPU."""
+"""What a process with a GPU is set to, tried without one: the same bits each time, its share, and a record of it."""
 
+import importlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fedcommons.config import presets
+from fedcommons.config import parts, presets
+from fedcommons.config.experiment import Experiment
 from fedcommons.core import torch_settings
+from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import UserError
 from fedcommons.federation.variables import OURS, variables
-from fedcommons.runs.gpu_need import play
+from fedcommons.generators.ddpm import DDPM
+from fedcommons.runs import inputs
+from fedcommons.runs.build import prepare
+from fedcommons.runs.gpu_need import measured, play, share, with_share
 from fedcommons.tracking.run_folder import RunFolder
 
+GB = 2**30
 NAME, VALUE = OURS
 
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process whose torch says that it has a GPU; what it sets is set back."""
-    monkeypatch.setattr(torch_settings, "has_gpu", lambda: True)
+    """A process whose torch says that it has an old GPU; what it sets is set back."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    torch_settings.has_gpu.cache_clear()
     monkeypatch.setenv(NAME, "")  # to be restored
     monkeypatch.delenv(NAME)
-    with torch_settings.usual():
-        torch.set_deterministic_debug_mode(0)
-        torch.backends.cudnn.benchmark = True
-        yield
+    try:
+        with torch_settings.usual():
+            torch.set_deterministic_debug_mode(0)
+            torch.backends.cudnn.benchmark = True
+            yield
+    finally:
+        monkeypatch.undo()
+        torch_settings.has_gpu.cache_clear()
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -59,38 +78,38 @@ def test_what_cublas_reads_is_set_where_nobody_has_and_is_no_difference_between_
     assert variables()[NAME] == ":16:8"
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_a_precision_that_a_gpu_only_imitates_is_refused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the process that has it, as the one that starts a run may have none."""
-    capability = [7, 5]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+@pytest.mark.parametrize(
+    ("precision", "capability", "is_refused"),
+    [("tf32", (7, 5), True), ("bf16", (7, 5), True), ("fp16-mixed", (7, 5), False), ("bf16", (8, 0), False)],
+)
+def test_a_precision_that_a_gpu_only_imitates_is_refused(
+    precision: str, capability: tuple[int, int], is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    gpu, why = torch.device("cuda"), "needs a GPU of compute capability 8.0 or newer, and Tesla T4 has 7.5: use fp32"
-    with pytest.raises(UserError, match=f"^client.precision {precision} {why}"):
-        require_precision("client.precision", precision, gpu)
-    require_precision("client.precision", "fp16-mixed", gpu)
     require_precision("client.precision", precision, torch.device("cpu"))
-    capability[0] = 8
-    require_precision("client.precision", precision, gpu)
+    with pytest.raises(UserError, match=f"^client.precision {precision} .*Tesla T4") if is_refused else nullcontext():
+        require_precision("client.precision", precision, torch.device("cuda"))
 
 
-def test_who_trains_asks_whether_its_gpu_has_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[tuple[str, str]]()
-    note = lambda field, precision, device: asked.append((field, precision))  # noqa: E731
-    monkeypatch.setattr("fedcommons.runs.worker.require_precision", note)
-    monkeypatch.setattr("fedcommons.generators.ddpm.require_precision", note)
-    values = {"sharing": "local_synthetic", "generator.precision": "bf16", "client.precision": "tf32"}
-    play(presets.experiment("smoke", values=values))
-    assert set(asked) == {("client.precision", "tf32"), ("generator.precision", "bf16")}
+@pytest.mark.usefixtures("with_gpu")
+def test_every_process_that_trains_asks_whether_its_gpu_has_the_precision() -> None:
+    """As the process that starts a run may have none."""
+    config = presets.experiment("smoke", values={"client.precision": "tf32", "data.limit": 60})
+    with pytest.raises(UserError, match=r"^client\.precision tf32"), fresh_torch():
+        play(config)
+    images = inputs.load(config.data).train
+    with pytest.raises(UserError, match=r"^generator\.precision bf16"), fresh_torch():
+        DDPM(precision="bf16", channels=(8, 8)).fit(images, 10, 0, [1])
 
 
 def test_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_settings, "has_gpu", lambda: False)
     monkeypatch.delenv(NAME, raising=False)
-    with fresh_torch():
-        assert default_device() == torch.device("cpu")
-        assert torch.get_deterministic_debug_mode() == 0
-    assert NAME not in os.environ
+    if not torch.cuda.is_available():
+        with fresh_torch():
+            assert default_device() == torch.device("cpu")
+            assert torch.get_deterministic_debug_mode() == 0
+        assert NAME not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -112,3 +131,118 @@ def test_a_run_says_what_gpus_its_machine_has(
     told = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert told["gpu_kinds"] == kinds
     assert told["cuda"] == torch.version.cuda
+
+
+# The share of a GPU that a process needs
+
+
+@pytest.mark.parametrize(
+    ("need", "total", "processes", "gpus", "expected"),
+    [
+        (10 * GB, 80 * GB, 4, 1, 0.25),  # as many as there are
+        (10 * GB, 80 * GB, 16, 1, 0.125),  # as many as have room
+        (30 * GB, 80 * GB, 4, 1, 0.5),
+        (10 * GB, 80 * GB, 4, 2, 0.5),  # spread over both
+        (10 * GB, 80 * GB, 5, 2, 0.3333),
+        (10 * GB, 80 * GB, 2, 4, 1.0),
+        (79 * GB, 80 * GB, 8, 1, 1.0),
+        (90 * GB, 80 * GB, 8, 1, 1.0),
+        (0, 0, 4, 1, 0.25),  # not known
+        (1, 80 * GB, 10**6, 1, 0.0001),
+    ],
+)
+def test_a_share_is_a_place_for_each_process_with_room(
+    need: int, total: int, processes: int, gpus: int, expected: float
+) -> None:
+    assert share(need, total, processes, gpus) == expected
+
+
+def test_no_more_share_a_gpu_than_have_room_and_none_is_left_out() -> None:
+    for need, processes, gpus in product((1, 7, 20, 41, 80), range(1, 20), range(1, 5)):
+        each = share(need * GB, 80 * GB, processes, gpus)
+        there = int(1 / each + 1e-9)
+        assert there * need <= 80
+        assert there * gpus >= processes or (there + 1) * need > 80  # all have a place at once, or memory forbids it
+
+
+@pytest.mark.parametrize("value", ["half", 0, 0.00009, 1.5, "Auto", True])
+def test_other_words_and_numbers_are_refused_as_a_share(value: object) -> None:
+    with pytest.raises(UserError, match=r"^federation\.gpus_per_actor (must lie in \[0\.0001, 1\] or be auto|takes)"):
+        prepare(presets.experiment("smoke", values={"federation.gpus_per_actor": value}))
+
+
+def _auto(**values: object) -> Experiment:
+    return presets.experiment("smoke", values={"federation.gpus_per_actor": "auto", "data.limit": 60, **values})
+
+
+def test_without_gpus_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    assert with_share([one := _auto()], 4) == [one]
+
+
+@pytest.mark.parametrize("sharing", ["real", "shuffled_synthetic"])
+@pytest.mark.long
+def test_what_is_played_writes_nothing(sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
+    config = _auto(**{"sharing.setting": sharing, "algorithm": "scaffold", "measure.every": 1})
+    play(config)
+    if not torch.cuda.is_available():
+        assert measured(str(tmp_path), config) == (0, 0)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "share", "expected"), [(4, 1.0, {3}), (1, 1.0, {10}), (10, 1.0, set()), (1, 0.38, {3})]
+)
+def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, expected: set[int]) -> None:
+    """Ten clients, or a share of them, cut: what a block's take at once is what a process needs."""
+    sizes = set[int]()
+
+    def seen(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        biases = [p.shape for p in weights if p.dim() < 3 and p.shape[-1] == 10]  # (N, 10) or (10,)
+        sizes.update(shape[0] for shape in biases if len(shape) == 2)
+
+    values = {"client.batched": True, "federation.blocks": blocks, "federation.participation": share}
+    handle = register_optimizer_step_post_hook(seen)
+    try:
+        play(_auto(**{**values, "partition.n_clients": 10, "data.limit": 100}))
+    finally:
+        handle.remove()
+    assert sizes == expected
+
+
+# benchmarks/gpu.py without a GPU
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        yield importlib.import_module("gpu")
+
+
+@pytest.mark.parametrize("check", ["as_on_the_cpu", "a_full_gpu"])
+@pytest.mark.long
+def test_checks_that_mean_something_on_a_cpu_pass_there(check: str, gpu: ModuleType) -> None:
+    passed, seen = getattr(gpu, check)()
+    assert passed, seen
+
+
+def test_its_rounds_are_the_same_at_once_and_one_by_one_and_its_network_is_the_published_one(gpu: ModuleType) -> None:
+    clients = gpu.images(4, 20)
+    for one, many in (
+        (gpu.LOOP, replace(gpu.LOOP, batched=True)),
+        (replace(gpu.LOOP, dp=DPSGD(1.0, 1.0)), replace(gpu.LOOP, dp=DPSGD(1.0, 1.0, at_once=64))),
+    ):
+        a, b = (next(gpu.course(clients, 0.5, loop, gpu.small_network)).model.buffer for loop in (one, many))
+        assert (a - b).norm() <= 1e-4 * a.norm()
+    assert sum(p.numel() for p in gpu.pfl_network().parameters()) == 1_626_442
+
+
+def test_every_check_is_called_and_has_a_name_of_its_own(gpu: ModuleType) -> None:
+    returning = {
+        name for name, one in vars(gpu).items() if getattr(one, "__annotations__", {}).get("return") == gpu.Seen
+    }
+    assert {check.__name__ for check in gpu.CHECKS} == returning

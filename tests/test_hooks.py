@@ -1,6 +1,5 @@
 """LightningModule hooks in local training: Lightning's calls and bits, nothing kept from client to client, refusals."""
 
-import copy
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import judged
 from fedcommons.runs.build import prepare
+from fedcommons.runs.experiment import run as play
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flatten
 
@@ -103,9 +103,11 @@ class _Epochs:
 
 
 @pytest.mark.filterwarnings("ignore")  # of a Trainer for so few examples
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("names", [ALL, ("on_train_start",), hooks.TRANSFER], ids=["all", "one", "transfer"])
+@pytest.mark.parametrize(
+    ("names", "accumulate", "clip"),
+    [(ALL, 1, None), (ALL, 2, 0.5), (("on_train_start",), 2, None), (hooks.TRANSFER, 1, 0.5)],
+    ids=["all", "all, accumulated and clipped", "one", "transfer"],
+)
 def test_the_calls_and_the_bits_are_those_of_the_trainer(
     names: tuple[str, ...], accumulate: int, clip: float | None
 ) -> None:
@@ -263,36 +265,6 @@ def test_an_optimizer_gets_the_closure_as_from_the_trainer() -> None:
     assert torch.equal(train(Sharp().eval(), LocalSGD(1, 8), DATA), train(Plain().eval(), LocalSGD(2, 8), DATA))
 
 
-def test_a_transferred_batch_may_have_any_form() -> None:
-    class ByName(Net):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return {"x": batch[0], "y": batch[1]}
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return super().training_step((batch["x"], batch["y"]), batch_idx)
-
-    assert torch.equal(train(ByName(), LocalSGD(1, 4), DATA), train(Net(), LocalSGD(1, 4), DATA))
-
-
-def test_an_average_of_the_weights_begins_anew_for_every_client() -> None:
-    class Averages(Net):
-        def on_fit_start(self) -> None:
-            self.average = [p.detach().clone() for p in self.parameters()]
-
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            for mean, p in zip(self.average, self.parameters(), strict=True):
-                mean.lerp_(p.detach(), 0.5)
-
-        def on_train_end(self) -> None:
-            with torch.no_grad():
-                for mean, p in zip(self.average, self.parameters(), strict=True):
-                    p.copy_(mean)
-
-    loop = LocalSGD(2, 3)
-    assert torch.equal(train(Averages(), loop, DATA, OTHER), train(Averages(), loop, OTHER))
-    assert not torch.equal(train(Averages(), loop, OTHER), train(Net(), loop, OTHER))
-
-
 def test_what_transfers_a_batch_also_precedes_evaluation_and_gradients() -> None:
     class Judged(Net):
         def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, Tensor]:
@@ -352,6 +324,16 @@ def test_what_cannot_be_copied_is_refused() -> None:
         Work(module, CPU)
 
 
+def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
+    of_lightning = {
+        n for n in dir(LightningModule) if n.startswith(("on_", "configure_", "optimizer_", "lr_scheduler_"))
+    }
+    of_lightning |= {"setup", "teardown", "prepare_data", "backward", "clip_gradients", "transfer_batch_to_device"}
+    once = {"configure_optimizers", "configure_callbacks", "configure_model", "prepare_data", "setup"}
+    of_no_fit = {n for n in of_lightning if n.startswith(("on_test_", "on_predict_"))} | {"on_gpu"}
+    assert of_lightning - once - of_no_fit == {*hooks.CALLED, *hooks.REFUSED} & of_lightning
+
+
 NETS = """
 import torch
 from pytorch_lightning import Callback, LightningModule
@@ -374,7 +356,8 @@ class Lazy(LightningModule):
     def forward(self, x):
         return self.net(x.flatten(1) / 16)
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch):
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
         return F.cross_entropy(self(batch[0]), batch[1])
 
     def configure_optimizers(self):
@@ -382,8 +365,6 @@ class Lazy(LightningModule):
 
 
 class Counts(Lazy):
-    head = "net.2"
-
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         self.steps += 1
         optimizer.step(closure=optimizer_closure)
@@ -391,18 +372,18 @@ class Counts(Lazy):
             group["lr"] = self.lr / (1 + self.steps)
 
 
-class Alone(Lazy):
-    def training_step(self, batch):
-        self.log("rate", self.optimizers().param_groups[0]["lr"])
-        return super().training_step(batch, 0)
+class Samples(Counts):
+    def forward(self, x):
+        codes = super().forward(x)
+        return codes + torch.randn_like(codes)
 
 
 class InHook(Lazy):
     def on_train_start(self):
         self.scale = 2
 
-    def training_step(self, batch, batch_idx):
-        return self.scale * super().training_step(batch, batch_idx)
+    def training_step(self, batch):
+        return self.scale * super().training_step(batch)
 
 
 class Transfers(Counts):
@@ -411,15 +392,15 @@ class Transfers(Counts):
 
 
 class Late(Lazy):
+    hook = "on_after_backward"
+
     def configure_optimizers(self):
-        self.on_after_backward = lambda: None
+        setattr(self, self.hook, lambda: None)
         return super().configure_optimizers()
 
 
-class LateRefused(Lazy):
-    def configure_optimizers(self):
-        self.on_validation_epoch_end = lambda: None
-        return super().configure_optimizers()
+class LateRefused(Late):
+    hook = "on_validation_epoch_end"
 
 
 class NoFunction(Lazy):
@@ -433,9 +414,9 @@ class OnGradients(Lazy):
 
 
 class Sets(Lazy):
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch):
         self.trainer.accumulate_grad_batches = 4
-        return super().training_step(batch, batch_idx)
+        return super().training_step(batch)
 
 
 class Raises(Lazy):
@@ -449,48 +430,32 @@ class Calls(Lazy):
     def configure_callbacks(self):
         return [Callback()]
 """
+NEVER_CALLED = (
+    "on_validation_start",
+    "on_load_checkpoint",
+    "train_dataloader",
+    "configure_sharded_model",
+    "on_epoch_end",
+)
 
 
 @pytest.fixture
 def nets(tmp_path: Path) -> Path:
-    refused = "".join(f"\n\nclass Has_{name}(Lazy):\n    def {name}(self, *args): ...\n" for name in hooks.REFUSED)
+    refused = "".join(f"\n\nclass Has_{name}(Lazy):\n    def {name}(self, *args): ...\n" for name in NEVER_CALLED)
     (path := tmp_path / "nets.py").write_text(NETS + refused, encoding="utf-8")
     return path
 
 
 def ready(nets: Path, name: str, **values: object) -> Any:
     """Return the experiment with this module as its model."""
-    fields = {"model": f"{nets}:{name}", "federation.rounds": 2, "tracking.wandb": "off", "measure.every": 0}
-    return experiment("smoke", values={**fields, **values})
-
-
-def test_layers_of_configure_model_are_trained_and_written(nets: Path, tmp_path: Path) -> None:
-    weights = {name: run(ready(nets, name), folder=tmp_path / name).model.state_dict() for name in ("Lazy", "Counts")}
-    assert weights["Lazy"].keys() == weights["Counts"].keys()
-    assert len(weights["Lazy"]) == 4
-    assert not torch.equal(*(w["net.0.weight"] for w in weights.values()))
-
-
-def test_a_step_gets_the_batch_alone_if_it_takes_no_more(nets: Path, tmp_path: Path) -> None:
-    ends = [run(ready(nets, name), folder=tmp_path / name) for name in ("Lazy", "Alone")]
-    assert torch.equal(*(flatten(end.model.state_dict()).buffer for end in ends))
-    assert ends[1].rounds["train/rate"].iloc[-1] == pytest.approx(ready(nets, "Alone").client.lr)
-
-
-@pytest.mark.ray
-def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_session: None) -> None:
-    rounds = set()
-    for actors in (0, 1, 2, 4):
-        fields = {"federation.executor": "ray_actors", "federation.actors": actors} if actors else {}
-        run(ready(nets, "Counts", **fields), folder=tmp_path / f"{actors}")
-        rounds.add((tmp_path / f"{actors}" / "rounds.jsonl").read_text(encoding="utf-8"))
-    assert len(rounds) == 1
+    few = {"federation.rounds": 3, "client.epochs": 1, "data.limit": 60, "tracking.wandb": "off", "measure.every": 0}
+    return experiment("smoke", values={**few, "model": f"{nets}:{name}", **values})
 
 
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        *((f"Has_{name}", {}, (name,)) for name in hooks.REFUSED),
+        *((f"Has_{name}", {}, (name,)) for name in NEVER_CALLED),
         ("Calls", {}, ("configure_callbacks", "Callback")),
         ("InHook", {"measure.every": 1}, ("scale", "measure.every")),
         ("LateRefused", {}, ("on_validation_epoch_end",)),
@@ -499,8 +464,6 @@ def test_hooks_give_the_same_bits_in_actors(nets: Path, tmp_path: Path, ray_sess
         ("Raises", {}, ("Raises", "no attribute is safe")),
         ("Late", {"dp.local": True}, ("dp.local", "on_after_backward")),
         ("OnGradients", {"dp.local": True}, ("dp.local", "net.0.weight")),
-        ("OnGradients", {"client.batched": True}, ("client.batched", "net.0.weight")),
-        ("Counts", {"dp.local": True}, ("dp.local", "optimizer_step")),
         ("Counts", {"client.batched": True}, ("client.batched", "optimizer_step")),
         ("Counts", {"client.graphs": True}, ("client.graphs", "optimizer_step")),
         ("Counts", {"client.precision": "fp16-mixed"}, ("client.precision", "optimizer_step")),
@@ -516,27 +479,36 @@ def test_a_hook_that_would_not_be_called_is_refused_before_any_work(
     assert all(word in str(refused.value) for word in words)
 
 
-def test_setup_alone_goes_with_differential_privacy_and_batches(nets: Path) -> None:
-    for values in ({"dp.local": True}, {"client.batched": True}):
-        assert prepare(ready(nets, "Lazy", **values)).dataset.n_classes == 10
+def test_setup_alone_goes_with_differential_privacy(nets: Path) -> None:
+    assert prepare(ready(nets, "Lazy", **{"dp.local": True})).dataset.n_classes == 10
 
 
-def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
-    of_lightning = {
-        n for n in dir(LightningModule) if n.startswith(("on_", "configure_", "optimizer_", "lr_scheduler_"))
-    }
-    of_lightning |= {"setup", "teardown", "prepare_data", "backward", "clip_gradients", "transfer_batch_to_device"}
-    once = {
-        "configure_optimizers",
-        "configure_callbacks",
-        "configure_model",
-        "prepare_data",
-        "setup",
-    }
-    of_no_fit = {n for n in of_lightning if n.startswith(("on_test_", "on_predict_"))} | {"on_gpu"}
-    assert of_lightning - once - of_no_fit == {*hooks.CALLED, *hooks.REFUSED} & of_lightning
+@pytest.mark.long
+def test_layers_of_configure_model_are_trained_and_a_stop_changes_no_bit(nets: Path, tmp_path: Path) -> None:
+    """Of a module with hooks that samples in every mode, and is measured."""
+    config = ready(
+        nets, "Samples", **{"measure.every": 3, "measure.smoothness": True, "federation.checkpoint_every": 1}
+    )
+    result = run(config, folder=tmp_path / "whole", say=lambda _: None)
+    assert len(result.model.state_dict()) == 4
+    assert result.rounds["train/rate"].iloc[-1] < config.client.lr
+
+    def stop(number: int, metrics: object) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(config, tmp_path / "stopped", say=lambda _: None, on_round=stop)
+    play(config, tmp_path / "stopped", resume=True, say=lambda _: None)
+    for name in ("rounds.jsonl", "clients.jsonl", "summary.json"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_a_module_without_hooks_is_trained_without_them() -> None:
-    assert Work(Net(), CPU).hooks is None
-    assert copy.deepcopy(Net()).state_dict().keys() == {"net.weight", "net.bias"}
+@pytest.mark.ray
+def test_actors_give_the_bits_of_one_process(nets: Path, tmp_path: Path, ray_session: None) -> None:
+    written = set()
+    for actors in (0, 2):
+        fields = {"federation.executor": "ray_actors", "federation.actors": actors} if actors else {}
+        run(ready(nets, "Samples", **fields), folder=tmp_path / f"{actors}", say=lambda _: None)
+        written.add((tmp_path / f"{actors}" / "rounds.jsonl").read_text(encoding="utf-8"))
+    assert len(written) == 1

@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -38,7 +39,31 @@ def _train(
 
 
 def _rows(n: int, n_own: int | None = None) -> ClientData:
-    return ClientData(torch.zeros(n, 1, 8, 8, dtype=torch.uint8), torch.arange(n) % 10, n_own=n_own)
+    """Examples whose first pixel is their number."""
+    x = torch.zeros(n, 1, 8, 8, dtype=torch.uint8)
+    x[:, 0, 0, 0] = torch.arange(n)
+    return ClientData(x, torch.arange(n) % 10, n_own=n_own)
+
+
+def _with_optimizer(federation: "Federation", make: Callable[[Any], torch.optim.Optimizer]) -> "Federation":
+    def module() -> LightningModule:
+        one = federation.module()
+        one.configure_optimizers = lambda: make(one.parameters())
+        return one
+
+    return replace(federation, module=module)
+
+
+def _batches(local: LocalSGD, federation: "Federation", rows: ClientData, seed: int = 5) -> list[list[int]]:
+    """The numbers of the examples in each batch of a training."""
+    work, seen = federation.work(), list[list[int]]()
+
+    def loss(batch: tuple[Tensor, ...], number: int) -> Any:
+        seen.append(batch[0][:, 0, 0, 0].tolist())
+        return work.module.training_step(batch, number)
+
+    local.run(work, federation.model, rows, seed, loss=loss)
+    return seen
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -93,46 +118,29 @@ def test_epochs_shrink_with_shared_data(
     [(10, False, [4, 4, 2]), (10, True, [4, 4]), (8, False, [4, 4]), (8, True, [4, 4]), (3, True, [3]), (4, True, [4])],
 )
 def test_an_incomplete_last_batch_is_dropped_unless_it_is_the_only_one(
-    n: int, drop_last: bool, batches: list[int], digits: "Digits", monkeypatch: pytest.MonkeyPatch
+    n: int, drop_last: bool, batches: list[int], digits: "Digits"
 ) -> None:
-    federation, seen, step = digits(), [], Classifier.training_step
-
-    def spy(module: Classifier, batch: tuple[Tensor, ...], number: int) -> Tensor:
-        seen.append(len(batch[1]))
-        return step(module, batch, number)
-
-    monkeypatch.setattr(Classifier, "training_step", spy)
-    _train(LocalSGD(2, 4, drop_last=drop_last), federation, _rows(n))
-    assert seen == batches * 2
+    seen = _batches(LocalSGD(2, 4, drop_last=drop_last), digits(), _rows(n))
+    assert list(map(len, seen)) == batches * 2
 
 
-def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own(
-    digits: "Digits", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    federation, seen, step = digits(), [], Classifier.training_step
-
-    def spy(module: Classifier, batch: tuple[Tensor, ...], number: int) -> Tensor:
-        seen.extend(batch[0][:, 0, 0, 0].tolist())
-        return step(module, batch, number)
-
-    monkeypatch.setattr(Classifier, "training_step", spy)
-    x = torch.zeros(12, 1, 8, 8, dtype=torch.uint8)
-    x[:, 0, 0, 0] = torch.arange(12)
-    rows = ClientData(x, torch.arange(12) % 10)
-    for seed in (0, 1):
-        _train(LocalSGD(2, 5), federation, rows, seed)
-    epochs = [seen[i : i + 12] for i in range(0, 48, 12)]
+def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own(digits: "Digits") -> None:
+    epochs = [
+        list(chain.from_iterable(seen[first : first + 3]))
+        for seen in (_batches(LocalSGD(2, 5), digits(), _rows(12), seed) for seed in (0, 1))
+        for first in (0, 3)
+    ]
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4  # another for each epoch and each seed
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.Adam])
 def test_the_optimizers_state_does_not_pass_from_client_to_client(
-    optimizer: type[torch.optim.Adam] | None, digits: "Digits", monkeypatch: pytest.MonkeyPatch
+    optimizer: type[torch.optim.Adam] | None, digits: "Digits"
 ) -> None:
-    if optimizer:
-        monkeypatch.setattr(Classifier, "configure_optimizers", lambda module: optimizer(module.parameters(), 0.01))
     federation, local = digits(momentum=0.9, dropout=0.3), LocalSGD(2, 5)
+    if optimizer:
+        federation = _with_optimizer(federation, lambda p: optimizer(p, 0.01))
     a, b = federation.data.clients[0], federation.data.clients[1]
     work = federation.work()
     alone = _train(local, federation, b, work=work)
@@ -148,19 +156,13 @@ def test_dropout_is_keyed_by_the_seed(digits: "Digits") -> None:
     wet = digits(dropout=0.5)
     first = _train(local, wet, rows, seed=1)
     torch.rand(7)  # whatever has been drawn before from the generator that dropout uses
-    assert torch.equal(_train(local, wet, rows, seed=1).buffer, first.buffer)
+    work = wet.work()
+    work.module.eval()  # as after an evaluation
+    assert torch.equal(_train(local, wet, rows, seed=1, work=work).buffer, first.buffer)
+    assert work.module.training
     assert not torch.equal(_train(local, wet, rows, seed=2).buffer, first.buffer)
     dry = digits(dropout=0.0)
     assert torch.equal(_train(local, dry, rows, seed=2).buffer, _train(local, dry, rows, seed=1).buffer)
-
-
-def test_training_is_in_training_mode_after_an_evaluation(digits: "Digits") -> None:
-    federation, rows = digits(dropout=0.5), _rows(4)
-    work = federation.work()
-    work.module.eval()
-    after = _train(LocalSGD(2, 2), federation, rows, work=work)
-    assert torch.equal(after.buffer, _train(LocalSGD(2, 2), federation, rows).buffer)
-    assert work.module.training
 
 
 def test_weights_multiply_the_examples_losses(digits: "Digits") -> None:
@@ -179,7 +181,9 @@ def test_weights_multiply_the_examples_losses(digits: "Digits") -> None:
     assert torch.equal(train(without_first), train(without_first, flip=True))  # the label with weight 0 is not read
 
 
-def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(digits: "Digits") -> None:
+def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(
+    digits: "Digits", least_squares: "Callable[..., LeastSquares]"
+) -> None:
     federation = digits()
     work, start = federation.work(), federation.model
     before = start.buffer.clone()
@@ -188,6 +192,8 @@ def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(digits: "D
     assert trained.buffer.data_ptr() == next(work.module.parameters()).data_ptr()
     assert work.snapshot().buffer.data_ptr() != trained.buffer.data_ptr()
     assert torch.equal(work.snapshot().buffer, trained.buffer)
+    with pytest.raises(ValueError, match="names or shapes"):
+        work.load(least_squares().federation(0.1).model)
 
 
 def test_a_rate_of_ones_own_is_for_one_call_only(digits: "Digits") -> None:
@@ -209,17 +215,14 @@ def test_a_step_without_a_loss_is_told_and_its_batch_is_not_taken_for_several(di
         work.local(work.snapshot(), data, 0, loss=lambda batch, step: None)  # pyright: ignore[reportArgumentType]
 
 
-def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(
-    digits: "Digits", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(digits: "Digits") -> None:
     """Of every group of parameters its own; ``lr`` is that of all of them."""
 
-    def two_groups(module: Classifier) -> torch.optim.Optimizer:
-        first, *others = module.parameters()
+    def two_groups(parameters: Any) -> torch.optim.Optimizer:
+        first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.3}, {"params": others}], 0.1)
 
-    monkeypatch.setattr(Classifier, "configure_optimizers", two_groups)
-    federation = digits()
+    federation = _with_optimizer(digits(), two_groups)
     rows, work, seen = federation.data.clients[0], federation.work(), []
 
     def decay(params: object) -> None:
@@ -271,13 +274,8 @@ def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts
     assert norm.num_batches_tracked == 0
 
 
-def test_weights_of_another_network_are_refused(digits: "Digits", least_squares: "Callable[..., LeastSquares]") -> None:
-    with pytest.raises(ValueError, match="names or shapes"):
-        digits().work().load(least_squares().federation(0.1).model)
-
-
 def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path: Path) -> None:
-    """On the same batches it gets to the same weights. About a second: the first Trainer looks for accelerators."""
+    """On the same batches it gets to the same weights."""
     federation, seed = digits(sizes=(40,)), 3
     rows, module = federation.data.clients[0], federation.module()
     untrained = copy.deepcopy(module)
@@ -287,14 +285,9 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
         for batch in torch.randperm(40, generator=generator(seed, "order", epoch)).split(8)
     ]
     trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(rows.x, rows.y), batch_sampler=batches))
     here, _, _ = LocalSGD(5, 8).run(federation.work(), federation.model, rows, seed)
     assert torch.allclose(flatten(dict(module.named_parameters())).buffer, here.buffer, rtol=0, atol=1e-6)

@@ -6,7 +6,6 @@ Numbers are averaged; torchmetrics objects cover a whole set, whatever the chunk
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,60 +111,40 @@ def test_scalars_are_means_over_their_calls_and_dropped_at_other_times() -> None
     assert logged.means == {}
 
 
-def test_what_training_logs_is_a_metric_of_the_round(digits: "Callable[..., Digits]") -> None:
-    clients = digits().data.clients
-    store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
-    rows = type(clients)(store, list(clients.rows))
-    federation = Federation(RunData(rows, rows, {}), lambda: Plain(lambda *_: None))
-    ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
-    steps = facts["train/steps"] / federation.loop.epochs
-    assert facts["train/step"] == pytest.approx((steps - 1) / 2, abs=0.5)  # 0, 1, ... in each epoch of each client
-    assert facts["train/twice"] == pytest.approx(2 * facts["train/step"])
-    assert facts["train/loss"] > 0
+LARGEST = (1000 * float(SET.x[999]) + 300) / 1300
+LOGGED: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], dict[str, float]]] = {
+    "a loss that is returned": (lambda m, x, y: x.mean(), {"accuracy": 1.0, "loss": 0.0}),
+    "another accuracy": (lambda m, x, y: m.log("accuracy", 0.25), {"accuracy": 0.25}),
+    "of every chunk": (
+        lambda m, x, y: m.log("size", float(len(x))), {"accuracy": 1.0, "size": (1000**2 + 300**2) / 1300}
+    ),
+    "of some chunks": (lambda m, x, y: m.log("rare", 7.0) if len(x) < 1000 else None, {"accuracy": 1.0, "rare": 7.0}),
+    "a dict that is returned": (lambda m, x, y: {"largest": x.max()}, {"accuracy": 1.0, "largest": LARGEST}),
+    "numpy's": (
+        lambda m, x, y: m.log_dict({"true": np.bool_(True), "two": np.array(2.0)}),
+        {"accuracy": 1.0, "true": 1.0, "two": 2.0},
+    ),
+}  # fmt: skip
 
 
-def test_metrics_of_a_validation_step_are_means_over_examples(digits: "Callable[..., Digits]") -> None:
-    def judge(module: Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
-        module.log("accuracy", 0.25)
-        module.log("size", float(len(x)))
-        return {"largest": x.max()}
-
+@pytest.mark.parametrize("how", LOGGED)
+def test_numbers_of_a_validation_step_are_means_over_examples(how: str, digits: "Callable[..., Digits]") -> None:
+    """Accuracy is that of the logits where the step has none."""
+    judge, expected = LOGGED[how]
     found = judged(Module(judge), digits)
-    assert found == pytest.approx(
-        {"test/accuracy": 0.25, "test/size": (1000**2 + 300**2) / 1300,
-         "test/largest": (1000 * float(SET.x[999]) + 300) / 1300}
-    )  # fmt: skip
+    if "some" in how:  # the others are judged as without a validation step
+        assert 0 < found["test/loss"] < 1
+        found = {name: value for name, value in found.items() if name != "test/loss"}
+    assert found == pytest.approx({f"test/{name}": value for name, value in expected.items()}, abs=1e-6)
 
 
-def test_a_number_that_some_chunks_log_is_a_mean_over_their_examples(digits: "Callable[..., Digits]") -> None:
-    def judge(module: Module, x: Tensor, y: Tensor) -> None:
-        if len(x) < 1000:
-            module.log("rare", 7.0)
-
-    assert judged(Module(judge), digits)["test/rare"] == 7.0
-
-
-def test_accuracy_is_that_of_the_logits_where_the_step_has_none(digits: "Callable[..., Digits]") -> None:
-    found = judged(Module(lambda module, x, y: x.mean()), digits)
-    assert found == pytest.approx({"test/accuracy": 1.0, "test/loss": 0.0}, abs=1e-6)
+def test_without_a_validation_step_accuracy_and_loss_are_those_of_the_logits(digits: "Callable[..., Digits]") -> None:
     plain = judged(Plain(lambda *_: None), digits)
     assert plain["test/accuracy"] == 1.0
     assert 0 < plain["test/loss"] < 1
 
 
-def test_what_is_no_logits_needs_a_metric_of_its_own(digits: "Callable[..., Digits]") -> None:
-    with pytest.raises(
-        ClientError, match=r"returns \(\) for an example, no logits of 2 classes, and its validation_step"
-    ):
-        judged(Plain(lambda *_: None, logits=False), digits)
-
-
-def test_what_is_two_dimensional_but_not_as_wide_as_the_classes_has_no_accuracy(
-    digits: "Callable[..., Digits]",
-) -> None:
-    """Codes of two numbers are no logits of three classes, though a largest one can be found among them."""
-    with pytest.raises(ClientError, match=r"returns \(2,\) for an example, no logits of 3 classes"):
-        judged(Plain(lambda *_: None), digits, n_classes=3)
+def test_codes_of_two_numbers_are_no_logits_of_three_classes(digits: "Callable[..., Digits]") -> None:
     found = judged(Module(lambda module, x, y: {"error": x.abs().mean()}), digits, n_classes=3)
     assert list(found) == ["test/error"]
 
@@ -284,7 +263,7 @@ def test_no_metric_outlives_its_use(digits: "Callable[..., Digits]") -> None:
 
 
 class Counting(Plain):
-    """Logs a torchmetrics object in training: the mean, over the examples of all its steps, of a class's share."""
+    """Also logs a torchmetrics object in training: the share of a class over the examples of all its steps."""
 
     def __init__(self) -> None:
         super().__init__(lambda *_: None)
@@ -293,16 +272,22 @@ class Counting(Plain):
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         self.share.update(batch[1].float())
         self.log("share", self.share)
-        return self.last(batch[0]).square().mean()
+        return super().training_step(batch, batch_idx)
 
 
-def test_in_training_a_metric_covers_all_steps_of_one_client(digits: "Callable[..., Digits]") -> None:
+def test_training_logs_means_over_steps_and_metrics_over_all_steps_of_a_client(
+    digits: "Callable[..., Digits]",
+) -> None:
     clients = digits().data.clients
     store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
     rows = type(clients)(store, list(clients.rows))
     federation = Federation(RunData(rows, rows, {}), Counting)
-    shares = [float(part.y.float().mean()) for part in rows]
     ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
+    places = [sum(range(-(-n // 5))) / -(-n // 5) for n in rows.sizes]  # the mean place of a batch in its epoch
+    assert facts["train/step"] == pytest.approx(sum(places) / len(places))
+    assert facts["train/twice"] == pytest.approx(2 * facts["train/step"])
+    assert facts["train/loss"] > 0
+    shares = [float(part.y.float().mean()) for part in rows]
     assert facts["train/share"] == pytest.approx(sum(shares) / len(shares))
     (worker,) = Turns(federation, 1).workers
     module: Any = worker.work.module
@@ -316,27 +301,34 @@ def _unowned(module: Module, x: Tensor, y: Tensor) -> None:
     module.log("f1", metric)
 
 
-def _largest(module: Module, x: Tensor, y: Tensor) -> None:
-    module.log("largest", x.max(), reduce_fx=torch.max)
-
-
 def _matrix(module: Any, x: Tensor, y: Tensor) -> None:
     module.confusion.update(x[:, 0].sigmoid(), y)
     module.log("confusion", module.confusion)
 
 
-@pytest.mark.parametrize(
-    ("judge", "said"),
-    [(_unowned, "logs f1, a torchmetrics object that is not one"), (_largest, "logs largest with reduce_fx max"),
-     (_matrix, r"logs confusion, whose compute gives a tensor \(2, 2\)")],
-)  # fmt: skip
-def test_what_would_be_another_number_than_the_module_means_is_refused(
-    judge: Any, said: str, digits: "Callable[..., Digits]"
-) -> None:
+def _refused(judge: Callable[..., Any]) -> Module:
     module = Module(judge)
     module.confusion = BinaryConfusionMatrix()
-    with pytest.raises(ClientError, match=said):
-        judged(module, digits)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (_refused(_unowned), "logs f1, .*not one of its attributes"),
+        (_refused(lambda m, x, y: m.log("largest", x.max(), reduce_fx=torch.max)), "logs largest with reduce_fx max"),
+        (_refused(_matrix), r"logs confusion, .*\(2, 2\)"),
+        (_refused(lambda m, x, y: m.log("words", {"a": 1})), "logs words, dict"),
+        (Plain(lambda *_: None, logits=False), r"returns \(\) for an example, no logits of 3 classes"),
+        (Plain(lambda *_: None), r"returns \(2,\) for an example, no logits of 3 classes"),
+    ],
+    ids=["a metric that is nobody's", "a largest number", "a matrix", "a dict", "no logits", "too few logits"],
+)
+def test_what_would_be_another_number_than_the_module_means_is_refused(
+    module: Module, words: str, digits: "Callable[..., Digits]"
+) -> None:
+    with pytest.raises(ClientError, match=words):
+        judged(module, digits, n_classes=3)
 
 
 @pytest.mark.parametrize("flaw", [batched.flaw, graphs.flaw])
@@ -395,21 +387,12 @@ class Listed(Judged):
         return self.metrics["mean"][0]
 
 
-class OfClass(Judged):
-    mean = MeanMetric()
-
-    def metric(self) -> Metric:
-        return self.mean
-
-
 class Late(Judged):
     def metric(self) -> Metric:
         if not hasattr(self, "mean"):
             self.mean = MeanMetric()
         return self.mean
 
-
-class LateInTraining(Late):
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         self.metric().update(batch[0])
         return super().training_step(batch, batch_idx)
@@ -418,46 +401,14 @@ class LateInTraining(Late):
 OF_FILE = MeanMetric()
 
 
-IN_FILE = {"a": MetricCollection([MeanMetric()]), "b": SimpleNamespace(one=MeanMetric())}
-
-
-class InDict(Judged):
-    def metric(self) -> Metric:
-        return IN_FILE["a"]["MeanMetric"]
-
-
-class InNamespace(Judged):
-    def metric(self) -> Metric:
-        return IN_FILE["b"].one
-
-
-class CountsExamples(Judged):
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        self.log("n", float(len(batch[1])))
-
-
-class LogsText(Judged):
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        self.log("words", {"a": 1})  # pyright: ignore[reportArgumentType]
-
-
 class OfFile(Judged):
     def metric(self) -> Metric:
         return OF_FILE
 
 
-class Temporary(Judged):
-    """A fresh object in each step is a plain number; a template in the class is not updated."""
-
-    templates = (MeanMetric(),)
-
-    def metric(self) -> Metric:
-        return self.templates[0].clone()
-
-
-class LogsNumpy(Judged):
+class CountsExamples(Judged):
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        self.log_dict({"truth": np.bool_(True), "array": np.array(2.0)})  # pyright: ignore[reportArgumentType]
+        self.log("n", float(len(batch[1])))
 
 
 class OverridesLog(Coder):
@@ -484,64 +435,49 @@ class CountsCalls(Coder):
         self.log("calls", self.calls)
 
 
-class NeedsMany(Metric):
+class NeedsMany(SumMetric):
     """Cannot be computed of the two examples of a trial."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("n", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, x: Tensor) -> None:
-        self.n = self.n + len(x)
-
     def compute(self) -> Tensor:
-        if self.n < 10:
+        if self.sum_value < 10:
             raise RuntimeError("too few")
-        return torch.as_tensor(self.n)
+        return super().compute()
 
 
-class CountsMany(Coder):
-    def __init__(self, lr: float) -> None:
-        super().__init__(lr)
-        self.many = NeedsMany()
+class Accepted(Judged):
+    """Its metrics need many examples, store scores that have a graph in training, or are made and forgotten."""
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        self.many.update(batch[0])
-        self.log("many", self.many)
-        return super().training_step(batch, batch_idx)
-
-
-class StoresScores(Coder):
-    """Its metrics store what they are updated with: in training tensors that have a graph."""
+    templates = (MeanMetric(),)
 
     def __init__(self, lr: float) -> None:
         super().__init__(lr)
-        self.curve, self.each = BinaryAUROC(), CatMetric()
+        self.many, self.curve, self.each = NeedsMany(), BinaryAUROC(), CatMetric()
+
+    def metric(self) -> Metric:
+        return self.templates[0].clone()
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         scores = self(batch[0])[:, 0]
+        self.many.update(len(scores))
         self.curve.update(scores, batch[1] % 2)
         self.each.update(scores)
-        self.log("curve", self.curve)
+        self.log_dict({"many": self.many, "curve": self.curve})
         return super().training_step(batch, batch_idx)
 
 
-class TwoOptimizers(Coder):
-    def configure_optimizers(self) -> Any:
-        return [super().configure_optimizers(), super().configure_optimizers()]
-
-
 def _experiment(name: str, **values: Any) -> Experiment:
-    here = {"model.name": f"{__file__}:{name}", "measure.clients": True, "tracking.wandb": "off"}
+    here = {"model.name": f"{__file__}:{name}", "measure.every": 0, "tracking.wandb": "off"}
     return presets.experiment("smoke", values={**here, **values})
 
 
+@pytest.mark.long
 def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> None:
-    summary = run(_experiment("Coder"), tmp_path / "run", say=lambda _: None)
+    config = _experiment("Coder", **{"federation.rounds": 2, "measure.clients": True, "data.limit": 60})
+    summary = run(config, tmp_path / "run", say=lambda _: None)
     assert summary["last_accuracy"] is summary["rounds_to_target"] is summary["validation_accuracy"] is None
     (row,) = load_runs(tmp_path).to_dict("records")
     assert 0 < row["test/error"] < 1
-    assert row["train/weight"] > summary["rounds"]  # epochs are counted on
+    assert row["train/weight"] == 2 + config.client.epochs + (config.client.epochs - 1) / 2  # epochs are counted on
     assert row["rounds"] == summary["rounds"]
     assert "test/accuracy" not in row
     (cell,) = compared(load_runs(tmp_path))
@@ -549,43 +485,37 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values", "words"),
     [
-        (
-            "Coder",
-            {"coder.logs": False},
-            r"its forward returns \(3,\) for an example, no logits of 10 classes, and its",
-        ),
-        ("TwoOptimizers", {}, "configure_optimizers gives 2 optimizers"),
-        *[(name, {}, "it updates a metric \\(MeanMetric\\) that")
-          for name in ("Listed", "OfClass", "Late", "LateInTraining", "OfFile", "InDict", "InNamespace")],
+        ("Coder", {"coder.logs": False}, r"returns \(3,\) .*no logits of 10 classes"),
+        ("Listed", {}, r"updates a metric \(MeanMetric\) that is not one"),
+        ("Late", {}, r"updates a metric \(MeanMetric\) that its steps have made"),
         ("CountsExamples", {}, "it logs n, which"),
-        ("LogsText", {}, "it logs words, dict"),
         ("OverridesLog", {}, "it overrides log, which is replaced"),
         ("CountsCalls", {}, "its forward updates a metric, and is called once more"),
     ],
-)  # fmt: skip
-def test_a_module_that_cannot_be_judged_or_stepped_is_refused_before_any_work(
-    name: str, values: Mapping[str, Any], said: str, tmp_path: Path
+)
+@pytest.mark.long
+def test_a_module_that_cannot_be_judged_is_refused_before_any_work(
+    name: str, values: Mapping[str, Any], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=words):
         run(_experiment(name, **values), tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["Temporary", "CountsMany", "StoresScores", "LogsNumpy"])
-def test_a_metric_that_is_temporary_stores_scores_or_needs_many_is_accepted(name: str) -> None:
-    build.prepare(_experiment(name))
+@pytest.mark.long
+def test_metrics_that_need_many_examples_store_scores_or_are_forgotten_are_accepted() -> None:
+    build.prepare(_experiment("Accepted"))
 
 
-def test_numbers_that_may_be_no_means_are_named_before_the_run_and_one_chunk_makes_them_right(tmp_path: Path) -> None:
-    values, found, said = {"federation.rounds": 1, "measure.clients": False, "measure.every": 0}, {}, {}
-    for chunk in (1000, 100, 359):
-        said[chunk] = []
-        run(_experiment("Rooted", **values, **{"evaluate.chunk": chunk}), tmp_path / f"{chunk}", say=said[chunk].append)
-        (found[chunk],) = load_runs(tmp_path / f"{chunk}")["test/rmse"]
-    assert found[1000] == found[359] != found[100]
-    notes = {chunk: [text for text in each if "evaluate.chunk to 359" in text] for chunk, each in said.items()}
-    assert [len(each) for each in notes.values()] == [0, 1, 0]
-    assert "logs rmse as numbers" in notes[100][0]
-    assert not build.prepare(_experiment("Coder", **{"evaluate.chunk": 100})).notes  # its error is a mean
+@pytest.mark.parametrize(
+    ("name", "chunk", "is_noted"), [("Rooted", 358, True), ("Rooted", 359, False), ("Coder", 100, False)]
+)
+@pytest.mark.long
+def test_numbers_that_may_be_no_means_are_named_where_a_set_has_several_chunks(
+    name: str, chunk: int, is_noted: bool
+) -> None:
+    """The largest set has 359 examples; the error of the coder is a mean."""
+    notes = build.prepare(_experiment(name, **{"evaluate.chunk": chunk})).notes
+    assert [("rmse" in note, "evaluate.chunk to 359" in note) for note in notes] == [(True, True)] * is_noted

@@ -81,11 +81,8 @@ REFUSED = {
         optimizers(f"one = {SCHEDULE}; return [torch.optim.SGD(self.parameters(), 1)], [one]"),
         "of another optimizer",
     ),
-    "nothing": (optimizers("return None"), ONE),
     "two": (optimizers("return sgd, sgd"), "configure_optimizers gives 2 optimizers, and a client trains with one"),
     "two dicts": (optimizers("return {'optimizer': sgd}, {'optimizer': sgd}"), "gives 2 optimizers"),
-    "two and schedulers": (optimizers(f"return [sgd, sgd], [{SCHEDULE}]"), "gives 2 optimizers"),
-    "a generator": (optimizers("yield sgd"), f"{ONE}.* got generator"),
     "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
     "a frozen one that moves": (
         made("self.last.bias.requires_grad = False")
@@ -96,52 +93,33 @@ REFUSED = {
     "all frozen": (made("self.requires_grad_(False)"), LOSS),
     "manual": (made("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
     "no loss": (step("return None"), LOSS),
-    "a dict of losses": (step("return {'loss': loss}"), LOSS),
     "losses": (step("return loss.expand(2)"), LOSS),
     "without a gradient": (step("return loss.detach()"), LOSS),
     "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step"),
-    "its optimizers": (step("self.optimizers().step()"), LOSS),
     "its logger": (step("self.logger.log_metrics({'x': 1}); return loss"), r"own.py, line \d+ in training_step"),
     "a log of many": (step("self.log('x', torch.ones(2)); return loss"), r"own.py, line \d+ in training_step"),
-    "a log of text": (step("self.log('x', 'high'); return loss"), r"own.py, line \d+ in training_step"),
     "compiled": (
         "def Own(shape, n_classes, lr):\n    return torch.compile(Net(shape, n_classes, lr))",
         "is compiled by torch.compile",
     ),
     "compiled in place": (made("self.compile()"), "is compiled by torch.compile"),
     "compiled inside": (made("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
-    "compiled forward": (made("self.forward = torch.compile(self.forward)"), "is compiled by torch.compile"),
-    "compiled step": (
-        made("pass") + "\n\n    @torch.compile\n    def training_step(self, batch, batch_idx):\n"
-        "        return super().training_step(batch, batch_idx)",
-        "is compiled by torch.compile",
-    ),
     "compiled function": (
         "half = torch.compile(lambda x: x / 2)\n\n\n" + step("return half(loss)"),
         "is compiled by torch.compile",
     ),
     "lazy": (made("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
-    "a lazy buffer": (made("self.norm = nn.LazyBatchNorm1d()"), "norm.weight has no shape before the first batch"),
     "shared memory": (
         made("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
         "last.weight and other.weight share their memory",
     ),
     "complex": (made("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
-    "half": (made("self.half()"), "some are torch.float16"),
     "mixed": (made("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
     "meta": (made("self.to('meta')"), "last.weight is on the meta device"),
-    "no weights": (made("del self.last\nself.last = nn.Identity()"), "configure_optimizers.* empty parameter list"),
-    "no step": (
-        "class Own(LightningModule):\n    def __init__(self, lr):\n        super().__init__()\n"
-        "        self.x = nn.Linear(1, 1)",
-        "configure_optimizers must return one torch optimizer",
-    ),
     "arguments": (
         "class Own(Net):\n    def __init__(self, width):\n        pass",
         "it asks for width, which has no default",
     ),
-    "its own class": ("def Own(shape):\n    return Net", "must be a LightningModule or a network"),
-    "no super": ("class Own(Net):\n    def __init__(self, lr):\n        self.lr = lr", "own.py:Own"),
 }
 
 
@@ -158,9 +136,8 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
 @pytest.mark.long
 def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     more, said = REFUSED[name]
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=said):
         prepare(settled(tmp_path, more))
-    assert "\n" not in str(refused.value)
 
 
 RIGHT = {
@@ -168,12 +145,8 @@ RIGHT = {
         "self.code = nn.Linear(64, 64, bias=False)\nself.back = nn.Linear(64, 64)\nself.back.weight = self.code.weight"
     )
     + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
-    "unused": made("self.spare = nn.Linear(3, 3)"),
     "frozen": made("self.body = nn.Linear(64, 64).requires_grad_(False)")
     + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
-    "a frozen bias": made("self.last.bias.requires_grad = False"),
-    "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
-    "a list of one": optimizers("return [sgd]"),
     "a dict of one": optimizers("return {'optimizer': sgd}"),
     "Adam": optimizers("return torch.optim.AdamW(self.parameters(), 0.01)"),
     "double": made("self.double()")
@@ -189,6 +162,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.long
 def test_a_module_that_is_taken_trains_as_a_bare_loop_trains_it(tmp_path: Path, name: str) -> None:
     """One client, one batch a round: its optimizer and its counters begin anew in every round."""
     config = settled(tmp_path, RIGHT[name])

@@ -13,10 +13,13 @@ from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.upsampling import Upsampler
-from fedcommons.config.parts import KINDS
+from fedcommons.config import experiment as config
 from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
+from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.gan import GAN
+from fedcommons.generators.loop import batch_of
+from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import Generator
@@ -89,21 +92,6 @@ def test_without_norm_bias_no_weight_has_a_gradient_of_rounding_noise(name: str)
     assert loss(lean).item() == pytest.approx(loss(full).item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_adam_moves_a_bias_in_front_of_a_norm_as_far_as_all_weights(name: str) -> None:
-    """After a step from anywhere it has moved by the rate, though its gradient is rounding noise."""
-    torch.manual_seed(0)
-    network = NETWORKS[name][0](True).double()  # rounding noise of float64 is noise, too
-    idle = [n for n, size in _gradients(name, network).items() if size < 1e-12]
-    before = {n: p.detach().clone() for n, p in network.named_parameters()}
-    optimizer = torch.optim.Adam(network.parameters(), 0.01, eps=1e-30)
-    NETWORKS[name][1](network).backward()
-    optimizer.step()
-    after = {n: p.detach() for n, p in network.named_parameters()}
-    moved = [(after[n] - before[n]).abs().max().item() for n in idle]
-    assert max(moved) == pytest.approx(0.01)
-
-
 def test_the_default_is_the_network_of_the_released_codes() -> None:
     count = sum(p.numel() for p in Decoder((1, 32, 32), 10, (32, 32, 64, 64), 100, batch_norm=True).parameters())
     assert count == 144_001
@@ -129,31 +117,32 @@ def test_norm_bias_is_refused_where_there_is_no_norm(values: dict[str, Any], nam
         prepare(experiment("smoke", values=values))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {**LOCAL, "generator": "cvae", "generator.batch_norm": True, "generator.norm_bias": False},
-        {**LOCAL, "generator": "gan", "generator.norm_bias": False},
-        {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 16,
-         "generator.norm_bias": False},
-        {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "sharing.norm_bias": False},
-        {"algorithm": "fedcvae", "fedcvae.variant": "kd", "fedcvae.norm_bias": False},
-        {"algorithm": "dense", "dense.norm_bias": False},
-        {"algorithm": "coboosting", "coboosting.norm_bias": False},
-        {"model": "cnn", "model.batch_norm": True, "model.norm_bias": False},
-        {"model": "convnet", "model.width": 8, "model.norm_bias": False},
-    ],
-    ids=lambda values: str([v for n, v in values.items() if "." not in n]),
-)  # fmt: skip
+RUNS: list[dict[str, Any]] = [
+    {**LOCAL, "generator": "cvae", "generator.batch_norm": True, "generator.norm_bias": False},
+    {**LOCAL, "generator": "gan", "generator.norm_bias": False},
+    {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 16,
+     "generator.norm_bias": False},
+    {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "sharing.norm_bias": False},
+    {"algorithm": "fedcvae", "fedcvae.variant": "kd", "fedcvae.norm_bias": False},
+    {"algorithm": "dense", "dense.norm_bias": False},
+    {"algorithm": "coboosting", "coboosting.norm_bias": False},
+    {"model": "cnn", "model.batch_norm": True, "model.norm_bias": False},
+    {"model": "convnet", "model.width": 8, "model.norm_bias": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", RUNS, ids=lambda values: str([v for n, v in values.items() if "." not in n]))
 @pytest.mark.long
-def test_a_run_without_norm_bias_ends(values: dict[str, Any], tmp_path: Path) -> None:
-    few = {"data.limit": 120, "federation.rounds": 2, "measure.every": 0, "wandb": "off", "generator.epochs": 1,
+def test_every_component_with_a_norm_runs_without_norm_bias(values: dict[str, Any], tmp_path: Path) -> None:
+    few = {"data.limit": 60, "federation.rounds": 1, "measure.every": 0, "wandb": "off", "generator.epochs": 1,
            "client.epochs": 1, "fedcvae.samples": 40, "fedcvae.local_epochs": 1, "sharing.steps": 4,
+           "dense.iterations": 1, "dense.server_epochs": 1, "dense.generator_steps": 1,
+           "coboosting.server_epochs": 1, "coboosting.generator_steps": 1,
            "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
     known = experiment("smoke", values=values).flat
     more = {name: value for name, value in few.items() if name in known or name == "wandb"}
     result = run(experiment("smoke", values={**more, **values}), tmp_path / "run", say=lambda _: None)
-    assert result.summary["rounds"] == 2
+    assert result.summary["rounds"] == 1
 
 
 def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
@@ -168,13 +157,25 @@ def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
     assert torch.equal(*found)
 
 
-def test_every_part_with_a_batch_norm_has_the_constant() -> None:
-    """A generator, method or network of the package that has one of its own."""
-    from fedcommons.config import parts
+# Batches of about equal sizes: no generator steps as far for a last image alone as for a whole batch
 
-    has = {f"{kind} {name}" for kind in KINDS for name in KINDS[kind].known
-           if "norm_bias" in parts.constants(kind, name)}  # fmt: skip
-    assert has == {
-        "generator cvae", "generator gan", "generator private_gan", "sharing merf", "algorithm fedcvae",
-        "algorithm dense", "algorithm coboosting", "model cnn", "model convnet",
-    }  # fmt: skip
+
+@pytest.mark.parametrize("n", [1, 64, 65, 129, 1000])
+@pytest.mark.parametrize("most", [1, 7, 64])
+def test_even_batches_are_as_many_as_others_and_none_is_small(n: int, most: int) -> None:
+    sizes = [len(part) for part in torch.arange(n).split(batch_of(n, most, True))]
+    assert len(sizes) == -(-n // most)
+    assert max(sizes) <= most
+    assert sizes[-1] > max(sizes) - len(sizes)
+    assert batch_of(n, most, False) == most
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(DDPM, {"channels": (8, 16)}), (GAN, {"channels": (8, 16)}),
+                                              (CVAE, {"channels": (8, 16), "hidden": 16})])  # fmt: skip
+def test_they_change_a_training_only_where_the_last_batch_was_smaller(kind: Any, fields: dict[str, Any]) -> None:
+    """Of 20 images ten per batch are even; of 21 the last batch had one image."""
+    images = inputs.load(config.Data(limit=40)).train
+    for n, is_equal in ((20, True), (21, False)):
+        each = (kind(batch_size=10, epochs=1, even_batches=flag, **fields) for flag in (False, True))
+        mixed, even = (part.fit(images[torch.arange(n)], 10, 0, [1])[1].weights for part in each)
+        assert all(torch.equal(mixed[name], even[name]) for name in mixed) == is_equal

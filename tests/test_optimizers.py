@@ -1,5 +1,6 @@
 """Schedulers of a client's local training in Lightning's forms, clipping and accumulation: the obvious loops."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fedcommons import experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core import watched
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.plain_step import plain_step
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -59,11 +62,8 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
     # three epochs of two steps: the rates over 0.5
     "an optimizer": (lambda sgd: sgd, [1, 1, 1, 1, 1, 1]),
     "a dict": (lambda sgd: {"optimizer": sgd, "lr_scheduler": _half(sgd)}, [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
-    "lists": (lambda sgd: ([sgd], [_half(sgd)]), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "a list of dicts": (lambda sgd: [_configured("epoch")(sgd)], [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
-    "epochs": (_configured("epoch", 2), [1, 1, 1, 1, 1 / 2, 1 / 2]),
     "steps": (_configured("step"), [1 / 2**k for k in range(6)]),
-    "some steps": (_configured("step", 2), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "more steps than an epoch has": (_configured("step", 3), [1, 1, 1, 1, 1, 1]),  # as in Lightning
     "two": (
         lambda sgd: ([sgd], [_half(sgd), {"scheduler": schedulers.StepLR(sgd, 1, 0.1), "interval": "step"}]),
@@ -78,15 +78,10 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
         ),
         [0.1, 0.1, 0.1, 0.2, 0.2, 0.2],
     ),
-    "a cosine": (
-        lambda sgd: ([sgd], [{"scheduler": schedulers.CosineAnnealingLR(sgd, 6, 0.05), "interval": "step"}]),
-        [0.1 + 0.9 * (1 + np.cos(np.pi * k / 6)) / 2 for k in range(6)],
-    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("factor", [1.0, 0.25])
+@pytest.mark.parametrize(("form", "factor"), [*((form, 0.25) for form in FORMS), ("an optimizer", 1.0), ("two", 1.0)])
 def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: str, factor: float) -> None:
     given, rates = FORMS[form]
     work = Work(Slope(given), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda round: factor))
@@ -97,6 +92,11 @@ def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: st
             assert float(found.model.buffer) == pytest.approx(-0.5 * factor * sum(rates), rel=1e-12)
             assert work.clock.global_step == 6 * (round - 1) + 5
     assert float(work.local(work.initial, ROWS, 0, lr=0.125).model.buffer) == -6 * 0.125  # then it has no say
+    if form == "an optimizer":
+        assert work.sgd("SCAFFOLD", momentum=False) == (0.5 * factor, 0)
+    else:  # a method that divides by the rate refuses one that changes in a round
+        with pytest.raises(ValueError, match="SCAFFOLD is defined for one learning rate in a round"):
+            work.sgd("SCAFFOLD", momentum=False)
 
 
 def test_what_else_a_scheduler_sets_begins_anew_too() -> None:
@@ -121,12 +121,6 @@ def test_what_else_a_scheduler_sets_begins_anew_too() -> None:
     assert found == {float(bare.w.detach())}
     watched.put_back(work)
     assert watched.differing(before, watched.state(work, FedAvg())) == set()
-
-
-def test_a_method_that_divides_by_the_rate_refuses_one_that_changes_in_a_round(least_squares: "Problem") -> None:
-    work = Work(Slope(_configured("step")), CPU)
-    with pytest.raises(ValueError, match="SCAFFOLD is defined for one learning rate in a round"):
-        work.sgd("SCAFFOLD", momentum=False)
 
 
 @pytest.mark.parametrize(("accumulate", "batch_size", "as_one"), [(4, 5, 20), (3, 4, 12), (2, 7, 14), (9, 3, 27)])
@@ -175,3 +169,50 @@ def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction(least_
         held = np.stack([(now.memory.get(i) or {})["control"].buffer.numpy() for i in range(4)])  # pyright: ignore
         assert np.allclose(held, expected, rtol=0, atol=1e-12)
         before = now.model.buffer.numpy()
+
+
+# A step without what torch puts around it
+
+
+def test_the_plain_step_has_the_bits_of_the_optimizers_and_not_its_profilers_region(digits: "Digits") -> None:
+    """A hook of the optimizer makes its steps those of torch, and is called at each."""
+    federation, calls = digits(momentum=0.9).training(LocalSGD(1, 6)), list[int]()
+    work = federation.work()
+
+    def train() -> Tensor:
+        return work.local(federation.model, federation.data.clients[1], seed=3).model.buffer.clone()
+
+    with torch.profiler.profile() as profile:
+        plain = train()
+    assert not [event.name for event in profile.events() or () if event.name == "Optimizer.step#SGD.step"]
+    for register in (
+        work.optimizer.register_step_post_hook, work.optimizer.register_step_pre_hook,
+        register_optimizer_step_post_hook, register_optimizer_step_pre_hook,
+    ):  # fmt: skip
+        calls.clear()
+        hook = register(lambda *_: calls.append(1))
+        try:
+            assert torch.equal(train(), plain)
+        finally:
+            hook.remove()
+        train()
+        assert len(calls) == 3
+
+
+def test_steps_that_others_wrap_are_taken_as_they_are() -> None:
+    """By a schedule in the optimizer itself, and by a class whose ``step`` says that it is torch's."""
+    taken = []
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch wraps a class's step when it makes the first one
+
+    class Counted(torch.optim.SGD):
+        @functools.wraps(torch.optim.SGD.step)
+        def step(self, *args: Any, **options: Any) -> Any:
+            taken.append("class")
+            return super().step(*args, **options)
+
+    plain_step(Counted([torch.zeros(1)], lr=0.1))()
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    own: Any = optimizer.step
+    optimizer.step = lambda *args: (taken.append("instance"), own(*args))  # pyright: ignore[reportAttributeAccessIssue]
+    plain_step(optimizer)()
+    assert taken == ["class", "instance"]
