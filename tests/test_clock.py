@@ -1,4 +1,4 @@
-"""What a module is told of the round it is in: the schedule of a weight moves, and no worker's past is in it."""
+"""What a module reads of the round it is in: the schedule of a weight moves, and no worker's past is in it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 class Scheduled(LightningModule):
-    """Its loss has a weight that grows with the steps; it notes what it was told at each."""
+    """Its loss has a weight that grows with the steps; it notes round, epoch and step at each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(1, 2)
         for p in self.last.parameters():
             nn.init.zeros_(p)
-        self.told: list[tuple[int, int, int]] = []
+        self.notes: list[tuple[int, int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x)
 
-    def _note(self) -> None:
-        self.told.append((self.trainer.round, self.current_epoch, self.global_step))  # pyright: ignore
+    def note(self) -> None:
+        self.notes.append((self.trainer.round, self.current_epoch, self.global_step))  # pyright: ignore
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        self._note()
+        self.note()
         return self.global_step * (self(batch[0]).square().mean() + self.last.weight.sum())
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, float]:
-        self._note()
+        self.note()
         return {"epoch": float(self.current_epoch)}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -65,8 +65,8 @@ def federation(digits: "Callable[..., Digits]") -> Federation:
     return Federation(RunData(clients, clients, {"test": store}), Scheduled, LOOP)
 
 
-def told(executor: Any) -> list[tuple[int, int, int]]:
-    return executor.worker.work.module.told
+def notes(executor: Any) -> list[tuple[int, int, int]]:
+    return executor.worker.work.module.notes
 
 
 def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> None:
@@ -82,7 +82,7 @@ def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> N
                 for e in range(3)
                 for k in range(batches)
             ]
-    assert told(executor) == expected
+    assert notes(executor) == expected
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -94,13 +94,13 @@ def test_the_steps_of_a_round_are_those_that_are_made(drop_last: bool, federatio
         data = replace(data, x=data.x[:n], y=data.y[:n])
         work = federation.training(loop).work()
         work.local(work.initial, data, 0)
-        assert loop.steps_for(n, own) == len(work.module.told)  # pyright: ignore
+        assert loop.steps_for(n, own) == len(work.module.notes)  # pyright: ignore
 
 
 def test_after_a_round_the_model_is_judged_as_at_its_end(federation: Federation) -> None:
     executor = federation.serial(FedAvg())
     found = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
-    assert told(executor) == [(4, 12, 24)]
+    assert notes(executor) == [(4, 12, 24)]
     assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
 
 
@@ -115,28 +115,28 @@ def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federat
     assert moved[2] > 1.5 * moved[0] > 0  # the weight has grown
 
 
-def test_a_job_outside_of_rounds_is_told_nothing_of_the_last_one(federation: Federation) -> None:
+def test_a_job_outside_of_rounds_knows_nothing_of_the_last_one(federation: Federation) -> None:
     executor = federation.serial(FedAvg())
     federation.play(FedAvg(), federation.plan(2), executor)
-    assert executor.map(_round, ModelTask(federation.model), [0]) == [(0, 0, 0)]
+
+    def read(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
+        module: Any = worker.work.module
+        return module.trainer.round, module.current_epoch, module.global_step
+
+    assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
 
 
-def _round(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
-    module = worker.work.module
-    return module.trainer.round, module.current_epoch, module.global_step  # pyright: ignore
-
-
-def test_a_server_that_trains_tells_the_round(federation: Federation) -> None:
+def test_a_server_that_trains_counts_its_steps_after_the_round(federation: Federation) -> None:
     executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
     task = Surrogate(
         model=federation.model, images=store.x, labels=store.y, weights=None, sgd=ServerSGD(2, 8, 0.1, 0.0, 0.0),
         radius=None, round=3,
     )  # fmt: skip
     executor.map(minimise, task, [0])
-    assert told(executor) == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
+    assert notes(executor) == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
 
 
-def test_what_a_module_may_not_ask_for_is_said() -> None:
+def test_what_a_module_may_not_ask_for_is_named() -> None:
     work = Work(Scheduled(), torch.device("cpu"))
     assert work.module.logger is None
     assert work.module.global_rank == 0

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedcommons import experiment
-from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local import SCALE, LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.errors import UserError
@@ -50,16 +49,9 @@ def test_equals_the_obvious_loop_bit_for_bit(precision: str, digits: "Digits") -
     for name, p in module.named_parameters():
         assert torch.equal(found.model[name], p.detach()), name
     assert found.model.buffer.dtype == torch.float32
-
-
-@pytest.mark.parametrize("precision", HALF)
-def test_it_is_near_full_precision_and_not_the_same(precision: str, digits: "Digits") -> None:
-    federation, work = _work(digits, precision)
-    data = federation.data.clients[1]
-    half = work.local(federation.model, data, 0).model.buffer.clone()
+    half = found.model.buffer.clone()
     full = _work(digits, "fp32")[1].local(federation.model, data, 0).model.buffer
-    moved = full - federation.model.buffer
-    assert 0 < float((half - full).norm()) < 0.05 * float(moved.norm())
+    assert 0 < float((half - full).norm()) < 0.05 * float((full - federation.model.buffer).norm())
 
 
 def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_anew(digits: "Digits") -> None:
@@ -118,17 +110,14 @@ def test_accumulation_and_the_scale_agree(digits: "Digits") -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "words"),
     [
-        (
-            {"dp.local": True, "client.precision": "fp16-mixed"},
-            r"client\.precision must be fp32, tf32 or bf16 with dp\.local",
-        ),
-        ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'. Known: bf16, fp16-mixed, fp32, tf32"),
+        ({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
+        ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'"),
     ],
 )
-def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_wrong_precision_is_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         prepare(experiment("smoke", values=values))
 
 
@@ -136,9 +125,3 @@ def test_it_is_another_experiment() -> None:
     keys = {noise_key(experiment("smoke", values={"client.precision": p})) for p in ("fp32", *HALF)}
     assert len(keys) == 3
     assert noise_key(experiment("smoke")) in keys
-
-
-def test_a_run_in_half_precision_learns(digits: "Digits") -> None:
-    federation = digits(sizes=(40, 40, 40), linear=True, lr=0.2).training(LocalSGD(2, 10, precision="bf16"))
-    course = [facts["train/loss"] for _, facts in federation.play(FedAvg(), federation.plan(3))]
-    assert course[-1] < 0.5 * course[0]

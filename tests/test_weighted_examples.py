@@ -124,8 +124,7 @@ def test_the_shift_of_a_pool_is_from_the_weighted_objective(least_squares: "Prob
     own, pool = (_measure(federation, which, model=_at(federation)) for which in ("own", "pool"))
     g = problem.gradients(W)
     first = ((problem.a[0] @ W - problem.b[0])[:, None] * problem.a[0])[3:].mean(0)  # the others have no weight
-    shift = np.square((first + g[1]) / 2 - g[2]).sum()
-    assert delta_sq(own, pool) == pytest.approx(shift, rel=1e-12)
+    assert delta_sq(own, pool) == pytest.approx(np.square((first + g[1]) / 2 - g[2]).sum(), rel=1e-12)
 
 
 def test_weights_of_one_are_no_weights(digits: "Digits", least_squares: "Problem") -> None:
