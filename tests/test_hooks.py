@@ -13,13 +13,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from fedcommons import experiment, run
+from fedcommons.config.experiment import Experiment
 from fedcommons.core import hooks
 from fedcommons.core.local import LocalSGD, constant
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import judged
-from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run as play
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flatten
@@ -79,8 +78,8 @@ def recording(names: tuple[str, ...]) -> type[Net]:
         self.sgd = given["optimizer"]
         return given
 
-    made = {"calls": [], **{name: noted(name) for name in names}, "configure_optimizers": configure_optimizers}
-    return type("Recording", (Net,), made)
+    methods = {name: noted(name) for name in names}
+    return type("Recording", (Net,), {"calls": [], **methods, "configure_optimizers": configure_optimizers})
 
 
 ALL = (
@@ -96,7 +95,7 @@ class _Epochs:
         self.loop, self.module = loop, module
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(list(self.loop.batches(DATA, 7, self.module.current_epoch)))
+        return self.loop.batches(DATA, 7, self.module.current_epoch)
 
     def __len__(self) -> int:
         return 4
@@ -190,30 +189,26 @@ class Keeps(Net):
         self.steps_before = self.steps
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        factor = (1 + self.steps + sum(self.seen)) * self.table["scale"] + self.far.sum()  # pyright: ignore
+        self.called = getattr(self, "called", 0) + 1
+        factor = (self.called + self.steps + sum(self.seen)) * self.table["scale"] + self.far.sum()  # pyright: ignore
         factor = factor + self.net.bias.age + self.optimizers(False).steps + self.halving.last_epoch  # pyright: ignore
         return factor * super().training_step(batch, batch_idx) / 100 + (0 if self.extra is None else 1e-3)
 
 
 def test_nothing_that_a_hook_keeps_reaches_the_next_client() -> None:
+    """Nor what its ``training_step`` keeps outside of local training."""
     loop = LocalSGD(2, 3)
-    assert torch.equal(train(Keeps(), loop, DATA, OTHER, OTHER), train(Keeps(), loop, OTHER))
-    assert not torch.equal(train(Keeps(), loop, OTHER), train(Net(), loop, OTHER))
-
-
-def test_calls_outside_of_local_training_do_not_reach_the_next_one() -> None:
-    class Counts(Net):
-        steps = 0
-
-        def on_fit_start(self) -> None: ...
-
-        def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-            self.steps += 1
-            return super().training_step(batch, batch_idx) / self.steps
-
-    work = Work(Counts(), CPU, LocalSGD(1, 4))
-    work.gradient(work.initial, OTHER)
-    assert torch.equal(work.local(work.initial, DATA, 7).model.buffer, train(Counts(), LocalSGD(1, 4), DATA))
+    alone = train(Keeps(), loop, OTHER)
+    assert torch.equal(train(Keeps(), loop, DATA, OTHER, OTHER), alone)
+    assert not torch.equal(alone, train(Net(), loop, OTHER))
+    work = Work(Keeps(), CPU, loop)
+    work.gradient(work.initial, DATA)
+    work.begin(1, OTHER)
+    assert torch.equal(work.local(work.initial, OTHER, 7).model.buffer, alone)
+    unkept: Any = Keeps()
+    unkept.lines = (line for line in "")
+    with pytest.raises(ValueError, match=r"lines .* cannot be copied"):
+        Work(unkept, CPU)
 
 
 @pytest.mark.parametrize("has_hook", [False, True])
@@ -258,11 +253,20 @@ def test_an_optimizer_gets_the_closure_as_from_the_trainer() -> None:
         def configure_optimizers(self) -> Any:
             return Twice(self.parameters(), 0.1)
 
-    class Plain(Net):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
+    plain = Net().eval()
+    plain.configure_optimizers = lambda: torch.optim.SGD(plain.parameters(), 0.1)
+    assert torch.equal(train(Sharp().eval(), LocalSGD(1, 8), DATA), train(plain, LocalSGD(2, 8), DATA))
 
-    assert torch.equal(train(Sharp().eval(), LocalSGD(1, 8), DATA), train(Plain().eval(), LocalSGD(2, 8), DATA))
+
+def test_a_transferred_batch_may_have_any_form() -> None:
+    class ByName(Net):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {"x": batch[0], "y": batch[1]}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+    assert torch.equal(train(ByName(), LocalSGD(1, 4), DATA), train(Net(), LocalSGD(1, 4), DATA))
 
 
 def test_what_transfers_a_batch_also_precedes_evaluation_and_gradients() -> None:
@@ -317,13 +321,6 @@ def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) 
         train(module, LocalSGD(1, 2), DATA)
 
 
-def test_what_cannot_be_copied_is_refused() -> None:
-    module = recording(("on_fit_start",))()
-    module.lines = (line for line in "")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="lines"):
-        Work(module, CPU)
-
-
 def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
     of_lightning = {
         n for n in dir(LightningModule) if n.startswith(("on_", "configure_", "optimizer_", "lr_scheduler_"))
@@ -334,153 +331,41 @@ def test_every_hook_of_lightning_is_called_or_refused_or_of_no_fit() -> None:
     assert of_lightning - once - of_no_fit == {*hooks.CALLED, *hooks.REFUSED} & of_lightning
 
 
-NETS = """
-import torch
-from pytorch_lightning import Callback, LightningModule
-from torch import nn
-from torch.nn import functional as F
+class Samples(LightningModule):
+    """Makes its layers in hooks, decays its rate in one, and draws in every mode."""
 
-
-class Lazy(LightningModule):
-    def __init__(self, shape, n_classes, lr):
+    def __init__(self, shape: tuple[int, ...], n_classes: int, lr: float) -> None:
         super().__init__()
-        self.lr, self.sizes, self.steps = lr, (shape[0] * shape[1] * shape[2], n_classes), 0
+        self.lr, self.sizes, self.steps = lr, (shape[1] * shape[2], n_classes), 0
 
-    def setup(self, stage):
+    def setup(self, stage: str) -> None:
         self.hidden = self.sizes[0] // 4
 
-    def configure_model(self):
+    def configure_model(self) -> None:
         ends = nn.Linear(self.sizes[0], self.hidden), nn.Linear(self.hidden, self.sizes[1])
         self.net = nn.Sequential(ends[0], nn.ReLU(), ends[1])
 
-    def forward(self, x):
-        return self.net(x.flatten(1) / 16)
+    def forward(self, x: Tensor) -> Tensor:
+        codes = self.net(x.flatten(1) / 16)
+        return codes + torch.randn_like(codes)
 
-    def training_step(self, batch):
-        self.log("rate", self.optimizers().param_groups[0]["lr"])
-        return F.cross_entropy(self(batch[0]), batch[1])
+    def training_step(self, batch: tuple[Tensor, ...]) -> Tensor:
+        self.log("rate", self.optimizers().param_groups[0]["lr"])  # pyright: ignore
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
-class Counts(Lazy):
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         self.steps += 1
         optimizer.step(closure=optimizer_closure)
         for group in optimizer.param_groups:
             group["lr"] = self.lr / (1 + self.steps)
 
-
-class Samples(Counts):
-    def forward(self, x):
-        codes = super().forward(x)
-        return codes + torch.randn_like(codes)
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
 
 
-class InHook(Lazy):
-    def on_train_start(self):
-        self.scale = 2
-
-    def training_step(self, batch):
-        return self.scale * super().training_step(batch)
-
-
-class Transfers(Counts):
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch
-
-
-class Late(Lazy):
-    hook = "on_after_backward"
-
-    def configure_optimizers(self):
-        setattr(self, self.hook, lambda: None)
-        return super().configure_optimizers()
-
-
-class LateRefused(Late):
-    hook = "on_validation_epoch_end"
-
-
-class NoFunction(Lazy):
-    on_train_start = None
-
-
-class OnGradients(Lazy):
-    def configure_model(self):
-        super().configure_model()
-        self.net[0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))
-
-
-class Sets(Lazy):
-    def training_step(self, batch):
-        self.trainer.accumulate_grad_batches = 4
-        return super().training_step(batch)
-
-
-class Raises(Lazy):
-    def __getattr__(self, name):
-        if name == "head":
-            raise RuntimeError("no attribute is safe")
-        return super().__getattr__(name)
-
-
-class Calls(Lazy):
-    def configure_callbacks(self):
-        return [Callback()]
-"""
-NEVER_CALLED = (
-    "on_validation_start",
-    "on_load_checkpoint",
-    "train_dataloader",
-    "configure_sharded_model",
-    "on_epoch_end",
-)
-
-
-@pytest.fixture
-def nets(tmp_path: Path) -> Path:
-    refused = "".join(f"\n\nclass Has_{name}(Lazy):\n    def {name}(self, *args): ...\n" for name in NEVER_CALLED)
-    (path := tmp_path / "nets.py").write_text(NETS + refused, encoding="utf-8")
-    return path
-
-
-def ready(nets: Path, name: str, **values: object) -> Any:
-    """Return the experiment with this module as its model."""
+def ready(**values: object) -> Experiment:
     few = {"federation.rounds": 3, "client.epochs": 1, "data.limit": 60, "tracking.wandb": "off", "measure.every": 0}
-    return experiment("smoke", values={**few, "model": f"{nets}:{name}", **values})
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
-        *((f"Has_{name}", {}, (name,)) for name in NEVER_CALLED),
-        ("Calls", {}, ("configure_callbacks", "Callback")),
-        ("InHook", {"measure.every": 1}, ("scale", "measure.every")),
-        ("LateRefused", {}, ("on_validation_epoch_end",)),
-        ("NoFunction", {}, ("on_train_start", "function")),
-        ("Sets", {}, ("accumulate_grad_batches",)),
-        ("Raises", {}, ("Raises", "no attribute is safe")),
-        ("Late", {"dp.local": True}, ("dp.local", "on_after_backward")),
-        ("OnGradients", {"dp.local": True}, ("dp.local", "net.0.weight")),
-        ("Counts", {"client.batched": True}, ("client.batched", "optimizer_step")),
-        ("Counts", {"client.graphs": True}, ("client.graphs", "optimizer_step")),
-        ("Counts", {"client.precision": "fp16-mixed"}, ("client.precision", "optimizer_step")),
-        ("Counts", {"algorithm": "feddm"}, ("optimizer_step", "FedDM")),
-        ("Transfers", {"algorithm": "moon"}, ("on_after_batch_transfer", "MOON")),
-    ],
-)
-def test_a_hook_that_would_not_be_called_is_refused_before_any_work(
-    nets: Path, name: str, values: dict[str, object], words: tuple[str, ...]
-) -> None:
-    with pytest.raises(UserError) as refused:
-        prepare(ready(nets, name, **values))
-    assert all(word in str(refused.value) for word in words)
-
-
-def test_setup_alone_goes_with_differential_privacy(nets: Path) -> None:
-    assert prepare(ready(nets, "Lazy", **{"dp.local": True})).dataset.n_classes == 10
+    return experiment("smoke", values={**few, "model": f"{__file__}:Samples", **values})
 
 
 @pytest.mark.long
@@ -505,10 +390,10 @@ def test_layers_of_configure_model_are_trained_and_a_stop_changes_no_bit(nets: P
 
 
 @pytest.mark.ray
-def test_actors_give_the_bits_of_one_process(nets: Path, tmp_path: Path, ray_session: None) -> None:
+def test_actors_give_the_bits_of_one_process(tmp_path: Path, ray_session: None) -> None:
     written = set()
     for actors in (0, 2):
         fields = {"federation.executor": "ray_actors", "federation.actors": actors} if actors else {}
-        run(ready(nets, "Samples", **fields), folder=tmp_path / f"{actors}", say=lambda _: None)
+        run(ready(**fields), folder=tmp_path / f"{actors}", say=lambda _: None)
         written.add((tmp_path / f"{actors}" / "rounds.jsonl").read_text(encoding="utf-8"))
     assert len(written) == 1

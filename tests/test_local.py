@@ -1,6 +1,5 @@
 """The one local loop: equal to the obvious one, and nothing of one client reaches another."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -92,25 +91,30 @@ def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") ->
 
 
 @pytest.mark.parametrize(
-    ("epochs", "n", "n_own", "equal_work", "expected"),
+    ("epochs", "n", "n_own", "equal_work", "share", "expected"),
     [
-        (10, 20, 20, True, 10),  # nothing shared
-        (10, 20, 15, True, 7),  # floor(7.5)
-        (10, 40, 20, True, 5),
-        (2, 20, 5, True, 1),  # floor(0.5), but at least one
-        (10, 20, 0, True, 1),
-        (10, 20, 5, False, 10),
-        (10, 20, None, True, 10),
+        (10, 20, 20, True, 1.0, 10),  # nothing shared
+        (10, 20, 15, True, 1.0, 7),  # floor(7.5)
+        (10, 40, 20, True, 1.0, 5),
+        (2, 20, 5, True, 1.0, 1),  # floor(0.5), but at least one
+        (10, 20, 0, True, 1.0, 1),
+        (10, 20, 30, True, 1.0, 10),
+        (10, 20, 5, False, 1.0, 10),
+        (10, 20, None, True, 1.0, 10),
+        (10, 40, 20, True, 0.5, 3),  # ceil(0.5 * 5)
+        (10, 40, 20, True, 0.2, 1),
+        (10, 40, 20, True, 0.201, 2),
     ],
 )
 def test_epochs_shrink_with_shared_data(
-    epochs: int, n: int, n_own: int | None, equal_work: bool, expected: int, digits: "Digits"
+    epochs: int, n: int, n_own: int | None, equal_work: bool, share: float, expected: int, digits: "Digits"
 ) -> None:
-    """E' = max(1, floor(n_i E/(n_i + n~))) with n = n_i + n~."""
-    local, rows = LocalSGD(epochs, 20, equal_work=equal_work), _rows(n, n_own)
-    assert local.epochs_for(len(rows), rows.n_own) == expected
-    federation = digits()
-    assert local.run(federation.work(), federation.model, rows, 0)[1]["steps"] == expected * -(-n // 20)
+    """ceil(share E') with E' = max(1, floor(n_i E/(n_i + n~))) and n = n_i + n~."""
+    local, federation = LocalSGD(epochs, 20, equal_work=equal_work), digits()
+    assert local.epochs_for(n, n_own, share) == expected
+    work = federation.work()
+    work.share = share
+    assert local.run(work, federation.model, _rows(n, n_own), 0)[1]["steps"] == expected * -(-n // 20)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +242,10 @@ def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(di
 
 def test_work_has_the_loop_and_the_weighting_of_the_experiment(digits: "Digits") -> None:
     local, federation = LocalSGD(3, 4), digits()
-    rows, plain, weighted = (
-        federation.data.clients[1],
-        federation.training(local),
-        federation.training(local, "samples"),
-    )
+    rows = federation.data.clients[1]
+    plain, weighted = federation.training(local), federation.training(local, "samples")
     trained = plain.work().local(federation.model, rows, 5)
     assert torch.equal(trained.model.buffer, _train(local, federation, rows).buffer)
-    assert trained.metrics["steps"] == 12
     assert not trained.spent.covered
     assert (plain.work().weight(rows), weighted.work().weight(rows)) == (1, 16)
     assert (plain.plan(1).facts.total_weight, weighted.plan(1).facts.total_weight) == (5, 64)
@@ -278,12 +278,8 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
     """On the same batches it gets to the same weights."""
     federation, seed = digits(sizes=(40,)), 3
     rows, module = federation.data.clients[0], federation.module()
-    untrained = copy.deepcopy(module)
-    batches = [
-        batch.tolist()
-        for epoch in range(5)
-        for batch in torch.randperm(40, generator=generator(seed, "order", epoch)).split(8)
-    ]
+    orders = [torch.randperm(40, generator=generator(seed, "order", epoch)) for epoch in range(5)]
+    batches = [batch.tolist() for order in orders for batch in order.split(8)]
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=tmp_path,
@@ -291,9 +287,7 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
     trainer.fit(module, DataLoader(TensorDataset(rows.x, rows.y), batch_sampler=batches))
     here, _, _ = LocalSGD(5, 8).run(federation.work(), federation.model, rows, seed)
     assert torch.allclose(flatten(dict(module.named_parameters())).buffer, here.buffer, rtol=0, atol=1e-6)
-    with torch.no_grad():
-        before, after = (float(m.training_step((rows.x, rows.y), 0)) for m in (untrained, module))  # pyright: ignore
-    assert after < 0.9 * before
+    assert (here.buffer - federation.model.buffer).norm() > 0.1
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -5,7 +5,6 @@ Numbers are averaged; torchmetrics objects cover a whole set, whatever the chunk
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection, PearsonCorrCoef, SumMetric
+from torchmetrics import MaxMetric, Metric, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryConfusionMatrix,
@@ -25,20 +24,14 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.per_sample import gradients
 from fedcommons.core import batched, graphs, watched
 from fedcommons.core.logged import Logged
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_chunk
-from fedcommons.reports.frames import load_runs
-from fedcommons.reports.tables import compared, percent
-from fedcommons.runs import build
-from fedcommons.runs.experiment import run
 from fedcommons.testing.federations import Federation
 
 if TYPE_CHECKING:
@@ -335,187 +328,3 @@ def test_what_would_be_another_number_than_the_module_means_is_refused(
 def test_training_as_a_tensor_function_refuses_metrics(flaw: Any) -> None:
     work = Work(Counting(), torch.device("cpu"))
     assert "torchmetrics" in flaw(work, (SET.x[:2], SET.y[:2]))
-
-
-class Coder(LightningModule):
-    """An autoencoder with a code of three numbers; it is judged by its error alone."""
-
-    def __init__(self, lr: float, code: int = 3, logs: bool = True) -> None:
-        super().__init__()
-        self.lr, self.logs = lr, logs
-        self.first, self.last = nn.Linear(64, code), nn.Linear(code, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x.flatten(1) / 255)
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        self.log("weight", float(self.trainer.round + self.current_epoch))  # pyright: ignore[reportAttributeAccessIssue]
-        return (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean()
-
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
-        return {"error": self.training_step(batch, batch_idx)} if self.logs else None
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
-class Rooted(Coder):
-    """Logs a root, which is no mean over examples."""
-
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
-        return {"rmse": (self.last(self(batch[0])) - batch[0].flatten(1) / 255).square().mean().sqrt()}
-
-
-class Judged(Coder):
-    """Logs the mean of the examples as a number; a subclass says which object computes it."""
-
-    def metric(self) -> Metric:
-        raise NotImplementedError
-
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        metric = self.metric()
-        metric.update(batch[0])
-        self.log("mean", metric.compute())
-
-
-class Listed(Judged):
-    def __init__(self, lr: float) -> None:
-        super().__init__(lr)
-        self.metrics = {"mean": [MeanMetric()]}
-
-    def metric(self) -> Metric:
-        return self.metrics["mean"][0]
-
-
-class Late(Judged):
-    def metric(self) -> Metric:
-        if not hasattr(self, "mean"):
-            self.mean = MeanMetric()
-        return self.mean
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        self.metric().update(batch[0])
-        return super().training_step(batch, batch_idx)
-
-
-OF_FILE = MeanMetric()
-
-
-class OfFile(Judged):
-    def metric(self) -> Metric:
-        return OF_FILE
-
-
-class CountsExamples(Judged):
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        self.log("n", float(len(batch[1])))
-
-
-class OverridesLog(Coder):
-    def log(self, name: str, *args: Any, **options: Any) -> None:
-        super().log(f"mine_{name}", *args, **options)
-
-
-class CountsCalls(Coder):
-    """Its forward returns logits, and counts its examples."""
-
-    def __init__(self, lr: float) -> None:
-        super().__init__(lr)
-        self.calls, self.wide = SumMetric(), nn.Linear(3, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.update(len(x))
-        return self.wide(super().forward(x))
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        return self(batch[0]).square().mean()
-
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
-        self(batch[0])
-        self.log("calls", self.calls)
-
-
-class NeedsMany(SumMetric):
-    """Cannot be computed of the two examples of a trial."""
-
-    def compute(self) -> Tensor:
-        if self.sum_value < 10:
-            raise RuntimeError("too few")
-        return super().compute()
-
-
-class Accepted(Judged):
-    """Its metrics need many examples, store scores that have a graph in training, or are made and forgotten."""
-
-    templates = (MeanMetric(),)
-
-    def __init__(self, lr: float) -> None:
-        super().__init__(lr)
-        self.many, self.curve, self.each = NeedsMany(), BinaryAUROC(), CatMetric()
-
-    def metric(self) -> Metric:
-        return self.templates[0].clone()
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        scores = self(batch[0])[:, 0]
-        self.many.update(len(scores))
-        self.curve.update(scores, batch[1] % 2)
-        self.each.update(scores)
-        self.log_dict({"many": self.many, "curve": self.curve})
-        return super().training_step(batch, batch_idx)
-
-
-def _experiment(name: str, **values: Any) -> Experiment:
-    here = {"model.name": f"{__file__}:{name}", "measure.every": 0, "tracking.wandb": "off"}
-    return presets.experiment("smoke", values={**here, **values})
-
-
-@pytest.mark.long
-def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> None:
-    config = _experiment("Coder", **{"federation.rounds": 2, "measure.clients": True, "data.limit": 60})
-    summary = run(config, tmp_path / "run", say=lambda _: None)
-    assert summary["last_accuracy"] is summary["rounds_to_target"] is summary["validation_accuracy"] is None
-    (row,) = load_runs(tmp_path).to_dict("records")
-    assert 0 < row["test/error"] < 1
-    assert row["train/weight"] == 2 + config.client.epochs + (config.client.epochs - 1) / 2  # epochs are counted on
-    assert row["rounds"] == summary["rounds"]
-    assert "test/accuracy" not in row
-    (cell,) = compared(load_runs(tmp_path))
-    assert percent(cell, "last_accuracy") == "-"
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
-        ("Coder", {"coder.logs": False}, r"returns \(3,\) .*no logits of 10 classes"),
-        ("Listed", {}, r"updates a metric \(MeanMetric\) that is not one"),
-        ("Late", {}, r"updates a metric \(MeanMetric\) that its steps have made"),
-        ("CountsExamples", {}, "it logs n, which"),
-        ("OverridesLog", {}, "it overrides log, which is replaced"),
-        ("CountsCalls", {}, "its forward updates a metric, and is called once more"),
-    ],
-)
-@pytest.mark.long
-def test_a_module_that_cannot_be_judged_is_refused_before_any_work(
-    name: str, values: Mapping[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=words):
-        run(_experiment(name, **values), tmp_path / "run", say=lambda _: None)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
-def test_metrics_that_need_many_examples_store_scores_or_are_forgotten_are_accepted() -> None:
-    build.prepare(_experiment("Accepted"))
-
-
-@pytest.mark.parametrize(
-    ("name", "chunk", "is_noted"), [("Rooted", 358, True), ("Rooted", 359, False), ("Coder", 100, False)]
-)
-@pytest.mark.long
-def test_numbers_that_may_be_no_means_are_named_where_a_set_has_several_chunks(
-    name: str, chunk: int, is_noted: bool
-) -> None:
-    """The largest set has 359 examples; the error of the coder is a mean."""
-    notes = build.prepare(_experiment(name, **{"evaluate.chunk": chunk})).notes
-    assert [("rmse" in note, "evaluate.chunk to 359" in note) for note in notes] == [(True, True)] * is_noted

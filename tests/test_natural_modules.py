@@ -14,7 +14,7 @@ from fedcommons.runs.worker import build_module
 
 NETS = """
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from torch import nn
 from torch.nn import functional as F
 
@@ -123,6 +123,60 @@ REFUSED = {
 }
 
 
+NEVER_CALLED = (
+    "on_validation_start",
+    "on_load_checkpoint",
+    "train_dataloader",
+    "configure_sharded_model",
+    "on_epoch_end",
+)
+COUNTS = module(
+    "def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):\n"
+    "    optimizer.step(closure=optimizer_closure)"
+)
+CLAMPS = made("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))")
+HOOKS: list[tuple[str, dict[str, object], str]] = [
+    *((module(f"def {name}(self, *args): ..."), {}, name) for name in NEVER_CALLED),
+    (module("def configure_callbacks(self):\n    return [Callback()]"), {}, "configure_callbacks .*Callback"),
+    (
+        module("def on_train_start(self):\n    self.scale = 2\n\ndef training_step(self, batch, batch_idx):\n"
+               "    return self.scale * super().training_step(batch, batch_idx)"),
+        {"measure.every": 1}, "self.scale.*measure.every",
+    ),
+    (optimizers("self.on_validation_epoch_end = lambda: None; return sgd"), {}, "on_validation_epoch_end"),
+    (module("on_train_start = None"), {}, "on_train_start is no function"),
+    (step("self.trainer.accumulate_grad_batches = 4; return loss"), {}, "accumulate_grad_batches"),
+    (
+        module("def __getattr__(self, name):\n    if name == 'head':\n        raise RuntimeError('unsafe')\n"
+               "    return super().__getattr__(name)"),
+        {}, "unsafe",
+    ),
+    (optimizers("self.on_after_backward = lambda: None; return sgd"), {"dp.local": True}, "dp.local .*on_after_bac"),
+    (CLAMPS, {"dp.local": True}, "dp.local .*last.weight"),
+    (COUNTS, {"client.batched": True}, "client.batched .*optimizer_step"),
+    (COUNTS, {"client.graphs": True}, "client.graphs .*optimizer_step"),
+    (COUNTS, {"client.precision": "fp16-mixed"}, "client.precision .*optimizer_step"),
+    (COUNTS, {"algorithm": "feddm"}, "optimizer_step.*FedDM"),
+    (
+        module("def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch"),
+        {"algorithm": "moon"}, "on_after_batch_transfer.*MOON",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "values", "words"), HOOKS, ids=[case[2] for case in HOOKS])
+def test_a_hook_that_would_not_be_called_is_refused_before_any_work(
+    more: str, values: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        prepare(settled(tmp_path, more, **{"partition.n_clients": 2, **values}))
+
+
+def test_setup_alone_goes_with_differential_privacy(tmp_path: Path) -> None:
+    more = module("def setup(self, stage):\n    self.ready = True")
+    assert prepare(settled(tmp_path, more, **{"dp.local": True})).dataset.n_classes == 10
+
+
 def settled(folder: Path, more: str, **values: object) -> Experiment:
     (folder / "own.py").write_text(NETS.format(more=more))
     few = {"data.limit": 40, "client.epochs": 1, "client.batch_size": 64, "federation.rounds": 2, "measure.every": 0,
@@ -147,6 +201,8 @@ RIGHT = {
     + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
     "frozen": made("self.body = nn.Linear(64, 64).requires_grad_(False)")
     + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
+    "unused": made("self.spare = nn.Linear(3, 3)"),
+    "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
     "a dict of one": optimizers("return {'optimizer': sgd}"),
     "Adam": optimizers("return torch.optim.AdamW(self.parameters(), 0.01)"),
     "double": made("self.double()")

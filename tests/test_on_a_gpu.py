@@ -3,10 +3,11 @@ costs in launches, waits and copies is a small fixed number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +16,23 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import parts
+from fedcommons.config import parts, presets
 from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
+from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import floating_buffers
+from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
-from fedcommons.runs import inputs
+from fedcommons.generators import ddpm
+from fedcommons.runs import experiment, inputs
+from fedcommons.runs.replay import replay
 from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import data
+from fedcommons.tensors import data, to_device
 from fedcommons.testing import Federation, check_algorithm, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import PRETEND, check_on, two_rounds
@@ -111,6 +116,16 @@ def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
     assert three == two
     assert name != "fedavg" or three == {30}  # 13 forward, 16 backward, and one of SGD for all parameters
     assert max(three) <= (6 if name in OWN_STEPS else 4) * 30
+
+
+def test_a_start_that_was_computed_there_is_the_servers() -> None:
+    method, clients = case(FedAvg)
+    plan = clients.plan(2)
+    start, right = clients.start(method, plan), clients.play(method, plan)[-1][0]
+    with PretendGPU():
+        there = replace(start, state=to_device(start.state, GPU))
+        end = clients.on(GPU).play(method, plan, start=there)[-1][0]
+    assert bits(end) == bits(right)
 
 
 # What the check finds
@@ -238,3 +253,44 @@ def test_a_step_of_the_diffusion_model_neither_waits_nor_copies() -> None:
     assert [step.copies + step.waits for step in gpu.steps] == 2 * [Counter()]
     assert len({step.launches.total() for step in gpu.steps}) == 1
     assert gpu.live == 0
+
+
+@pytest.fixture
+def has_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From a call on, torch says that there is a GPU."""
+
+    def begin() -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        torch_settings.has_gpu.cache_clear()
+
+    yield begin
+    monkeypatch.undo()
+    torch_settings.has_gpu.cache_clear()
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+def test_sampling_copies_classes_times_and_images_alone(sampler: str, has_gpu: Callable[[], None]) -> None:
+    weights, labels = _trained(CPU), torch.arange(10)
+    part = ddpm.DDPM(channels=(8, 16), timesteps=20, sampler=sampler, sampling_steps=4)
+    here = part.sample(weights, (1, 8, 8), 10, labels, 0)
+    has_gpu()
+    with fresh_torch(), PretendGPU() as gpu:
+        assert torch.equal(part.sample(weights, (1, 8, 8), 10, labels, 0), here)
+    assert gpu.seen.copies.total() == 3 + len(dict(weights))
+    assert gpu.seen.waits == gpu.seen.copies
+
+
+@pytest.mark.long
+def test_a_run_and_one_client_of_it_again(tmp_path: Path, has_gpu: Callable[[], None]) -> None:
+    few = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 60, "tracking.wandb": "off", "measure.every": 0}
+    plan = presets.experiment("smoke", "digits", {**few, "artifacts": str(tmp_path / "artifacts")})
+    experiment.run(plan, tmp_path / "here", say=lambda _: None)
+    here = replay(tmp_path / "here", 1, 2, say=lambda _: None)
+    has_gpu()
+    with PretendGPU() as gpu:
+        experiment.run(plan, tmp_path / "there", say=lambda _: None)
+        there = replay(tmp_path / "here", 1, 2, say=lambda _: None)
+    assert gpu.seen.launches
+    assert (there.metrics, there.class_counts) == (here.metrics, here.class_counts)
+    assert all(torch.equal(data(there.sums[name]), data(x)) for name, x in here.sums.items())
+    assert (tmp_path / "there" / "rounds.jsonl").read_bytes() == (tmp_path / "here" / "rounds.jsonl").read_bytes()

@@ -63,6 +63,8 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
     "an optimizer": (lambda sgd: sgd, [1, 1, 1, 1, 1, 1]),
     "a dict": (lambda sgd: {"optimizer": sgd, "lr_scheduler": _half(sgd)}, [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "a list of dicts": (lambda sgd: [_configured("epoch")(sgd)], [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
+    "epochs": (_configured("epoch", 2), [1, 1, 1, 1, 1 / 2, 1 / 2]),
+    "some steps": (_configured("step", 2), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "steps": (_configured("step"), [1 / 2**k for k in range(6)]),
     "more steps than an epoch has": (_configured("step", 3), [1, 1, 1, 1, 1, 1]),  # as in Lightning
     "two": (

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn import functional
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
@@ -71,18 +69,6 @@ ASKED: tuple[Callable[[], object], ...] = (
     backends.cuda.math_sdp_enabled,
     lambda: tuple(np.geterr().values()),
 )
-
-
-@contextmanager
-def _float64_and_no_grad() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(2)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(1)
 
 
 def _apart(action: Callable[[], object]) -> Any:
@@ -147,54 +133,32 @@ def _ends_early(folder: Path) -> str:
     return ""
 
 
-def _probed(folder: Path) -> str:
-    return str(probe.probe(_config(folder, **{"algorithm": "fedavg", "model.name": "linear"}), None, _quiet))
-
-
-def _checked(folder: Path) -> str:
-    check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"])
-    return ""
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run without any settings."""
-    folder = tmp_path_factory.mktemp("usual")
-    run(_config(folder, **{"data.limit": 60}), folder / "run", say=_quiet)
-    return folder / "run"
-
-
-ENTRIES: dict[str, Callable[[Path], str]] = {
+ENTRIES: dict[str, Callable[[Path], object]] = {
     "a run": lambda folder: _run(folder, **{"dp.local": True}),
     "a run with generators": _with_generators,
     "the model of its parts": _started,
     "a round by hand": _by_hand,
     "a run that ends early": _ends_early,
-    "a probe": _probed,
-    "a check": _checked,
+    "a probe": lambda f: probe.probe(_config(f, **{"algorithm": "fedavg", "model.name": "linear"}), None, _quiet),
+    "a check": lambda folder: check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"]),
+    "a replay": lambda folder: replay(folder.parent / "usual" / "run", 1, 1, _quiet),
 }
-
-
-def _same_in_float64_without_gradients(play: Callable[[Path], str], folder: Path) -> None:
-    def under_settings() -> tuple[str, str, str]:
-        with _float64_and_no_grad(), torch.autocast("cpu", torch.bfloat16), onednn(False):
-            before = str(_settings())
-            return play(folder / "set"), before, str(_settings())
-
-    found, before, after = _apart(under_settings)
-    assert after == before
-    assert found == play(folder / "plain")
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.long
 def test_every_entry_gives_the_same_bits_and_the_settings_are_restored(name: str, tmp_path: Path) -> None:
-    _same_in_float64_without_gradients(ENTRIES[name], tmp_path)
+    def under_settings() -> tuple[str, str, str]:
+        for each in ("float64", "no gradients", "threads", "autocast", "no oneDNN"):
+            SET[each]()
+        before = str(_settings())
+        return str(ENTRIES[name](tmp_path / "set")), before, str(_settings())
 
-
-@pytest.mark.long
-def test_so_does_a_replay(usual: Path, tmp_path: Path) -> None:
-    _same_in_float64_without_gradients(lambda folder: str(replay(usual, 1, 1, _quiet)), tmp_path)
+    if name == "a replay":
+        _run(tmp_path / "usual", **{"data.limit": 60})
+    found, before, after = _apart(under_settings)
+    assert after == before
+    assert found == str(ENTRIES[name](tmp_path / "plain"))
 
 
 SET: dict[str, Callable[[], object]] = {
