@@ -1,5 +1,9 @@
-"""Clients of a block that are trained at once (``client.batched``): results, launches, refusals."""
+"""Steps as tensor programs: clients of a block at once (``client.batched``) and CUDA graphs (``client.graphs``).
 
+Both give the results of one operation, and one client, after another: graphs bit for bit, on a GPU that is not there.
+"""
+
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,78 +23,130 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.flat import deciding, same_results
 from fedcommons.config.presets import experiment
-from fedcommons.core import batched
+from fedcommons.core import batched, graphs
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local import Correction, LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
 from fedcommons.runs.build import prepare
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.tensors import Payload, flat, sub
 from fedcommons.testing import Federation, digits
+from fedcommons.testing.comparing import bits
+from fedcommons.testing.on_device import two_rounds
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
+from fedcommons.testing.pretend_graphs import pretend_graphs
 
 UNEQUAL, EQUAL = (13, 20, 20, 7, 16), (20, 20, 20, 20, 20)
 LOCAL = LocalSGD(epochs=2, batch_size=5)
+SMALL = (9, 6)
+"""Clients that are trained by graphs: batches of 5, 4 and 1."""
 
 
-def played(federation: Federation, algorithm: Algorithm, *, at_once: bool, rounds: int = 3, **more: Any) -> Flat:
-    """The model after so many rounds."""
+def require_same(federation: Federation, algorithm: Algorithm, rounds: int = 3, **more: Any) -> None:
+    """See that rounds with clients at once are those of one after another, up to rounding."""
     plan = federation.plan(rounds, blocks=1, **more)
-    training = federation.training(replace(federation.loop, batched=at_once))
-    return flat(training.play(algorithm, plan)[-1][0].state, "model")
+    a, b = (
+        flat(federation.training(replace(federation.loop, batched=at_once)).play(algorithm, plan)[-1][0].state, "model")
+        for at_once in (False, True)
+    )
+    assert (a.buffer - b.buffer).norm() < 1e-5 * a.buffer.norm()
 
 
-def off(federation: Federation, algorithm: Algorithm, **more: Any) -> float:
-    """Relative distance between clients at once and one after another."""
-    a, b = (played(federation, algorithm, at_once=at_once, **more) for at_once in (False, True))
-    return float((a.buffer - b.buffer).norm() / a.buffer.norm())
+def require_same_bits(federation: Federation, algorithm: Algorithm) -> list[int]:
+    """See that two rounds by graphs have the bits of those without; return the operations of each recording."""
+    there = federation.training(replace(federation.loop, graphs=True)).on(GPU)
+    with pretend_graphs() as recorded, PretendGPU() as gpu:
+        found = bits(two_rounds(algorithm, there, gpu))
+    assert found == bits(two_rounds(algorithm, federation))
+    return recorded
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=repr)
-def test_rounds_are_those_of_one_client_after_another(algorithm: Algorithm, sizes: tuple[int, ...]) -> None:
-    assert off(digits(sizes=sizes, method=algorithm).training(LOCAL), algorithm) < 1e-5
+def test_clients_at_once_are_those_of_one_after_another(algorithm: Algorithm, sizes: tuple[int, ...]) -> None:
+    require_same(digits(sizes=sizes, method=algorithm).training(LOCAL), algorithm)
 
 
 @pytest.mark.parametrize(
-    "loop",
+    ("algorithm", "variant", "recordings"),
     [
-        replace(LOCAL, batch_size=100), replace(LOCAL, drop_last=True), replace(LOCAL, clip_norm=0.1),
-        replace(LOCAL, augment=True), replace(LOCAL, onednn=False),
+        *((algorithm, {}, 3) for algorithm in METHODS),
+        (METHODS[0], {"dropout": 0.3, "batch_norm": True}, 3),
+        (METHODS[2], {"dropout": 0.3, "batch_norm": True}, 3),
+        (MOON(), {}, 0),  # it has a loss of its own, and is trained step by step
     ],
-    ids=["full batches", "no short batch", "clipped", "augmented", "without oneDNN"],
-)  # fmt: skip
-def test_each_way_of_training(loop: LocalSGD) -> None:
-    federation = digits(sizes=UNEQUAL, method=FedAvg()).training(loop)
-    assert off(federation, FedAvg()) < 1e-5
-    if loop.clip_norm:  # else a norm over all clients together, in place of one per client, would not be seen
-        clipped, whole = (played(each, FedAvg(), at_once=True) for each in (federation, federation.training(LOCAL)))
-        assert (clipped.buffer - whole.buffer).norm() > 1e-3 * whole.buffer.norm()
+    ids=repr,
+)
+def test_graphs_give_the_bits_of_one_operation_after_another(
+    algorithm: Algorithm, variant: dict[str, Any], recordings: int
+) -> None:
+    federation = digits(SMALL, method=algorithm, **variant).training(LOCAL)
+    assert len(require_same_bits(federation, algorithm)) == recordings
 
 
-@pytest.mark.parametrize("optimizer", [nesterov, lambda p: torch.optim.Adam(p, 1e-2), two_groups])
-def test_each_optimizer(optimizer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["fedproto", "fedgen", "fedvae", "fedper"])
+@pytest.mark.long
+def test_so_they_do_for_methods_with_other_clients(name: str, quick: Callable[[str], Algorithm]) -> None:
+    require_same_bits(digits(SMALL, method=quick(name)).training(LOCAL), quick(name))
+
+
+LOOPS = {
+    "full batches": {"batch_size": 100}, "no short batch": {"drop_last": True}, "clipped": {"clip_norm": 0.1},
+    "augmented": {"augment": True}, "without oneDNN": {"onednn": False},
+}  # fmt: skip
+GRAPH_LOOPS = LOOPS | {
+    "TF32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}, "a schedule": {"schedule": lambda round: 1 / round},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_way_of_training_at_once(name: str) -> None:
+    federation = digits(sizes=UNEQUAL, method=FedAvg()).training(replace(LOCAL, **LOOPS[name]))
+    require_same(federation, FedAvg())
+    if name == "clipped":  # else a norm over all clients together, in place of one per client, would not be seen
+        plan = federation.plan(2, blocks=1)
+        clipped, whole = (
+            federation.training(replace(LOCAL, batched=True, clip_norm=clip)).play(FedAvg(), plan)[-1][0].model.buffer
+            for clip in (0.1, None)
+        )
+        assert (clipped - whole).norm() > 1e-3 * whole.norm()
+
+
+@pytest.mark.parametrize("name", GRAPH_LOOPS)
+def test_each_way_of_training_by_graphs(name: str) -> None:
+    momentum = 0.9 if name in ("no short batch", "TF32", "a schedule") else 0.0
+    require_same_bits(
+        digits(SMALL, momentum=momentum, method=FedAvg()).training(replace(LOCAL, **GRAPH_LOOPS[name])), FedAvg()
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [nesterov, two_groups, lambda p: torch.optim.SGD(p, 0.05, foreach=False), lambda p: torch.optim.Adam(p, 1e-2)],
+    ids=["Nesterov", "two groups", "one by one", "Adam"],
+)
+def test_each_optimizer(optimizer: Callable[..., Any], request: pytest.FixtureRequest) -> None:
     """A client that has ended keeps its weights, while momentum would carry it on."""
-    assert off(clients_of(partial(Net, optimizer), UNEQUAL, LOCAL), FedAvg()) < 1e-5
+    require_same(clients_of(partial(Net, optimizer), UNEQUAL, LOCAL), FedAvg())
+    if "Adam" not in request.node.name:
+        require_same_bits(clients_of(partial(Net, optimizer), SMALL, LOCAL), FedAvg())
 
 
-def test_what_a_client_logs_is_the_mean_over_its_steps() -> None:
+@pytest.mark.parametrize("late", [None, Slow(share=0.6)], ids=["all", "partial work"])
+@pytest.mark.parametrize("how", [{"batched": True}, {"graphs": True}], ids=["at once", "graphs"])
+def test_what_a_client_logs_is_the_mean_over_its_steps(how: dict[str, bool], late: Slow | None) -> None:
     federation = clients_of(Net, UNEQUAL, LOCAL)
-    ends = [
-        federation.training(replace(LOCAL, batched=at_once)).play(FedAvg(), federation.plan(2, blocks=1))[-1][1]
-        for at_once in (False, True)
-    ]
-    assert {"train/right", "train/number", "train/loss", "train/steps"} <= ends[0].keys()
-    for name in ends[0]:
-        if name.startswith("train/"):
-            assert ends[1][name] == pytest.approx(ends[0][name], rel=1e-5), name
-
-
-def test_partial_work_of_late_clients() -> None:
-    federation = digits(sizes=UNEQUAL, method=FedProx()).training(LOCAL)
-    assert off(federation, FedProx(), rounds=4, late=Slow(share=0.6)) < 1e-5
+    plan = federation.plan(3, blocks=1, late=late)
+    right, expected = federation.play(FedProx(), plan)[-1]
+    there = federation.training(replace(LOCAL, **how))
+    with pretend_graphs(), PretendGPU():
+        end, found = (there.on(GPU) if "graphs" in how else there).play(FedProx(), plan)[-1]
+    logged = [name for name in expected if name.startswith("train/")]
+    assert {"train/right", "train/number", "train/loss", "train/steps"} <= set(logged)
+    assert {name: found[name] for name in logged} == pytest.approx({n: expected[n] for n in logged}, rel=1e-5)
+    assert torch.allclose(end.model.buffer, right.model.buffer, rtol=0, atol=1e-5)
 
 
 def launches(algorithm: Algorithm, n_clients: int, *, at_once: bool) -> int:
@@ -128,26 +184,51 @@ def test_a_block_is_one_program_unless_the_method_has_its_own_loss(
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"algorithm": "fedprox", "federation.blocks": 2}, None),
-        ({"algorithm": "moon", "federation.blocks": 2}, "loss, rate or gradient of its own"),
-        ({}, "4 clients of a round are in a block each"),  # preset smoke
-        ({"federation.blocks": 2, "federation.participation": 0.5}, "2 clients of a round are in a block each"),
-        ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),
-        ({"federation.blocks": 3}, None),
-        ({"client.batched": False, "client.graphs": True}, "client.graphs changes nothing"),
-    ],
+    ("schedule", "recordings"), [(None, 1), (lambda round: 1.0, 1), (lambda round: 1 / round, 2)], ids=str
 )
-@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs change something on a GPU")
-def test_a_run_says_where_clients_are_trained_alone_all_the_same(
-    values: dict[str, Any], words: str | None, tmp_path: Path
-) -> None:
-    more = {"client.batched": True, "federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "wandb": "off"}
-    said, more["measure.every"] = list[str](), 0
-    fedcommons.run(experiment("smoke", values=more | values), tmp_path / "run", say=said.append)
-    notes = [text for text in said if text.startswith(("client.batched", "client.graphs"))]
-    assert [words in note for note in notes] == [True] if words else not notes
+def test_a_schedules_rates_are_recorded_anew(schedule: Callable[[int], float] | None, recordings: int) -> None:
+    federation = digits((10, 10), method=FedAvg()).training(replace(LOCAL, schedule=schedule))
+    assert len(require_same_bits(federation, FedAvg())) == recordings
+
+
+def test_a_graphs_step_neither_waits_nor_copies_between_the_devices() -> None:
+    federation = digits((20,), method=FedAvg()).on(GPU).training(replace(LOCAL, epochs=1, graphs=True))
+
+    def seen(n: int) -> tuple[int, int]:
+        with pretend_graphs(), PretendGPU() as gpu:
+            worker = federation.serial(FedAvg()).worker
+            rows = worker.data.clients[0]
+            worker.work.local(worker.work.initial, rows, 0)
+            before = gpu.seen.waits.total(), gpu.seen.copies.total()
+            worker.work.local(worker.work.initial, replace(rows, x=rows.x[:n], y=rows.y[:n]), 0)
+            return gpu.seen.waits.total() - before[0], gpu.seen.copies.total() - before[1]
+
+    assert seen(20) == seen(10)
+
+
+@dataclass(frozen=True)
+class NewFunctions(FedAvg):
+    """FedAvg whose corrections are another function for each client."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        def pull(params: Any, x: Any) -> None:
+            for name, parameter in params.items():
+                parameter.grad.add_(parameter.detach() - x[name], alpha=float(round))
+
+        x = flat(message.common, "model")
+        trained = work.local(x, data, seed, add_to_grad=Correction(pull, (x,)))
+        assert work.graphs is None or len(work.graphs.graphs) <= graphs.MOST
+        return Reply({"delta": sub(trained.model, x)}, metrics=trained.metrics)
+
+
+def test_functions_that_are_new_each_time_are_right_and_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 4)
+    assert len(require_same_bits(digits((10,) * 6, method=NewFunctions()).training(LOCAL), NewFunctions())) == 12
+
+
+def test_on_a_cpu_graphs_change_nothing() -> None:
+    federation = digits(SMALL, method=FedAvg()).training(replace(LOCAL, graphs=True))
+    assert bits(two_rounds(FedAvg(), federation)) == bits(two_rounds(FedAvg(), federation.training(LOCAL)))
 
 
 @dataclass(frozen=True)
@@ -167,51 +248,112 @@ class Fails(FedAvg):
 
 @pytest.mark.parametrize(("error", "trained"), [(ValueError, False), (ValueError, True), (SystemExit, True)])
 def test_a_client_that_fails_is_named_as_if_it_trained_alone(error: type[BaseException], *, trained: bool) -> None:
-    federation, sentences = digits(sizes=UNEQUAL, method=FedAvg()).training(LOCAL), []
+    federation, sentences = digits(sizes=UNEQUAL, method=FedAvg()), []
     for at_once in (False, True):
         with pytest.raises(ClientError, match="client 3, round 1") as caught:
-            played(federation, Fails(error, trained), at_once=at_once, rounds=1)
+            federation.training(replace(LOCAL, batched=at_once)).play(
+                Fails(error, trained), federation.plan(1, blocks=1)
+            )
         sentences.append((caught.value.sentence, caught.value.client, caught.value.round))
     assert sentences[0] == sentences[1]
 
 
-def test_it_decides_results_so_that_no_run_goes_on_with_another_value() -> None:
-    one, other = (experiment("smoke", "digits", {"client.batched": value}) for value in (False, True))
-    assert deciding(other).keys() - deciding(one).keys() == {"client.batched"}
-    assert same_results(one, other) == ["client.batched"]
+def test_a_graphs_step_that_waits_is_named_with_its_client() -> None:
+    federation = clients_of(partial(Net, change="branches"), SMALL, replace(LOCAL, graphs=True)).on(GPU)
+    with pretend_graphs(), PretendGPU(), pytest.raises(ClientError, match="cannot be recorded") as refused:
+        federation.play(FedAvg(), federation.plan(1))
+    assert "client 0, round 1" in refused.value.sentence
 
 
 @pytest.mark.parametrize(
-    ("module", "why"),
+    ("module", "of_batched", "of_graphs"),
     [
-        (partial(Net, norm=True), "statistics of its batches"),
-        (partial(Net, dropout=0.5), "random"),
-        (partial(Net, change="reads its clock"), "reads self.current_epoch"),
-        (partial(Net, change="reads its place"), "batch_idx"),
-        (partial(Net, change="branches"), "data-dependent|vmap"),
-        (partial(Net, lambda p: torch.optim.RMSprop(p, 0.1)), "its optimizer is RMSprop"),
-        (partial(Net, with_scheduler), "scheduler"),
+        (Net, None, None),
+        (partial(Net, norm=True), "statistics of its batches", None),
+        (partial(Net, dropout=0.5), "random", None),
+        (partial(Net, change="reads its clock"), "reads self.current_epoch", "reads self.current_epoch"),
+        (partial(Net, change="reads its place"), "batch_idx", r"\(batch_idx\)"),
+        (partial(Net, change="branches"), "data-dependent|vmap", None),
+        (partial(Net, change="draws from numpy"), None, "random numbers from Python or numpy"),
+        (partial(Net, change="draws from Python"), None, "random numbers from Python or numpy"),
+        (partial(Net, with_scheduler), "scheduler", "scheduler"),
+        (partial(Net, lambda p: torch.optim.RMSprop(p, 0.1)), "is RMSprop", "is RMSprop"),
+        (partial(Net, torch.optim.Adam), None, "is Adam"),
+        (partial(Net, lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.5)), None, "dampening"),
     ],
 )
-def test_a_module_that_cannot_be_batched_says_why(module: Callable[[], LightningModule], why: str) -> None:
-    work = Work(module(), torch.device("cpu"))
-    data = digits(sizes=EQUAL, method=FedAvg()).data.clients[0]
-    found = batched.flaw(work, (data.x[:2], data.y[:2])) or ""
-    assert any(part in found for part in why.split("|")), found
-    assert work.module.training
-    work.local(work.snapshot(), data, 0)  # and is as it was
+def test_a_module_that_is_no_tensor_function_says_why_and_is_as_it_was(
+    module: Callable[[], LightningModule], of_batched: str | None, of_graphs: str | None
+) -> None:
+    federation = clients_of(module, SMALL, LOCAL)
+    for flaw, why in ((batched.flaw, of_batched), (graphs.flaw, of_graphs)):
+        work, data = federation.work(), federation.data.clients[0]
+        before = [t.clone() for t in (work.params.buffer, *work.module.buffers())]
+        found = flaw(work, (data.x[:2], data.y[:2]))
+        assert found is None if why is None else re.search(why, found or "")
+        after = (work.params.buffer, *work.module.buffers())
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert work.module.training
+        work.local(work.snapshot(), data, 0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("values", "words"),
     [
-        ({"model.batch_norm": True}, "must be false for model cnn: .*statistics"),
-        ({"dp.local": True}, "needs dp.local false"),
-        ({"client.accumulate": 2}, "needs .*client.accumulate 1"),
-        ({"client.precision": "bf16"}, "needs .*client.precision"),
-        ({"algorithm": "feddm"}, "changes nothing for feddm"),
+        (
+            {"client.batched": True, "model.batch_norm": True},
+            "client.batched .*model cnn: .*statistics",
+        ),
+        ({"client.batched": True, "dp.local": True}, "client.batched needs dp.local false"),
+        ({"client.batched": True, "client.accumulate": 2}, "client.batched needs .*client.accumulate 1"),
+        ({"client.batched": True, "client.precision": "bf16"}, "client.batched needs .*client.precision"),
+        ({"client.batched": True, "algorithm": "feddm"}, "client.batched changes nothing for feddm"),
+        ({"client.graphs": True, "dp.local": True}, "client.graphs needs dp.local false"),
+        ({"client.graphs": True, "client.batched": True}, "client.graphs needs .*client.batched false"),
+        ({"client.graphs": True, "client.accumulate": 2}, "client.graphs needs .*client.accumulate 1"),
+        ({"client.graphs": True, "client.precision": "fp16-mixed"}, "client.graphs needs .*client.precision"),
+        ({"client.graphs": True, "client.optimizer": "adam"}, "client.graphs .*model cnn: its optimizer is Adam"),
     ],
 )
-def test_a_run_that_cannot_be_batched_is_refused_before_any_work(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=f"client.batched {words}"):
-        prepare(experiment("smoke", "digits", {"client.batched": True, **fields}))
+def test_what_does_not_go_together_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        prepare(experiment("smoke", "digits", values))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "fedprox", "federation.blocks": 2}, None),
+        ({"algorithm": "moon", "federation.blocks": 2}, "loss, rate or gradient of its own"),
+        ({}, "4 clients of a round are in a block each"),  # preset smoke
+        ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),
+        ({"federation.blocks": 3}, None),
+        ({"client.batched": False, "client.graphs": True}, "client.graphs changes nothing"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs change something on a GPU")
+def test_a_run_says_where_clients_are_trained_alone_all_the_same(
+    values: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    few = {"federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "wandb": "off", "measure.every": 0}
+    said = list[str]()
+    config = experiment("smoke", values={"client.batched": True, **few, **values})
+    fedcommons.run(config, tmp_path / "run", say=said.append)
+    notes = [text for text in said if text.startswith(("client.batched", "client.graphs"))]
+    assert [words in note for note in notes] == [True] if words else not notes
+    if "client.graphs" not in values:
+        other = experiment("smoke", values={**few, **values})
+        assert same_results(config, other) == ["client.batched"]  # so no run goes on with another value
+        assert deciding(config).keys() - deciding(other).keys() == {"client.batched"}
+
+
+def test_the_pretended_recording_keeps_what_python_decided() -> None:
+    """As a graph does; so the tests above would see a number of Python's that changes between steps."""
+    x, factor = torch.ones(3), [2.0]
+    with pretend_graphs():
+        launch = graphs.record(lambda: x.mul_(factor[0]).add_(torch.zeros(3) + 1))  # pyright: ignore[reportArgumentType]
+    assert x.tolist() == [1, 1, 1]
+    factor[0] = 100.0
+    launch()
+    launch()
+    assert x.tolist() == [7, 7, 7]

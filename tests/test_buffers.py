@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -22,13 +21,9 @@ from fedcommons.federation.rounds import Standing, answering
 from fedcommons.federation.stragglers import Independent
 from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, data, flat
+from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
-
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
 
 LOCAL = LocalSGD(epochs=2, batch_size=5)
 FLOATS = 2 * 3 + 2 * 4  # mean and variance of two layers with 3 and 4 channels
@@ -40,11 +35,11 @@ def _module() -> LightningModule:
 
 
 @pytest.fixture
-def federation(digits: "Digits") -> "Federation":
+def federation() -> Federation:
     return replace(digits(), module=_module)
 
 
-def _trained(federation: "Federation", client: int, start: Standing, number: int) -> tuple[Flat, Flat]:
+def _trained(federation: Federation, client: int, start: Standing, number: int) -> tuple[Flat, Flat]:
     """What ``client`` ends round ``number`` with, worked out without the engine."""
     work = federation.work()
     kept = start.memory.get(client, {}).get(BUFFERS, start.buffers)
@@ -56,7 +51,7 @@ def _trained(federation: "Federation", client: int, start: Standing, number: int
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: "Federation") -> None:
+def test_averaged_statistics_are_the_weighted_mean_of_the_clients(weighting: str, federation: Federation) -> None:
     federation = replace(federation, weighting=weighting)
     algorithm, plan = FedAvg(), federation.plan(2)
     model = data(federation.model).nbytes
@@ -85,7 +80,7 @@ class _Asks(FedAvg):
         return {**after, **{str(i): reply.each[BUFFERS] for i, reply in replies.items() if BUFFERS in reply.each}}
 
 
-def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever(federation: "Federation") -> None:
+def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever(federation: Federation) -> None:
     plan, start = federation.plan(2), federation.start(FedAvg(), federation.plan(2))
     start = replace(start, buffers=federation.work().initial_buffers)
     ours, theirs = (federation.play(algorithm, plan, start=start) for algorithm in (_Asks(), FedAvg()))
@@ -100,7 +95,7 @@ def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever
     assert set(kept.state) == {"model"}  # what clients keep does not travel, whoever asks
 
 
-def test_kept_statistics_never_travel_and_wait_for_their_client(federation: "Federation") -> None:
+def test_kept_statistics_never_travel_and_wait_for_their_client(federation: Federation) -> None:
     algorithm = FedAvg()
     plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
     now = federation.start(algorithm, plan)
@@ -119,7 +114,7 @@ def test_kept_statistics_never_travel_and_wait_for_their_client(federation: "Fed
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_checkpoint_holds_them(keep: bool, federation: "Federation", tmp_path) -> None:
+def test_a_checkpoint_holds_them(keep: bool, federation: Federation, tmp_path) -> None:
     algorithm, plan = FedAvg(), replace(federation.plan(4, participation=0.6), keep_buffers=keep)
     whole = federation.play(algorithm, plan)
     checkpoint.save(tmp_path, whole[1][0])
@@ -128,7 +123,7 @@ def test_a_checkpoint_holds_them(keep: bool, federation: "Federation", tmp_path)
     assert torch.equal(rest[-1][0].buffers.buffer, whole[-1][0].buffers.buffer)
 
 
-def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: "Federation") -> None:
+def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: Federation) -> None:
     class Cumulative(Classifier):  # momentum None: the average depends on how many batches were seen
         def __init__(self) -> None:
             network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=True)
@@ -147,7 +142,7 @@ def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: "Fed
     assert torch.equal(ends[0].model.buffer, ends[1].model.buffer)
 
 
-def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: "Federation") -> None:
+def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: Federation) -> None:
     algorithm = FedAvg()
     executor = federation.serial(algorithm)
     end = federation.play(algorithm, federation.plan(2), executor)[-1][0]
@@ -171,7 +166,7 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
     assert found[0] != pytest.approx(found[1], rel=1e-3)
 
 
-def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
+def test_a_late_client_downloads_and_nothing_else() -> None:
     """The round is one in which it was not drawn, but for the bytes down; without any reply nothing changes."""
     federation, algorithm = digits(sizes=(6, 9)), FedAvg()
     plan = federation.plan(6, late=Independent(0.5))
@@ -192,7 +187,7 @@ def test_a_late_client_downloads_and_nothing_else(digits: "Digits") -> None:
     assert 0 < silent < 6
 
 
-def test_a_rule_decides_which_clients_are_late(digits: "Digits") -> None:
+def test_a_rule_decides_which_clients_are_late() -> None:
     """Here in even rounds, and the client with most examples of those that joined."""
     federation, algorithm = digits(), FedAvg()
 
@@ -210,7 +205,7 @@ def test_a_rule_decides_which_clients_are_late(digits: "Digits") -> None:
             assert (9, 16, 12, 20, 7)[(set(joined) - set(present)).pop()] == max((9, 16, 12, 20, 7)[i] for i in joined)
 
 
-def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: "Federation") -> None:
+def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: Federation) -> None:
     """An algorithm that leaves its memory as it was does not lose it to the statistics, nor sees them."""
     seen: list[set[str]] = []
 

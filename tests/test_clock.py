@@ -1,8 +1,7 @@
 """What a module reads of the round it is in: the schedule of a weight moves, and no worker's past is in it."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.participation import participants
 from fedcommons.testing.elsewhere import Apart
 from fedcommons.testing.federations import Federation
-
-if TYPE_CHECKING:
-    from conftest import Federation as Digits
 
 
 class Scheduled(LightningModule):
@@ -58,7 +54,7 @@ LOOP = LocalSGD(epochs=3, batch_size=4)
 
 
 @pytest.fixture
-def federation(digits: "Callable[..., Digits]") -> Federation:
+def federation() -> Federation:
     store = Examples(torch.linspace(-1, 1, 21)[:, None], torch.arange(21) % 2)
     rows = [torch.arange(a, b).numpy() for a, b in ((0, 4), (4, 14), (14, 21))]
     clients = Clients(store, rows)

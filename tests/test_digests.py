@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -31,9 +31,8 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import watched
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-
-if TYPE_CHECKING:
-    from fedcommons.core.work import Work
+from fedcommons.core.work import Work
+from fedcommons.testing import digits
 
 STORE: deque[float] = deque()
 CONTEXT: contextvars.ContextVar[list[float]] = contextvars.ContextVar("CONTEXT")
@@ -251,13 +250,13 @@ async def _coroutine() -> None: ...
 
 
 @pytest.fixture(scope="module")
-def work(digits: Any) -> "Work":
+def work() -> Work:
     return digits().training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))).work()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")  # of kinds that torch deprecates, and a file that is not closed
-def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str, work: "Work") -> None:
+def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str, work: Work) -> None:
     make, change = KINDS[kind]
     held: Any = make()
     vars(work.module)["held"] = held
@@ -343,9 +342,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, types
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_store_is_named_wherever_it_stands(
-    place: str, folder: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_named_wherever_it_stands(place: str, folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Method(FedAvg):
         rows: ClassVar[list[float]] = []
 

@@ -16,8 +16,8 @@ from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import default_device
 from fedcommons.errors import ClientError, UserError
+from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
-from fedcommons.testing.federations import Federation
 from fedcommons.testing.on_device import two_rounds
 
 LINEAR = nn.Linear.forward
@@ -47,8 +47,7 @@ def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], list[int]]:
     ("name", "at"), [("fedavg", 14), ("scaffold", 14), ("moon", 20), ("fedgen", 14), ("batched", 3)]
 )
 def test_what_is_tried_again_has_the_bits_of_what_never_failed(
-    name: str, at: int, quick: Callable[[str], Algorithm], digits: Callable[..., Federation],
-    fails_at: Callable[[range], list[int]],
+    name: str, at: int, quick: Callable[[str], Algorithm], fails_at: Callable[[range], list[int]],
 ) -> None:  # fmt: skip
     def method() -> Algorithm:
         return quick("fedavg" if name == "batched" else name)
@@ -63,9 +62,7 @@ def test_what_is_tried_again_has_the_bits_of_what_never_failed(
     assert len(calls) > at, "it has not failed"
 
 
-def test_who_finds_no_memory_twice_is_named(
-    digits: Callable[..., Federation], fails_at: Callable[[range], list[int]]
-) -> None:
+def test_who_finds_no_memory_twice_is_named(fails_at: Callable[[range], list[int]]) -> None:
     calls = fails_at(range(4, 1000))
     with pytest.raises(ClientError, match=r"^client 0, round 1, .*out of memory: CUDA out of memory") as caught:
         two_rounds(FedAvg(), digits((9, 5, 7)).training(LocalSGD(2, 4)))
@@ -143,8 +140,12 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         lost.append(1)
         return LINEAR(self, x)
 
+    def number(self: Tensor) -> float:
+        return self.item() if call() else 0.0
+
     def begin() -> None:
         monkeypatch.setattr(nn.Linear, "forward", forward)
+        monkeypatch.setattr(torch.Tensor, "__float__", number)
         for name in ("synchronize", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"):
             monkeypatch.setattr(torch.cuda, name, call)
         monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
@@ -156,7 +157,7 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
 def test_clients_that_lose_the_gpu_are_named_and_the_process_begins_no_other_experiment(
-    batched: bool, named: str, digits: Callable[..., Federation], loses: Callable[[], None],
+    batched: bool, named: str, loses: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))

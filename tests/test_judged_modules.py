@@ -20,8 +20,6 @@ from fedcommons.reports.tables import compared, percent
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 
-OF_FILE = MeanMetric()
-
 
 class Coder(LightningModule):
     """An autoencoder with a code of three numbers, judged by its error alone, or as ``kind`` says."""
@@ -57,10 +55,9 @@ class Coder(LightningModule):
             case "calls":
                 self(batch[0])
                 self.log("calls", self.calls)
-            case "listed" | "of the file":
-                metric = OF_FILE if self.kind == "of the file" else self.metrics["mean"][0]
-                metric.update(batch[0])
-                self.log("mean", metric.compute())
+            case "listed":
+                self.metrics["mean"][0].update(batch[0])
+                self.log("mean", self.metrics["mean"][0].compute())
         return None
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -129,7 +126,6 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
     [
         ("Coder", "nothing", r"returns \(3,\) .*no logits of 10 classes"),
         ("Coder", "listed", r"updates a metric \(MeanMetric\) that is not one"),
-        ("Coder", "of the file", r"updates a metric \(MeanMetric\) that is not one"),
         ("Coder", "late", r"updates a metric \(MeanMetric\) that its steps have made"),
         ("Coder", "size", "it logs n, which"),
         ("Coder", "calls", "its forward updates a metric, and is called once more"),
@@ -150,13 +146,11 @@ def test_metrics_that_need_many_examples_store_scores_or_are_forgotten_are_accep
     build.prepare(_experiment("Accepted"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "chunk", "is_noted"), [("root", 358, True), ("root", 359, False), ("error", 100, False)]
-)
+@pytest.mark.parametrize(("kind", "chunk", "is_noted"), [("root", 358, True), ("root", 359, False)])
 @pytest.mark.long
 def test_numbers_that_may_be_no_means_are_named_where_a_set_has_several_chunks(
     kind: str, chunk: int, is_noted: bool
 ) -> None:
-    """The largest set has 359 examples; the error of the coder is a mean."""
+    """The largest set has 359 examples."""
     notes = build.prepare(_experiment("Coder", kind, **{"evaluate.chunk": chunk})).notes
     assert [("rmse" in note, "evaluate.chunk to 359" in note) for note in notes] == [(True, True)] * is_noted

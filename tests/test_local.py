@@ -1,10 +1,12 @@
 """The one local loop: equal to the obvious one, and nothing of one client reaches another."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,27 +14,24 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons.core.local import LocalSGD
+from fedcommons import experiment
+from fedcommons.core.local import SCALE, LocalSGD
 from fedcommons.core.local import onednn as set_onednn
 from fedcommons.core.work import Work
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
+from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import noise_key
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, flatten
 from fedcommons.tensors import copy as copy_of
-from lightning_modules import Classifier
-
-if TYPE_CHECKING:
-    from conftest import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
+from fedcommons.testing import Federation, digits, least_squares
 
 CPU = torch.device("cpu")
 
 
-def _train(
-    local: LocalSGD, federation: "Federation", rows: ClientData, seed: int = 5, work: Work | None = None
-) -> Flat:
+def _train(local: LocalSGD, federation: Federation, rows: ClientData, seed: int = 5, work: Work | None = None) -> Flat:
     trained, _, _ = local.run(work or federation.work(), federation.model, rows, seed)
     return Flat(trained.layout, trained.buffer.clone())  # the worker's own buffer is the next client's
 
@@ -44,7 +43,7 @@ def _rows(n: int, n_own: int | None = None) -> ClientData:
     return ClientData(x, torch.arange(n) % 10, n_own=n_own)
 
 
-def _with_optimizer(federation: "Federation", make: Callable[[Any], torch.optim.Optimizer]) -> "Federation":
+def _with_optimizer(federation: Federation, make: Callable[[Any], torch.optim.Optimizer]) -> Federation:
     def module() -> LightningModule:
         one = federation.module()
         one.configure_optimizers = lambda: make(one.parameters())
@@ -53,7 +52,7 @@ def _with_optimizer(federation: "Federation", make: Callable[[Any], torch.optim.
     return replace(federation, module=module)
 
 
-def _batches(local: LocalSGD, federation: "Federation", rows: ClientData, seed: int = 5) -> list[list[int]]:
+def _batches(local: LocalSGD, federation: Federation, rows: ClientData, seed: int = 5) -> list[list[int]]:
     """The numbers of the examples in each batch of a training."""
     work, seen = federation.work(), list[list[int]]()
 
@@ -65,29 +64,61 @@ def _batches(local: LocalSGD, federation: "Federation", rows: ClientData, seed: 
     return seen
 
 
-@pytest.mark.parametrize("augment", [False, True])
-def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") -> None:
-    federation = digits(dropout=0.3, momentum=0.9)
-    rows, seed = federation.data.clients[3], 5
-    module = federation.module()
-    assert isinstance(module, Classifier)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+HALF = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("loop", "frozen"),
+    [
+        (LocalSGD(3, 6), ""),
+        (LocalSGD(3, 6, augment=True), ""),
+        (LocalSGD(3, 6), "network.conv1.weight"),
+        (LocalSGD(4, 6, precision="bf16"), ""),
+        (LocalSGD(4, 6, precision="fp16-mixed"), ""),
+    ],
+    ids=["plain", "augmented", "frozen", "bf16", "fp16"],
+)
+def test_equals_the_obvious_loop_bit_for_bit(loop: LocalSGD, frozen: str) -> None:
+    federation, seed = _frozen(digits(dropout=0.3, momentum=0.9), frozen), 5
+    rows, module, losses = federation.data.clients[3], federation.module(), []
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
     set_default_generator(seed, "dropout")
-    losses = []
-    for epoch in range(3):
+    cast, scale = HALF.get(loop.precision), SCALE if loop.precision == "fp16-mixed" else 1.0
+    for epoch in range(loop.epochs):
         draws = generator(seed, "order", epoch)
         order = torch.randperm(20, generator=draws)
-        images = flip_and_crop(rows.x[order], draws) if augment else rows.x[order]
+        images = flip_and_crop(rows.x[order], draws) if loop.augment else rows.x[order]
         for batch in torch.arange(20).split(6):
-            loss = nn.functional.cross_entropy(module(images[batch]), rows.y[order][batch])
+            with torch.autocast("cpu", cast) if cast else nullcontext():
+                loss = nn.functional.cross_entropy(module(images[batch]), rows.y[order][batch])
             optimizer.zero_grad()
-            loss.backward()
+            (loss * scale).backward()
+            for p in named.values():
+                p.grad = p.grad / scale  # pyright: ignore[reportOptionalOperand]
             optimizer.step()
             losses.append(loss.item())
-    trained, metrics, _ = LocalSGD(3, 6, augment=augment).run(federation.work(), federation.model, rows, seed)
-    assert torch.equal(trained.buffer, flatten(dict(module.named_parameters())).buffer)
-    assert metrics["steps"] == 12
-    assert float(metrics["loss"]) == pytest.approx(sum(losses) / 12, rel=1e-6)
+    trained, metrics, _ = loop.run(federation.work(), federation.model, rows, seed)
+    assert torch.equal(trained.buffer, flatten(named).buffer)
+    assert trained.buffer.dtype == torch.float32
+    assert metrics["steps"] == 4 * loop.epochs
+    assert float(metrics["loss"]) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    if frozen:
+        assert frozen not in trained
+    elif not loop.augment:  # half precision rounds a little
+        full, _, _ = replace(loop, precision="fp32").run(federation.work(), federation.model, rows, seed)
+        assert (float((full.buffer - flatten(named).buffer).norm()) > 0) == (cast is not None)
+        assert (full.buffer - flatten(named).buffer).norm() < 0.1 * (full.buffer - federation.model.buffer).norm()
+
+
+def _frozen(federation: Federation, name: str) -> Federation:
+    def module() -> LightningModule:
+        one = federation.module()
+        if name:
+            one.get_parameter(name).requires_grad = False
+        return one
+
+    return replace(federation, module=module)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +138,7 @@ def test_equals_the_obvious_loop_bit_for_bit(augment: bool, digits: "Digits") ->
     ],
 )
 def test_epochs_shrink_with_shared_data(
-    epochs: int, n: int, n_own: int | None, equal_work: bool, share: float, expected: int, digits: "Digits"
+    epochs: int, n: int, n_own: int | None, equal_work: bool, share: float, expected: int
 ) -> None:
     """ceil(share E') with E' = max(1, floor(n_i E/(n_i + n~))) and n = n_i + n~."""
     local, federation = LocalSGD(epochs, 20, equal_work=equal_work), digits()
@@ -122,13 +153,13 @@ def test_epochs_shrink_with_shared_data(
     [(10, False, [4, 4, 2]), (10, True, [4, 4]), (8, False, [4, 4]), (8, True, [4, 4]), (3, True, [3]), (4, True, [4])],
 )
 def test_an_incomplete_last_batch_is_dropped_unless_it_is_the_only_one(
-    n: int, drop_last: bool, batches: list[int], digits: "Digits"
+    n: int, drop_last: bool, batches: list[int]
 ) -> None:
     seen = _batches(LocalSGD(2, 4, drop_last=drop_last), digits(), _rows(n))
     assert list(map(len, seen)) == batches * 2
 
 
-def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own(digits: "Digits") -> None:
+def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own() -> None:
     epochs = [
         list(chain.from_iterable(seen[first : first + 3]))
         for seen in (_batches(LocalSGD(2, 5), digits(), _rows(12), seed) for seed in (0, 1))
@@ -138,23 +169,24 @@ def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own(digits: "Dig
     assert len({tuple(epoch) for epoch in epochs}) == 4  # another for each epoch and each seed
 
 
-@pytest.mark.parametrize("optimizer", [None, torch.optim.Adam])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [(None, "fp32"), (None, "bf16"), (None, "fp16-mixed"), (torch.optim.Adam, "fp32")]
+)
 def test_the_optimizers_state_does_not_pass_from_client_to_client(
-    optimizer: type[torch.optim.Adam] | None, digits: "Digits"
+    optimizer: type[torch.optim.Adam] | None, precision: str
 ) -> None:
-    federation, local = digits(momentum=0.9, dropout=0.3), LocalSGD(2, 5)
+    federation, local = digits(momentum=0.9, dropout=0.3), LocalSGD(2, 5, precision=precision)
     if optimizer:
         federation = _with_optimizer(federation, lambda p: optimizer(p, 0.01))
     a, b = federation.data.clients[0], federation.data.clients[1]
-    work = federation.work()
-    alone = _train(local, federation, b, work=work)
+    alone = _train(local, federation, b)
     after_a = federation.work()
     trained = _train(local, federation, a, work=after_a)
     assert torch.equal(_train(local, federation, b, work=after_a).buffer, alone.buffer)
     assert not torch.equal(trained.buffer, alone.buffer)
 
 
-def test_dropout_is_keyed_by_the_seed(digits: "Digits") -> None:
+def test_dropout_is_keyed_by_the_seed() -> None:
     """With one example there is no order to draw: what differs between seeds is dropout."""
     local, rows = LocalSGD(3, 5), _rows(1)
     wet = digits(dropout=0.5)
@@ -169,11 +201,11 @@ def test_dropout_is_keyed_by_the_seed(digits: "Digits") -> None:
     assert torch.equal(_train(local, dry, rows, seed=2).buffer, _train(local, dry, rows, seed=1).buffer)
 
 
-def test_weights_multiply_the_examples_losses(digits: "Digits") -> None:
+def test_weights_multiply_the_examples_losses() -> None:
     federation, local = digits(), LocalSGD(2, 4)
     rows = federation.data.clients[0]
 
-    def train(weights: Sequence[float] | None, flip: bool = False, of: "Federation" = federation) -> Tensor:
+    def train(weights: Sequence[float] | None, flip: bool = False, of: Federation = federation) -> Tensor:
         y = torch.cat([(rows.y[:1] + 1) % 10, rows.y[1:]]) if flip else rows.y
         weight = None if weights is None else torch.tensor(weights)
         return _train(local, of, replace(rows, y=y, weight=weight)).buffer
@@ -185,9 +217,7 @@ def test_weights_multiply_the_examples_losses(digits: "Digits") -> None:
     assert torch.equal(train(without_first), train(without_first, flip=True))  # the label with weight 0 is not read
 
 
-def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(
-    digits: "Digits", least_squares: "Callable[..., LeastSquares]"
-) -> None:
+def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer() -> None:
     federation = digits()
     work, start = federation.work(), federation.model
     before = start.buffer.clone()
@@ -200,7 +230,7 @@ def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer(
         work.load(least_squares().federation(0.1).model)
 
 
-def test_a_rate_of_ones_own_is_for_one_call_only(digits: "Digits") -> None:
+def test_a_rate_of_ones_own_is_for_one_call_only() -> None:
     """Twice the rate is the module with twice the rate; afterwards every call has the module's own again."""
     federation, local = digits(momentum=0.9).training(LocalSGD(2, 5)), LocalSGD(2, 5)
     rows, work = federation.data.clients[1], federation.work()
@@ -212,14 +242,14 @@ def test_a_rate_of_ones_own_is_for_one_call_only(digits: "Digits") -> None:
     assert not torch.equal(double.buffer, own.buffer)
 
 
-def test_a_step_without_a_loss_is_told_and_its_batch_is_not_taken_for_several(digits: "Digits") -> None:
+def test_a_step_without_a_loss_is_told_and_its_batch_is_not_taken_for_several() -> None:
     federation = digits()
     work, data = Work(federation.module(), torch.device("cpu"), LocalSGD(1, 5)), federation.data.clients[0]
     with pytest.raises(ValueError, match="the method's loss gives None for batch 0"):
         work.local(work.snapshot(), data, 0, loss=lambda batch, step: None)  # pyright: ignore[reportArgumentType]
 
 
-def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(digits: "Digits") -> None:
+def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call() -> None:
     """Of every group of parameters its own; ``lr`` is that of all of them."""
 
     def two_groups(parameters: Any) -> torch.optim.Optimizer:
@@ -240,7 +270,7 @@ def test_rates_that_a_hook_changes_are_the_modules_own_again_in_the_next_call(di
     assert seen[1] == [0.15, 0.05]
 
 
-def test_work_has_the_loop_and_the_weighting_of_the_experiment(digits: "Digits") -> None:
+def test_work_has_the_loop_and_the_weighting_of_the_experiment() -> None:
     local, federation = LocalSGD(3, 4), digits()
     rows = federation.data.clients[1]
     plain, weighted = federation.training(local), federation.training(local, "samples")
@@ -274,7 +304,7 @@ def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts
     assert norm.num_batches_tracked == 0
 
 
-def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path: Path) -> None:
+def test_the_same_module_trains_under_a_plain_trainer(tmp_path: Path) -> None:
     """On the same batches it gets to the same weights."""
     federation, seed = digits(sizes=(40,)), 3
     rows, module = federation.data.clients[0], federation.module()
@@ -291,7 +321,7 @@ def test_the_same_module_trains_under_a_plain_trainer(digits: "Digits", tmp_path
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool, digits: "Digits") -> None:
+def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool) -> None:
     federation, seen = digits(), []
     work = federation.work()
 
@@ -307,3 +337,58 @@ def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool, digi
             LocalSGD(1, 20, onednn=onednn).run(work, federation.model, _rows(40), 3, loss=watched)
             assert torch.backends.mkldnn.enabled == outside
     assert seen == [onednn] * 8
+
+
+# Precisions
+
+
+def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_anew() -> None:
+    federation = digits().training(LocalSGD(4, 1000, precision="fp16-mixed"))
+    work, data, calls = federation.work(), federation.data.clients[1], list[int]()
+
+    def loss(batch: tuple[Tensor, ...], step: int) -> Any:
+        calls.append(step)
+        return work.module.training_step(batch, step) * (float("inf") if step == 1 else 1.0)  # pyright: ignore
+
+    found = work.local(federation.model, data, 0, loss=loss)
+    first = found.model.buffer.clone()
+    assert (calls, found.metrics["steps"]) == ([0, 1, 2, 3], 3)
+    assert first.isfinite().all()
+    work.local(federation.model, federation.data.clients[2], 0)
+    assert torch.equal(work.local(federation.model, data, 0, loss=loss).model.buffer, first)
+
+
+def test_tf32_holds_in_steps_alone_and_is_fp32_on_a_cpu() -> None:
+    federation, found, during = digits(), [], []
+    gpus = attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(torch.backends)
+    for precision in ("fp32", "tf32"):
+        work = federation.work()
+
+        def loss(batch: tuple[Tensor, ...], step: int, module: Any = work.module) -> Tensor:
+            during.append({of.fp32_precision for of in gpus})
+            return module.training_step(batch, step)
+
+        before = [of.fp32_precision for of in gpus]
+        local = LocalSGD(2, 1000, precision=precision)
+        found.append(local.run(work, federation.model, federation.data.clients[1], 0, loss=loss).model.buffer.clone())
+        assert [of.fp32_precision for of in gpus] == before
+    assert torch.equal(*found)
+    assert [each == {"tf32"} for each in during] == [False] * 2 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
+        ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'"),
+    ],
+)
+def test_a_wrong_precision_is_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        prepare(experiment("smoke", values=values))
+
+
+def test_it_is_another_experiment() -> None:
+    keys = {noise_key(experiment("smoke", values={"client.precision": p})) for p in ("fp32", *HALF)}
+    assert len(keys) == 3
+    assert noise_key(experiment("smoke")) in keys

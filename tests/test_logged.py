@@ -5,7 +5,7 @@ Numbers are averaged; torchmetrics objects cover a whole set, whatever the chunk
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,10 +32,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
 from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_chunk
-from fedcommons.testing.federations import Federation
-
-if TYPE_CHECKING:
-    from conftest import Federation as Digits
+from fedcommons.testing import Federation, digits
 
 
 class Module(LightningModule):
@@ -81,9 +78,7 @@ class Turns:
         pass
 
 
-def judged(
-    module: LightningModule, digits: "Callable[..., Digits]", n_classes: int = 2, chunk: int = 1000, workers: int = 1
-) -> Mapping[str, float]:
+def judged(module: LightningModule, n_classes: int = 2, chunk: int = 1000, workers: int = 1) -> Mapping[str, float]:
     """The metrics of a set of 1,300 examples, which are evaluated as 1,000 and 300."""
     clients = digits().data.clients
     federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=n_classes), lambda: deepcopy(module))
@@ -121,24 +116,24 @@ LOGGED: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], dict[str, float]]]
 
 
 @pytest.mark.parametrize("how", LOGGED)
-def test_numbers_of_a_validation_step_are_means_over_examples(how: str, digits: "Callable[..., Digits]") -> None:
+def test_numbers_of_a_validation_step_are_means_over_examples(how: str) -> None:
     """Accuracy is that of the logits where the step has none."""
     judge, expected = LOGGED[how]
-    found = judged(Module(judge), digits)
+    found = judged(Module(judge))
     if "some" in how:  # the others are judged as without a validation step
         assert 0 < found["test/loss"] < 1
         found = {name: value for name, value in found.items() if name != "test/loss"}
     assert found == pytest.approx({f"test/{name}": value for name, value in expected.items()}, abs=1e-6)
 
 
-def test_without_a_validation_step_accuracy_and_loss_are_those_of_the_logits(digits: "Callable[..., Digits]") -> None:
-    plain = judged(Plain(lambda *_: None), digits)
+def test_without_a_validation_step_accuracy_and_loss_are_those_of_the_logits() -> None:
+    plain = judged(Plain(lambda *_: None))
     assert plain["test/accuracy"] == 1.0
     assert 0 < plain["test/loss"] < 1
 
 
-def test_codes_of_two_numbers_are_no_logits_of_three_classes(digits: "Callable[..., Digits]") -> None:
-    found = judged(Module(lambda module, x, y: {"error": x.abs().mean()}), digits, n_classes=3)
+def test_codes_of_two_numbers_are_no_logits_of_three_classes() -> None:
+    found = judged(Module(lambda module, x, y: {"error": x.abs().mean()}), n_classes=3)
     assert list(found) == ["test/error"]
 
 
@@ -198,10 +193,8 @@ def whole() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (1000, 3), (170, 2), (5000, 1)])
-def test_torchmetrics_objects_cover_the_whole_set_whatever_its_chunks_and_workers(
-    chunk: int, workers: int, digits: "Callable[..., Digits]"
-) -> None:
-    found = judged(WithMetrics(), digits, chunk=chunk, workers=workers)
+def test_torchmetrics_objects_cover_the_whole_set_whatever_its_chunks_and_workers(chunk: int, workers: int) -> None:
+    found = judged(WithMetrics(), chunk=chunk, workers=workers)
     wanted = {f"test/{name}": value for name, value in whole().items()}
     assert found == pytest.approx({"test/accuracy": 1.0, **wanted}, abs=1e-6)
     by_chunk = [
@@ -210,20 +203,18 @@ def test_torchmetrics_objects_cover_the_whole_set_whatever_its_chunks_and_worker
     assert abs(float(by_chunk[0] * 1000 + by_chunk[1] * 300) / 1300 - wanted["test/f1"]) > 0.01  # no mean of chunks
 
 
-def test_a_torchmetrics_object_may_be_the_accuracy_and_may_be_returned(digits: "Callable[..., Digits]") -> None:
+def test_a_torchmetrics_object_may_be_the_accuracy_and_may_be_returned() -> None:
     def judge(module: WithMetrics, x: Tensor, y: Tensor) -> Mapping[str, Metric]:
         module.f1.update(module.scores(x), y)
         return {"accuracy": module.f1}
 
     module = WithMetrics()
     module.judge = judge  # pyright: ignore[reportAttributeAccessIssue]
-    assert judged(module, digits) == pytest.approx({"test/accuracy": whole()["f1"]})
+    assert judged(module) == pytest.approx({"test/accuracy": whole()["f1"]})
 
 
 @pytest.mark.parametrize("is_logged", [True, False])
-def test_a_collection_may_be_returned_or_logged_before_its_update(
-    is_logged: bool, digits: "Callable[..., Digits]"
-) -> None:
+def test_a_collection_may_be_returned_or_logged_before_its_update(is_logged: bool) -> None:
     """It updates one metric of those that share states, and the others when they are read."""
 
     def judge(module: WithMetrics, x: Tensor, y: Tensor) -> MetricCollection | None:
@@ -238,10 +229,10 @@ def test_a_collection_may_be_returned_or_logged_before_its_update(
     module.many.update(module.scores(SET.x), SET.y)
     wanted = {f"test/{name}": float(value) for name, value in module.many.compute().items()}
     module.many.reset()
-    assert judged(module, digits) == pytest.approx({"test/accuracy": 1.0, **wanted})
+    assert judged(module) == pytest.approx({"test/accuracy": 1.0, **wanted})
 
 
-def test_no_metric_outlives_its_use(digits: "Callable[..., Digits]") -> None:
+def test_no_metric_outlives_its_use() -> None:
     """Not even how a collection has grouped its metrics by the first batch, or what an estimator's vmap has left."""
     clients = digits().data.clients
     federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=2), WithMetrics)
@@ -268,9 +259,7 @@ class Counting(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_training_logs_means_over_steps_and_metrics_over_all_steps_of_a_client(
-    digits: "Callable[..., Digits]",
-) -> None:
+def test_training_logs_means_over_steps_and_metrics_over_all_steps_of_a_client() -> None:
     clients = digits().data.clients
     store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
     rows = type(clients)(store, list(clients.rows))
@@ -317,11 +306,9 @@ def _refused(judge: Callable[..., Any]) -> Module:
     ],
     ids=["a metric that is nobody's", "a largest number", "a matrix", "a dict", "no logits", "too few logits"],
 )
-def test_what_would_be_another_number_than_the_module_means_is_refused(
-    module: Module, words: str, digits: "Callable[..., Digits]"
-) -> None:
+def test_what_would_be_another_number_than_the_module_means_is_refused(module: Module, words: str) -> None:
     with pytest.raises(ClientError, match=words):
-        judged(module, digits, n_classes=3)
+        judged(module, n_classes=3)
 
 
 @pytest.mark.parametrize("flaw", [batched.flaw, graphs.flaw])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,12 +20,8 @@ from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
 from fedcommons.files import checksum_of
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
+from fedcommons.testing import digits
 from fedcommons.testing.comparing import raw
-
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
 
 LAYOUT = Layout(("w",), ((10,),))
 
@@ -73,8 +68,8 @@ def test_what_is_freed_goes_back_to_the_system() -> None:
 def test_an_earlier_memory_is_left_as_it_was(tmp_path: Path) -> None:
     """In files, or in RAM where there is no folder, whatever the bound."""
     for folder in (tmp_path, None):
-        first = ClientMemory(cap_bytes=100, folder=folder).updated(1, {i: _payload(i) for i in range(4)})
-        second = first.updated(2, {0: _payload(7), 3: _payload(9)})
+        first = ClientMemory(cap_bytes=100, folder=folder).updated(1, {i: _payload(float(i)) for i in range(4)})
+        second = first.updated(2, {0: _payload(7.0), 3: _payload(9.0)})
         assert _values(first) == {0: 0, 1: 1, 2: 2, 3: 3}
         assert _values(second) == {0: 7, 1: 1, 2: 2, 3: 9}
         assert len(second.in_ram) == (2 if folder else 4)
@@ -151,7 +146,7 @@ def test_a_checkpoint_whose_memory_is_damaged_gives_way_to_the_one_before(tmp_pa
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedper", "fedbn", "ditto", "moon", "fedvae"])
 @pytest.mark.long
 def test_a_federation_is_the_same_wherever_its_memory_is(
-    name: str, quick: Callable[[str], Algorithm], digits: "Digits", tmp_path: Path
+    name: str, quick: Callable[[str], Algorithm], tmp_path: Path
 ) -> None:
     """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""
     algorithm = quick(name)

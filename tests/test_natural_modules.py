@@ -203,8 +203,6 @@ RIGHT = {
     + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
     "unused": made("self.spare = nn.Linear(3, 3)"),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
-    "a dict of one": optimizers("return {'optimizer': sgd}"),
-    "Adam": optimizers("return torch.optim.AdamW(self.parameters(), 0.01)"),
     "double": made("self.double()")
     + "\n\n    def forward(self, x):\n        return self.last(x.flatten(1).double() / 255)",
     "a counter": made("self.register_buffer('seen', torch.zeros((), dtype=torch.int64))")

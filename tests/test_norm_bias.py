@@ -120,7 +120,7 @@ def test_norm_bias_is_refused_where_there_is_no_norm(values: dict[str, Any], nam
 RUNS: list[dict[str, Any]] = [
     {**LOCAL, "generator": "cvae", "generator.batch_norm": True, "generator.norm_bias": False},
     {**LOCAL, "generator": "gan", "generator.norm_bias": False},
-    {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 16,
+    {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 8,
      "generator.norm_bias": False},
     {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "sharing.norm_bias": False},
     {"algorithm": "fedcvae", "fedcvae.variant": "kd", "fedcvae.norm_bias": False},

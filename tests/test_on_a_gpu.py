@@ -97,7 +97,7 @@ def _by_file(lines: Counter[str]) -> Counter[str]:
     return Counter(line.partition(":")[0] for line in lines.elements())
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, "fedavg", "moon", "feddyn", "fedgen", "feddm", "dense"])
+@pytest.mark.parametrize("name", ["fedavg", "moon", "scaffold option 1", "feddyn", "fedgen", "feddm", "dense"])
 @pytest.mark.long
 def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
     name: str, make: Callable[[], Algorithm]
@@ -218,7 +218,7 @@ def test_measuring_and_evaluating() -> None:
     files = _by_file(gpu.seen.copies)
     jobs, starts, totals_of_moments = files["convergence/smoothness.py"], 2, 4
     assert jobs - starts == files["core/reduction.py"] - totals_of_moments > 5
-    assert files["federation/evaluation.py"] == 5  # the model and statistics once, not for each chunk
+    assert files["federation/evaluation.py"] == 1  # the model once, not for each chunk
 
 
 # The diffusion model

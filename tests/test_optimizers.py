@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +22,7 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
+from fedcommons.testing import digits, least_squares
 
 CPU = torch.device("cpu")
 ROWS = ClientData(torch.zeros(10, 1), torch.zeros(10))
@@ -126,9 +121,7 @@ def test_what_else_a_scheduler_sets_begins_anew_too() -> None:
 
 
 @pytest.mark.parametrize(("accumulate", "batch_size", "as_one"), [(4, 5, 20), (3, 4, 12), (2, 7, 14), (9, 3, 27)])
-def test_accumulated_batches_are_one_large_batch(
-    accumulate: int, batch_size: int, as_one: int, digits: "Digits"
-) -> None:
+def test_accumulated_batches_are_one_large_batch(accumulate: int, batch_size: int, as_one: int) -> None:
     """Also where the last batch of an epoch is smaller; steps are those of the optimizer."""
     federation, rows = digits(linear=True, sizes=(5, 33)), 1
     found = [
@@ -141,15 +134,22 @@ def test_accumulated_batches_are_one_large_batch(
     assert float(found[0].metrics["loss"]) == pytest.approx(float(found[1].metrics["loss"]), rel=1e-5)
 
 
+def test_accumulation_and_the_scale_agree() -> None:
+    federation = digits(sizes=(5, 40), linear=True)
+    found = []
+    for loop in (LocalSGD(2, 5, precision="fp16-mixed", accumulate=4), LocalSGD(2, 20, precision="fp16-mixed")):
+        found.append(federation.training(loop).work().local(federation.model, federation.data.clients[1], 1).model)
+    moved = (found[1].buffer - federation.model.buffer).norm()
+    assert (found[0].buffer - found[1].buffer).norm() < 0.01 * moved
+
+
 def test_accumulation_under_dp_sgd_is_refused() -> None:
     with pytest.raises(UserError, match=r"client.accumulate must be 1 with dp.local, got 2"):
         check(experiment("smoke", values={"dp.local": True, "client.accumulate": 2}))
 
 
 @pytest.mark.parametrize("clip", [1e-3, 0.5, 1e6])
-def test_a_step_is_no_longer_than_the_rate_times_the_norm_at_which_it_is_clipped(
-    clip: float, least_squares: "Problem"
-) -> None:
+def test_a_step_is_no_longer_than_the_rate_times_the_norm_at_which_it_is_clipped(clip: float) -> None:
     problem = least_squares()
     federation = problem.federation(0.1).training(LocalSGD(3, 1000, clip_norm=clip))
     y = np.zeros(3)
@@ -160,7 +160,7 @@ def test_a_step_is_no_longer_than_the_rate_times_the_norm_at_which_it_is_clipped
     assert np.allclose(found, y, rtol=0, atol=1e-14)
 
 
-def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction(least_squares: "Problem") -> None:
+def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction() -> None:
     """So a control of SCAFFOLD is still the mean of the clipped gradients, whatever the correction."""
     problem, clip = least_squares(), 0.3
     federation = problem.federation(0.1).training(LocalSGD(1, 1000, clip_norm=clip))
@@ -176,7 +176,7 @@ def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction(least_
 # A step without what torch puts around it
 
 
-def test_the_plain_step_has_the_bits_of_the_optimizers_and_not_its_profilers_region(digits: "Digits") -> None:
+def test_the_plain_step_has_the_bits_of_the_optimizers_and_not_its_profilers_region() -> None:
     """A hook of the optimizer makes its steps those of torch, and is called at each."""
     federation, calls = digits(momentum=0.9).training(LocalSGD(1, 6)), list[int]()
     work = federation.work()

@@ -1,8 +1,7 @@
 """Examples with weights: f_i = sum_j w_j F(x, xi_j) / sum_j w_j, in measurements and in training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,12 +23,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.tensors import Flat
-
-if TYPE_CHECKING:
-    from conftest import Federation, LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
+from fedcommons.testing import Federation, digits, least_squares
 
 ALGORITHM = FedAvg()
 
@@ -39,7 +33,7 @@ W = np.array([0.5, -1.0, 2.0])
 
 
 def _measure(
-    federation: "Federation",
+    federation: Federation,
     which: str = "own",
     blocks: int = 2,
     model: Flat | None = None,
@@ -58,19 +52,19 @@ def _sq_spread(each: np.ndarray) -> float:
     return np.square(each - each.mean(0)).sum(1).mean()
 
 
-def _weighted(federation: "Federation", weights: Sequence[np.ndarray]) -> "Federation":
+def _weighted(federation: Federation, weights: Sequence[np.ndarray]) -> Federation:
     """The same clients, their examples with these weights."""
     plain = federation.data.clients
     clients = Clients(plain.store, Rows.of(list(plain.rows), weights))
     return replace(federation, data=RunData(clients, clients, {}))
 
 
-def _at(federation: "Federation") -> Flat:
+def _at(federation: Federation) -> Flat:
     return Flat(federation.model.layout, torch.from_numpy(W))
 
 
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (1, 30, 5)])
-def test_closed_forms_with_weights(sizes: tuple[int, ...], least_squares: "Problem") -> None:
+def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
     """A sample's gradient is w a (<a, x> - b) with weights of mean 1; the same for training as measured."""
     problem, draw = least_squares(sizes=sizes), np.random.default_rng(3)
     weights = [draw.integers(1, 9, n) / 4 for n in sizes]
@@ -101,7 +95,7 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...], least_squares: "Probl
     assert np.allclose(after.model.buffer.numpy(), -0.1 * np.mean(slopes, 0), rtol=0, atol=1e-12)
 
 
-def test_all_examples_together_are_one_client_that_holds_them(least_squares: "Problem") -> None:
+def test_all_examples_together_are_one_client_that_holds_them() -> None:
     """sigma_avg^2 of the clients is sigma^2 of that client, whoever holds the heavy examples."""
     sizes, draw = (8, 3, 12), np.random.default_rng(1)
     federation = least_squares(sizes=sizes).federation(0.1)
@@ -115,7 +109,7 @@ def test_all_examples_together_are_one_client_that_holds_them(least_squares: "Pr
     assert found.sigma_avg_sq == pytest.approx(one.sigma_avg_sq, rel=1e-6)
 
 
-def test_the_shift_of_a_pool_is_from_the_weighted_objective(least_squares: "Problem") -> None:
+def test_the_shift_of_a_pool_is_from_the_weighted_objective() -> None:
     problem, weights = least_squares(sizes=(6, 4, 9)), [np.repeat([0.0, 1.0], 3), np.full(4, 2.0)]
     federation = problem.federation(0.1)
     sets = federation.data.clients
@@ -127,7 +121,7 @@ def test_the_shift_of_a_pool_is_from_the_weighted_objective(least_squares: "Prob
     assert delta_sq(own, pool) == pytest.approx(np.square((first + g[1]) / 2 - g[2]).sum(), rel=1e-12)
 
 
-def test_weights_of_one_are_no_weights(digits: "Digits", least_squares: "Problem") -> None:
+def test_weights_of_one_are_no_weights() -> None:
     plain = least_squares(sizes=(5, 9)).federation(0.1)
     ones = _weighted(plain, [np.ones(5), np.ones(9)])
     assert _values(_measure(plain, model=_at(plain))) == _values(_measure(ones, model=_at(ones)))
@@ -138,7 +132,7 @@ def test_weights_of_one_are_no_weights(digits: "Digits", least_squares: "Problem
     assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6)
 
 
-def test_an_example_that_two_clients_hold_at_half_weight_counts_as_one(least_squares: "Problem") -> None:
+def test_an_example_that_two_clients_hold_at_half_weight_counts_as_one() -> None:
     """AGC's 1/d_j: the sum over clients of size times grad f_i is that of the examples, each once; so within a client.
 
     Two copies within one client change neither its mean gradient nor its size.
@@ -168,7 +162,7 @@ def test_an_example_that_two_clients_hold_at_half_weight_counts_as_one(least_squ
     assert doubled.sizes.tolist() == [4, 6]
 
 
-def test_a_part_of_the_data_has_the_weights_of_its_examples(least_squares: "Problem") -> None:
+def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
     n = 40
     federation = _weighted(least_squares(sizes=(n,)).federation(0.1), [np.arange(n) / 4])
     client = federation.data.clients[0]

@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,18 +16,12 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, from_dict, to_dict
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work, trained
 from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import build, inputs
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import build_module, noise_key
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
+from fedcommons.testing import digits
 
 NET = """
 from torch import nn
@@ -63,6 +57,7 @@ def state() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=draws) / 10 for name, shape in shapes.items()}
 
 
+@pytest.mark.long
 def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted(lab: Path) -> None:
     save_file(state(), lab / "start.safetensors")
     result = run(asked(model__weights="start.safetensors", measure__every=1), lab / "run", say=lambda _: None)
@@ -75,32 +70,8 @@ def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted
     assert not result.rounds["sigma_sq"].isna().to_numpy().any()
 
 
-def test_a_frozen_layer_changes_no_bit_of_a_bare_loop(digits: "Digits") -> None:
-    federation, rows = digits(), 1
-    module = federation.module()
-    first = next(iter(dict(module.named_parameters())))
-    module.get_parameter(first).requires_grad = False
-    bare = federation.module()
-    bare.get_parameter(first).requires_grad = False
-    work = Work(module, torch.device("cpu"), LocalSGD(2, 1000))
-    assert first not in work.params.layout.names
-    assert work.params.layout.size == sum(p.numel() for p in trained(bare).values())
-    data = federation.data.clients[rows]
-    y = work.local(work.initial, data, 0).model
-    sgd = torch.optim.SGD([p for p in bare.parameters() if p.requires_grad], 0.1)
-    for _ in range(2):
-        sgd.zero_grad()
-        loss = bare.training_step(data.columns, 0)
-        assert isinstance(loss, Tensor)
-        loss.backward()
-        sgd.step()
-    for name, p in trained(bare).items():
-        assert torch.equal(y[name], p.detach()), name
-    assert torch.equal(module.get_parameter(first), bare.get_parameter(first))
-
-
 @pytest.mark.parametrize("names", [["network.last.bias"], ["network.last.weight", "network.last.bias"]])
-def test_estimates_are_of_the_trained_parameters_alone(names: list[str], digits: "Digits") -> None:
+def test_estimates_are_of_the_trained_parameters_alone(names: list[str]) -> None:
     """The parts of the whole gradient, and the block of the whole Hessian, in the rows and columns that are trained."""
     federation = digits()
     batch = federation.data.clients[1].columns

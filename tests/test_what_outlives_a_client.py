@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -27,14 +27,10 @@ from fedcommons.core.written import STEERED, WRITTEN
 from fedcommons.runs.checks import schedule_of
 from fedcommons.runs.experiment import run
 from fedcommons.seeds import set_default_generator
+from fedcommons.testing import Federation, digits
 from fedcommons.testing.elsewhere import Apart
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
-
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
 
 DP = DPSGD(2.0, 1.0)
 PRIVATE = LocalSGD(1, 5, dp=DP)
@@ -133,13 +129,13 @@ PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], 
 """What a step may leave its batch in: how the module begins, what it does with a batch; the name, and why."""
 
 
-def _ledger(federation: "Federation", module: Callable[[], LightningModule], rounds: int = 2) -> Ledger:
+def _ledger(federation: Federation, module: Callable[[], LightningModule], rounds: int = 2) -> Ledger:
     there = replace(federation, module=module)
     return there.play(FedAvg(), there.plan(rounds))[-1][0].ledger
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_a_module_keeps_is_named_and_nothing_is_covered(plant: str, digits: "Digits") -> None:
+def test_what_a_module_keeps_is_named_and_nothing_is_covered(plant: str) -> None:
     begin, see, name, why = PLANTS[plant]
     loop = replace(PRIVATE, epochs=2, schedule=(lambda round: 1 / round) if "group" in plant else None)
     ledger = _ledger(digits((7, 9)).training(loop), partial(Plain, begin, see))
@@ -179,7 +175,7 @@ class Diverges(Plain):
 
 
 @pytest.mark.parametrize("module", [Honest, Plain, Tensors, Diverges])
-def test_an_honest_module_is_not_blamed(module: Callable[[], LightningModule], digits: "Digits") -> None:
+def test_an_honest_module_is_not_blamed(module: Callable[[], LightningModule]) -> None:
     for loop in (PRIVATE, replace(PRIVATE, epochs=2)):
         work = replace(digits().training(loop), module=module).work()
         trained = work.local(work.initial, digits().data.clients[0], 0)
@@ -191,7 +187,7 @@ def test_an_honest_module_is_not_blamed(module: Callable[[], LightningModule], d
         assert len(ledger.updates.covered) == 2
 
 
-def test_without_dp_nothing_is_compared(digits: "Digits") -> None:
+def test_without_dp_nothing_is_compared() -> None:
     assert _ledger(digits(), partial(Plain, _queue, _enqueue)).uncovered == {"delta": 10}
 
 
@@ -202,7 +198,7 @@ def _make_table(module: Any, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("begin", "see"), [(None, _make_table), (_queue, _enqueue)], ids=["lazy", "queue"])
-def test_the_ledger_does_not_depend_on_the_workers(begin: Any, see: Any, digits: "Digits") -> None:
+def test_the_ledger_does_not_depend_on_the_workers(begin: Any, see: Any) -> None:
     federation = replace(digits().training(PRIVATE), module=partial(Plain, begin, see))
     plan = federation.plan(3, participation=0.6, blocks=3)
     executors = (federation.serial(FedAvg()), Apart(federation, FedAvg()))
@@ -211,7 +207,7 @@ def test_the_ledger_does_not_depend_on_the_workers(begin: Any, see: Any, digits:
     assert not one.updates.covered
 
 
-def test_what_is_named_once_counts_for_all_later_rounds(digits: "Digits") -> None:
+def test_what_is_named_once_counts_for_all_later_rounds() -> None:
     """And earlier rounds keep what they have."""
 
     def see(module: Any, x: Tensor) -> None:
@@ -262,9 +258,7 @@ def _scheduled(scheduler: str) -> LightningModule:
     ("name", "scheduler"),
     [*((name, "none") for name in SCHEDULES), *(("one's own", scheduler) for scheduler in SCHEDULERS)],
 )
-def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(
-    name: str, scheduler: str, digits: "Digits"
-) -> None:
+def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(name: str, scheduler: str) -> None:
     """The release and its count are those at a constant rate: two steps of each client in a round."""
     loop = LocalSGD(1, 2, dp=replace(DP, at_once=2 if name == "cosine" else 1), schedule=SCHEDULES[name])
     ledger = _ledger(digits(sizes=(4, 4)).training(loop), partial(_scheduled, scheduler), rounds=3)
@@ -273,7 +267,7 @@ def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(
     assert covered == {0: [((0.5, 2.0), 6)], 1: [((0.5, 2.0), 6)]}
 
 
-def test_weights_that_a_hook_of_the_method_writes_are_not_covered(digits: "Digits") -> None:
+def test_weights_that_a_hook_of_the_method_writes_are_not_covered() -> None:
     class Adds(FedAvg):
         def client(self, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
             def add_to_grad(params: Any) -> None:
@@ -291,7 +285,7 @@ def test_weights_that_a_hook_of_the_method_writes_are_not_covered(digits: "Digit
     assert ledger.uncovered == {f"delta ({WRITTEN.why})": 5}
 
 
-def test_values_are_compared_and_not_objects(digits: "Digits") -> None:
+def test_values_are_compared_and_not_objects() -> None:
     work = digits().training(PRIVATE).work()
     module: Any = work.module
 
@@ -323,7 +317,7 @@ def test_values_are_compared_and_not_objects(digits: "Digits") -> None:
 
 @pytest.mark.parametrize("name", KINDS["algorithm"].known)
 @pytest.mark.long
-def test_no_method_of_ours_keeps_anything(name: str, digits: "Digits", quick: Callable[[str], Algorithm]) -> None:
+def test_no_method_of_ours_keeps_anything(name: str, quick: Callable[[str], Algorithm]) -> None:
     constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
     method = parts.make("algorithm", name, constants[name]) if name in constants else quick(name)
     loop = replace(PRIVATE, schedule=lambda round: 1 / round)
