@@ -336,10 +336,10 @@ def test_a_run_says_where_clients_are_trained_alone_all_the_same(
     values: dict[str, Any], words: str | None, tmp_path: Path
 ) -> None:
     few = {"federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "wandb": "off", "measure.every": 0}
-    said = list[str]()
+    messages = list[str]()
     config = experiment("smoke", values={"client.batched": True, **few, **values})
-    fedcommons.run(config, tmp_path / "run", say=said.append)
-    notes = [text for text in said if text.startswith(("client.batched", "client.graphs"))]
+    fedcommons.run(config, tmp_path / "run", say=messages.append)
+    notes = [text for text in messages if text.startswith(("client.batched", "client.graphs"))]
     assert [words in note for note in notes] == [True] if words else not notes
     if "client.graphs" not in values:
         other = experiment("smoke", values={**few, **values})

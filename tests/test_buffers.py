@@ -1,6 +1,6 @@
 """BatchNorm's statistics in a federation, averaged with the model or kept by each client; and clients that are late."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import BUFFERS, Facts, Replies, State
+from fedcommons.core.algorithm import BUFFERS, Replies, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
@@ -92,7 +92,7 @@ def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever
         assert torch.equal(flat(ours[0][0].state, str(i)).buffer, _trained(federation, i, start, 1)[1].buffer)
     assert set(theirs[0][0].state) == {"model"}
     kept = federation.play(_Asks(), replace(plan, keep_buffers=True))[-1][0]
-    assert set(kept.state) == {"model"}  # what clients keep does not travel, whoever asks
+    assert set(kept.state) == {"model"}  # what clients keep does not travel, also for a method that asks
 
 
 def test_kept_statistics_never_travel_and_wait_for_their_client(federation: Federation) -> None:
@@ -185,24 +185,6 @@ def test_a_late_client_downloads_and_nothing_else() -> None:
             assert "train/loss" not in facts
         now = after
     assert 0 < silent < 6
-
-
-def test_a_rule_decides_which_clients_are_late() -> None:
-    """Here in even rounds, and the client with most examples of those that joined."""
-    federation, algorithm = digits(), FedAvg()
-
-    def largest(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
-        return {} if round % 2 else {max(joined, key=lambda i: facts.sizes[i]): 0.0}
-
-    plan = replace(federation.plan(4, participation=0.6), late=largest)
-    model = data(federation.model).nbytes
-    for after, facts in federation.play(algorithm, plan):
-        joined, present = answering(algorithm, plan, {}, after.round)
-        assert joined == participants(5, 0.6, 0, after.round)
-        assert len(joined) - len(present) == facts["stragglers"] == (after.round + 1) % 2
-        assert facts["comm/up_bytes"] == len(present) * model
-        if after.round % 2 == 0:
-            assert (9, 16, 12, 20, 7)[(set(joined) - set(present)).pop()] == max((9, 16, 12, 20, 7)[i] for i in joined)
 
 
 def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: Federation) -> None:

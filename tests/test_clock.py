@@ -66,7 +66,7 @@ def notes(executor: Any) -> list[tuple[int, int, int]]:
 
 
 def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> None:
-    """As if a client had trained in all rounds before, whoever takes part."""
+    """As if a client had trained in all rounds before, whichever clients take part."""
     executor = federation.serial(FedAvg())
     federation.play(FedAvg(), federation.plan(3, participation=0.7, seed=3), executor)
     expected = []

@@ -236,7 +236,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "random.Random": (lambda: random.Random(0), lambda x: x.random()),
     "numpy's generator": (lambda: np.random.default_rng(0), lambda x: x.random()),
     "torch's generator": (lambda: torch.Generator(), lambda x: torch.rand(1, generator=x)),
-    # what cannot be told is named
+    # what cannot be read is named
     "file": (lambda: Path(os.devnull).open("w", encoding="utf-8"), lambda x: x.close()),  # noqa: SIM115
     "simple queue": (queue.SimpleQueue, lambda x: x.put(1.0)),
     "coroutine": (lambda: (lambda c: c())(_coroutine), lambda x: x.close()),

@@ -140,8 +140,8 @@ def test_they_are_trained_on_and_shared_and_judged_by_the_loss_alone(
 @pytest.mark.parametrize(("data", "label"), [("reals", 4), ("nothing", 0)])
 def test_the_bytes_of_a_label_are_those_of_its_type(data: str, label: int) -> None:
     y = torch.randn(80) if data == "reals" else torch.zeros(80, dtype=torch.int64)
-    given = Dealt(Clients(Examples(torch.zeros(80, 30), y), list(np.arange(80).reshape(4, 20))), None, False, 0)
-    assert share(ShuffledReal(0.5), given).traffic.once == 2 * 40 * (4 * 30 + label)
+    client_data = Dealt(Clients(Examples(torch.zeros(80, 30), y), list(np.arange(80).reshape(4, 20))), None, False, 0)
+    assert share(ShuffledReal(0.5), client_data).traffic.once == 2 * 40 * (4 * 30 + label)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -181,9 +181,9 @@ def test_examples_of_any_type_and_shape_are_read_and_shared(dtype: str, shape: t
     store = own.read("mine", returned)[0].train
     assert store.x.dtype == getattr(torch, "float32" if dtype == "float64" else dtype)
     assert torch.equal(store.x, torch.from_numpy(x).to(store.x.dtype))
-    given = Dealt(Clients(store, list(np.arange(N).reshape(4, -1))), 3, False, 0)
+    client_data = Dealt(Clients(store, list(np.arange(N).reshape(4, -1))), 3, False, 0)
     for stage in (ShuffledReal(0.5), RawCopies(0.5, d=1)):
-        shared = share(stage, given)
+        shared = share(stage, client_data)
         assert shared.data.clients.store.x.dtype == store.x.dtype
         assert shared.traffic.once % (int(np.prod(shape)) * store.x.element_size() + 1) == 0
         assert shared.traffic.once > 0

@@ -304,7 +304,7 @@ def _refused(judge: Callable[..., Any]) -> Module:
         (Plain(lambda *_: None, logits=False), r"returns \(\) for an example, no logits of 3 classes"),
         (Plain(lambda *_: None), r"returns \(2,\) for an example, no logits of 3 classes"),
     ],
-    ids=["a metric that is nobody's", "a largest number", "a matrix", "a dict", "no logits", "too few logits"],
+    ids=["a metric that is no attribute", "a largest number", "a matrix", "a dict", "no logits", "too few logits"],
 )
 def test_what_would_be_another_number_than_the_module_means_is_refused(module: Module, words: str) -> None:
     with pytest.raises(ClientError, match=words):

@@ -49,8 +49,8 @@ def optimizers(returned: str) -> str:
     )
 
 
-def made(lines: str) -> str:
-    """A Net that does this when it is made."""
+def built(lines: str) -> str:
+    """A Net that does this when it is built."""
     body = "\n".join(f"    {line}" for line in lines.splitlines())
     return module(f"def __init__(self, shape, n_classes, lr):\n    super().__init__(shape, n_classes, lr)\n{body}")
 
@@ -85,13 +85,13 @@ REFUSED = {
     "two dicts": (optimizers("return {'optimizer': sgd}, {'optimizer': sgd}"), "gives 2 optimizers"),
     "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
     "a frozen one that moves": (
-        made("self.last.bias.requires_grad = False")
+        built("self.last.bias.requires_grad = False")
         + "\n\n    def training_step(self, batch, batch_idx):\n        self.last.bias.data.add_(1)\n"
         "        return super().training_step(batch, 0)",
         "training changes last.bias, which has requires_grad = False",
     ),
-    "all frozen": (made("self.requires_grad_(False)"), LOSS),
-    "manual": (made("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
+    "all frozen": (built("self.requires_grad_(False)"), LOSS),
+    "manual": (built("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
     "no loss": (step("return None"), LOSS),
     "losses": (step("return loss.expand(2)"), LOSS),
     "without a gradient": (step("return loss.detach()"), LOSS),
@@ -102,20 +102,20 @@ REFUSED = {
         "def Own(shape, n_classes, lr):\n    return torch.compile(Net(shape, n_classes, lr))",
         "is compiled by torch.compile",
     ),
-    "compiled in place": (made("self.compile()"), "is compiled by torch.compile"),
-    "compiled inside": (made("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
+    "compiled in place": (built("self.compile()"), "is compiled by torch.compile"),
+    "compiled inside": (built("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
     "compiled function": (
         "half = torch.compile(lambda x: x / 2)\n\n\n" + step("return half(loss)"),
         "is compiled by torch.compile",
     ),
-    "lazy": (made("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
+    "lazy": (built("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
     "shared memory": (
-        made("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
+        built("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
         "last.weight and other.weight share their memory",
     ),
-    "complex": (made("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
-    "mixed": (made("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
-    "meta": (made("self.to('meta')"), "last.weight is on the meta device"),
+    "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
+    "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
+    "meta": (built("self.to('meta')"), "last.weight is on the meta device"),
     "arguments": (
         "class Own(Net):\n    def __init__(self, width):\n        pass",
         "it asks for width, which has no default",
@@ -134,7 +134,7 @@ COUNTS = module(
     "def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):\n"
     "    optimizer.step(closure=optimizer_closure)"
 )
-CLAMPS = made("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))")
+CLAMPS = built("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))")
 HOOKS: list[tuple[str, dict[str, object], str]] = [
     *((module(f"def {name}(self, *args): ..."), {}, name) for name in NEVER_CALLED),
     (module("def configure_callbacks(self):\n    return [Callback()]"), {}, "configure_callbacks .*Callback"),
@@ -189,23 +189,23 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.long
 def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
-    more, said = REFUSED[name]
-    with pytest.raises(UserError, match=said):
+    more, words = REFUSED[name]
+    with pytest.raises(UserError, match=words):
         prepare(settled(tmp_path, more))
 
 
 RIGHT = {
-    "tied": made(
+    "tied": built(
         "self.code = nn.Linear(64, 64, bias=False)\nself.back = nn.Linear(64, 64)\nself.back.weight = self.code.weight"
     )
     + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
-    "frozen": made("self.body = nn.Linear(64, 64).requires_grad_(False)")
+    "frozen": built("self.body = nn.Linear(64, 64).requires_grad_(False)")
     + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
-    "unused": made("self.spare = nn.Linear(3, 3)"),
+    "unused": built("self.spare = nn.Linear(3, 3)"),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
-    "double": made("self.double()")
+    "double": built("self.double()")
     + "\n\n    def forward(self, x):\n        return self.last(x.flatten(1).double() / 255)",
-    "a counter": made("self.register_buffer('seen', torch.zeros((), dtype=torch.int64))")
+    "a counter": built("self.register_buffer('seen', torch.zeros((), dtype=torch.int64))")
     + "\n\n    def training_step(self, batch, batch_idx):\n        self.seen += 1\n"
     "        return super().training_step(batch, 0) / self.seen",
     "logs": step(

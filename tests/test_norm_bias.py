@@ -1,14 +1,13 @@
 """Biases in front of BatchNorm: their gradient is zero, so Adam moves them by rounding noise; ``norm_bias`` off."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcommons import experiment, run
+from fedcommons import experiment
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.fedcvae import FedCVAE
@@ -21,6 +20,7 @@ from fedcommons.generators.gan import GAN
 from fedcommons.generators.loop import batch_of
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
+from fedcommons.runs.worker import build_module
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import Generator
 from lightning_modules.cvae import CVAE as Autoencoder
@@ -117,34 +117,6 @@ def test_norm_bias_is_refused_where_there_is_no_norm(values: dict[str, Any], nam
         prepare(experiment("smoke", values=values))
 
 
-RUNS: list[dict[str, Any]] = [
-    {**LOCAL, "generator": "cvae", "generator.batch_norm": True, "generator.norm_bias": False},
-    {**LOCAL, "generator": "gan", "generator.norm_bias": False},
-    {**LOCAL, "generator": "private_gan", "generator.noise_multiplier": 1.0, "generator.batch_size": 8,
-     "generator.norm_bias": False},
-    {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "sharing.norm_bias": False},
-    {"algorithm": "fedcvae", "fedcvae.variant": "kd", "fedcvae.norm_bias": False},
-    {"algorithm": "dense", "dense.norm_bias": False},
-    {"algorithm": "coboosting", "coboosting.norm_bias": False},
-    {"model": "cnn", "model.batch_norm": True, "model.norm_bias": False},
-    {"model": "convnet", "model.width": 8, "model.norm_bias": False},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("values", RUNS, ids=lambda values: str([v for n, v in values.items() if "." not in n]))
-@pytest.mark.long
-def test_every_component_with_a_norm_runs_without_norm_bias(values: dict[str, Any], tmp_path: Path) -> None:
-    few = {"data.limit": 60, "federation.rounds": 1, "measure.every": 0, "wandb": "off", "generator.epochs": 1,
-           "client.epochs": 1, "fedcvae.samples": 40, "fedcvae.local_epochs": 1, "sharing.steps": 4,
-           "dense.iterations": 1, "dense.server_epochs": 1, "dense.generator_steps": 1,
-           "coboosting.server_epochs": 1, "coboosting.generator_steps": 1,
-           "artifacts": str(tmp_path / "artifacts")}  # fmt: skip
-    known = experiment("smoke", values=values).flat
-    more = {name: value for name, value in few.items() if name in known or name == "wandb"}
-    result = run(experiment("smoke", values={**more, **values}), tmp_path / "run", say=lambda _: None)
-    assert result.summary["rounds"] == 1
-
-
 def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
     """Else the same sums would be released twice, with two noises, at one epsilon."""
     base = {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "data.limit": 100}
@@ -179,3 +151,13 @@ def test_they_change_a_training_only_where_the_last_batch_was_smaller(kind: Any,
         each = (kind(batch_size=10, epochs=1, even_batches=flag, **fields) for flag in (False, True))
         mixed, even = (part.fit(images[torch.arange(n)], 10, 0, [1])[1].weights for part in each)
         assert all(torch.equal(mixed[name], even[name]) for name in mixed) == is_equal
+
+
+@pytest.mark.parametrize(("model", "more"), [("cnn", {"model.batch_norm": True}), ("convnet", {"model.width": 8})])
+def test_the_constant_reaches_the_model(model: str, more: dict[str, Any]) -> None:
+    sizes = []
+    for bias in (True, False):
+        values = {"model": model, **more, "model.norm_bias": bias}
+        chosen = experiment("smoke", values=values)
+        sizes.append(sum(p.numel() for p in build_module(chosen, inputs.load(chosen.data)).parameters()))
+    assert sizes[1] < sizes[0]

@@ -155,8 +155,8 @@ BUGS: dict[str, tuple[str, Callable[[Tensor, Tensor], object]]] = {
 
 @pytest.mark.parametrize("what", BUGS)
 def test_a_bug_in_a_hook_is_found(what: str) -> None:
-    said, bug = BUGS[what]
-    with pytest.raises((AssertionError, ClientError), match=said):
+    words, bug = BUGS[what]
+    with pytest.raises((AssertionError, ClientError), match=words):
         check_on(PRETEND)(*case(partial(_Buggy, bug=bug)))
 
 
@@ -164,8 +164,8 @@ def test_other_bits_are_found_and_on_a_real_device_other_numbers() -> None:
     """Of a method that does something else each time it is played."""
     plays = count()
     method, clients = case(partial(_Buggy, bug=lambda p, g: g.mul_(next(plays))))
-    for device, said in ((PRETEND, "there are other bits of .*state/model"), ("cpu", "other .*state/model")):
-        with pytest.raises(AssertionError, match=said):
+    for device, words in ((PRETEND, "there are other bits of .*state/model"), ("cpu", "other .*state/model")):
+        with pytest.raises(AssertionError, match=words):
             check_on(device)(method, clients)
 
 
@@ -178,9 +178,9 @@ def test_a_method_that_never_trains_on_the_gpu_is_found() -> None:
         check_on(PRETEND)(*case(FedAvg, clients=lambda method: StaysOnTheCPU(**vars(BATCH_NORM(method=method)))))
 
 
-@pytest.mark.parametrize(("device", "said"), [("gpu0", "device must be"), ("meta", "torch finds no meta")])
-def test_a_device_that_does_not_exist_is_refused(device: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(("device", "words"), [("gpu0", "device must be"), ("meta", "torch finds no meta")])
+def test_a_device_that_does_not_exist_is_refused(device: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         check_algorithm(case(FedAvg)[0], device=device)
 
 

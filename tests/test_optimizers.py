@@ -31,16 +31,16 @@ ROWS = ClientData(torch.zeros(10, 1), torch.zeros(10))
 class Slope(LightningModule):
     """f(w) = w: with SGD every step takes its rate from w."""
 
-    def __init__(self, given: Callable[[torch.optim.Optimizer], Any], momentum: float = 0.0) -> None:
+    def __init__(self, configure: Callable[[torch.optim.Optimizer], Any], momentum: float = 0.0) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.given, self.momentum = given, momentum
+        self.configure, self.momentum = configure, momentum
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         return self.w.sum()
 
     def configure_optimizers(self) -> Any:
-        return self.given(torch.optim.SGD(self.parameters(), 0.5, self.momentum))
+        return self.configure(torch.optim.SGD(self.parameters(), 0.5, self.momentum))
 
 
 def _half(sgd: torch.optim.Optimizer) -> schedulers.LRScheduler:
@@ -80,8 +80,8 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
 
 @pytest.mark.parametrize(("form", "factor"), [*((form, 0.25) for form in FORMS), ("an optimizer", 1.0), ("two", 1.0)])
 def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: str, factor: float) -> None:
-    given, rates = FORMS[form]
-    work = Work(Slope(given), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda round: factor))
+    configure, rates = FORMS[form]
+    work = Work(Slope(configure), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda round: factor))
     for round in (1, 2):
         work.begin(round, ROWS)
         for _ in range(2):  # two trainings in a round

@@ -180,7 +180,7 @@ SET: dict[str, Callable[[], object]] = {
     "no gradients": lambda: torch.set_grad_enabled(False),
     "inference mode": lambda: torch.inference_mode().__enter__(),
     "anomalies but NaN": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
-    "deterministic or told": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "deterministic or warned": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "threads": lambda: torch.set_num_threads(2),
     "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),

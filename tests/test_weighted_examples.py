@@ -96,7 +96,7 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
 
 
 def test_all_examples_together_are_one_client_that_holds_them() -> None:
-    """sigma_avg^2 of the clients is sigma^2 of that client, whoever holds the heavy examples."""
+    """sigma_avg^2 of the clients is sigma^2 of that client, whichever client holds the heavy examples."""
     sizes, draw = (8, 3, 12), np.random.default_rng(1)
     federation = least_squares(sizes=sizes).federation(0.1)
     weights = [scale * draw.integers(1, 9, n) for n, scale in zip(sizes, (4, 1, 0.25), strict=True)]
