@@ -123,25 +123,6 @@ def test_a_checkpoint_holds_them(keep: bool, federation: Federation, tmp_path) -
     assert torch.equal(rest[-1][0].buffers.buffer, whole[-1][0].buffers.buffer)
 
 
-def test_a_workers_past_does_not_show_in_statistics_or_counters(federation: Federation) -> None:
-    class Cumulative(Classifier):  # momentum None: the average depends on how many batches were seen
-        def __init__(self) -> None:
-            network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16, batch_norm=True)
-            network.norm1 = nn.BatchNorm2d(3, momentum=None)
-            super().__init__(network, lr=0.1)
-
-    def module() -> LightningModule:
-        set_default_generator("initial weights of the tests")
-        return Cumulative()
-
-    federation, algorithm = replace(federation, module=module), FedAvg()
-    used = federation.serial(algorithm)
-    federation.play(algorithm, federation.plan(2, seed=1), used)
-    ends = [federation.play(algorithm, federation.plan(2), e)[-1][0] for e in (used, federation.serial(algorithm))]
-    assert torch.equal(ends[0].buffers.buffer, ends[1].buffers.buffer)
-    assert torch.equal(ends[0].model.buffer, ends[1].model.buffer)
-
-
 def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: Federation) -> None:
     algorithm = FedAvg()
     executor = federation.serial(algorithm)

@@ -369,11 +369,9 @@ def ready(**values: object) -> Experiment:
 
 
 @pytest.mark.long
-def test_layers_of_configure_model_are_trained_and_a_stop_changes_no_bit(nets: Path, tmp_path: Path) -> None:
-    """Of a module with hooks that samples in every mode, and is measured."""
-    config = ready(
-        nets, "Samples", **{"measure.every": 3, "measure.smoothness": True, "federation.checkpoint_every": 1}
-    )
+def test_layers_of_configure_model_are_trained_and_a_stop_changes_no_bit(tmp_path: Path) -> None:
+    fields = {"measure.every": 3, "measure.smoothness": True, "measure.clients": True}
+    config = ready(**fields, **{"federation.checkpoint_every": 1})
     result = run(config, folder=tmp_path / "whole", say=lambda _: None)
     assert len(result.model.state_dict()) == 4
     assert result.rounds["train/rate"].iloc[-1] < config.client.lr

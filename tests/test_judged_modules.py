@@ -46,7 +46,7 @@ class Coder(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
         match self.kind:
-            case "error":
+            case "error" | "late":
                 return {"error": self.error(batch[0])}
             case "root":  # no mean over examples
                 return {"rmse": self.error(batch[0]).sqrt()}

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.convergence.estimators import (
@@ -95,20 +94,6 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
     assert np.allclose(after.model.buffer.numpy(), -0.1 * np.mean(slopes, 0), rtol=0, atol=1e-12)
 
 
-def test_all_examples_together_are_one_client_that_holds_them() -> None:
-    """sigma_avg^2 of the clients is sigma^2 of that client, whichever client holds the heavy examples."""
-    sizes, draw = (8, 3, 12), np.random.default_rng(1)
-    federation = least_squares(sizes=sizes).federation(0.1)
-    weights = [scale * draw.integers(1, 9, n) for n, scale in zip(sizes, (4, 1, 0.25), strict=True)]
-    store = federation.data.clients.store
-    alone = Clients(store, Rows.of([np.arange(sum(sizes))], [np.concatenate(weights)]))
-    at = _at(federation)
-    found = _measure(_weighted(federation, weights), model=at)
-    one = _measure(replace(federation, data=RunData(alone, alone, {})), model=at)
-    assert found.sigma_avg_sq == pytest.approx(one.sigma_sq, rel=1e-6)  # weights are float32
-    assert found.sigma_avg_sq == pytest.approx(one.sigma_avg_sq, rel=1e-6)
-
-
 def test_the_shift_of_a_pool_is_from_the_weighted_objective() -> None:
     problem, weights = least_squares(sizes=(6, 4, 9)), [np.repeat([0.0, 1.0], 3), np.full(4, 2.0)]
     federation = problem.federation(0.1)
@@ -132,34 +117,33 @@ def test_weights_of_one_are_no_weights() -> None:
     assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6)
 
 
-def test_an_example_that_two_clients_hold_at_half_weight_counts_as_one() -> None:
-    """AGC's 1/d_j: the sum over clients of size times grad f_i is that of the examples, each once; so within a client.
+@pytest.mark.parametrize(
+    ("rows", "weights"),
+    [
+        ([0, 1, 2, 3, 9], [1.0, 1.0, 1.0, 1.0, 0.5]),  # and the other client's half of example 9
+        ([0, 0, 1, 2, 3], [0.5, 0.5, 1.0, 1.0, 1.0]),
+        ([0, 0, 1, 1, 2, 2, 3, 3], [0.5] * 8),
+    ],
+    ids=["between clients", "within a client", "all twice"],
+)
+def test_copies_of_an_example_with_weights_of_sum_one_count_as_one(rows: list[int], weights: list[float]) -> None:
+    """AGC's 1/d_j: the sum over clients of size times grad f_i is that of the examples, each once."""
+    plain, rest = least_squares(sizes=(4, 6)).federation(0.1), [4, 5, 6, 7, 8, 9]
 
-    Two copies within one client change neither its mean gradient nor its size.
-    """
-    problem = least_squares(sizes=(4, 6))
-    plain = problem.federation(0.1)
-
-    def measured(rows: list[list[int]], weights: list[list[float]]) -> Moments:
-        clients = Clients(
-            plain.data.clients.store, Rows.of([np.array(r) for r in rows], [np.array(w) for w in weights])
-        )
+    def measured(first: list[int], of_first: list[float], of_last: float) -> Moments:
+        lists, of_rest = [np.array(first), np.array(rest)], np.array([1.0] * 5 + [of_last])
+        clients = Clients(plain.data.clients.store, Rows.of(lists, [np.array(of_first), of_rest]))
         return _measure(replace(plain, data=RunData(clients, clients, {})), model=_at(plain))
 
-    def total(rows: list[list[int]], weights: list[list[float]]) -> Tensor:
-        found = measured(rows, weights)
-        return found.pooled * found.sizes.sum()
-
-    once = total([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 4, [1.0] * 6])
-    between = total([[0, 1, 2, 3, 9], [4, 5, 6, 7, 8, 9]], [[1.0] * 4 + [0.5], [1.0] * 5 + [0.5]])
-    within = total([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[0.5, 0.5, 1.0, 1.0, 1.0], [1.0] * 6])
-    assert torch.allclose(between, once, rtol=1e-6)  # weights of mean 1 are rounded to float32
-    assert torch.allclose(within, once, rtol=1e-6)
-    assert not torch.allclose(total([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 5, [1.0] * 6]), once, rtol=1e-3)
-    single = measured([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], [[1.0] * 4, [1.0] * 6])
-    doubled = measured([[0, 0, 1, 1, 2, 2, 3, 3], [4, 5, 6, 7, 8, 9]], [[0.5] * 8, [1.0] * 6])
-    assert doubled.zeta_sq == pytest.approx(single.zeta_sq)
-    assert doubled.sizes.tolist() == [4, 6]
+    once, found = measured([0, 1, 2, 3], [1.0] * 4, 1.0), measured(rows, weights, 0.5 if 9 in rows else 1.0)
+    total = once.pooled * once.sizes.sum()
+    assert torch.allclose(found.pooled * found.sizes.sum(), total, rtol=1e-6)  # weights are float32
+    if 9 not in rows:
+        assert found.sizes.tolist() == [4, 6]
+    if len(rows) == 8:
+        assert found.zeta_sq == pytest.approx(once.zeta_sq)
+    unweighted = measured(rows, [1.0] * len(rows), 1.0)
+    assert not torch.allclose(unweighted.pooled * unweighted.sizes.sum(), total, rtol=1e-3)
 
 
 def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
