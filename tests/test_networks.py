@@ -67,6 +67,7 @@ def test_vgg11_starts_as_the_authors_do_and_drops_out_in_training_only() -> None
     [
         (lambda shape: CNN(shape, 100, channels=(4, 8), hidden=16), CIFAR),
         (lambda shape: CNN(shape, 3), (2, 9, 7)),
+        (lambda shape: CNN(shape, 3), (1, 4, 4)),
         (lambda shape: Linear(shape, 10), DIGITS),
         (lambda shape: MLP(shape, 100, hidden=(7,)), CIFAR),
         (lambda shape: VGG11(shape, 100), CIFAR),
@@ -140,9 +141,11 @@ def test_conv5_pads_with_zeros_all_around_to_32_pixels_and_has_no_relu_before_th
 
 
 @pytest.mark.parametrize(
-    ("network", "shape"), [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16)), (Conv5, (64,))]
-)
-def test_images_that_are_too_small_are_refused(
+    ("network", "shape"),
+    [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16)), (Conv5, (64,)), (CNN, (1, 3, 4)),
+     (VGG11, (3, 33, 32)), (VGG11, (3, 32, 48))],
+)  # fmt: skip
+def test_images_of_a_wrong_size_are_refused(
     network: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(ValueError, match="it needs images"):
