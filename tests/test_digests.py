@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,7 +34,6 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.testing import digits
 
-STORE: deque[float] = deque()
 CONTEXT: contextvars.ContextVar[list[float]] = contextvars.ContextVar("CONTEXT")
 
 
@@ -112,17 +111,8 @@ class Raises:
         raise RuntimeError
 
 
-def _closure() -> tuple[Callable[[], float], Callable[[float], None]]:
-    row = 0.0
-
-    def get() -> float:
-        return row
-
-    def put(value: float) -> None:
-        nonlocal row
-        row = value
-
-    return get, put
+def _closure(rows: list[float]) -> Any:
+    return lambda: rows
 
 
 def _generator() -> Iterator[float]:
@@ -215,13 +205,10 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "module that is no file": (lambda: types.ModuleType("made"), _set("row", 1.0)),
     "exception": (lambda: ValueError([]), lambda x: _append(x.args[0])),
     "logger": (lambda: logging.getLogger("of the tests"), _set("row", 1.0)),
-    "property": (
-        lambda: property(cast(Any, _closure()[0])),
-        lambda x: x.fget.__closure__[0].__setattr__("cell_contents", 1.0),
-    ),
+    "property": (lambda: property(_closure([])), lambda x: _append(x.fget())),
     # functions and iterators
-    "closure": (lambda: _closure()[1], lambda x: x(1.0)),
-    "method of a closure": (lambda: functools.partial(_closure()[1]), lambda x: x(1.0)),
+    "closure": (lambda: _closure([]), lambda x: _append(x())),
+    "partial of a closure": (lambda: functools.partial(_closure([])), lambda x: _append(x())),
     "function's attribute": (lambda: lambda: None, _set("row", 1.0)),
     "function's constant": _new(lambda: eval("lambda: 0.5"), eval("lambda: 0.25")),
     "bound method": (lambda: [].append, lambda x: x(1.0)),
