@@ -53,6 +53,7 @@ def test_an_author_may_say_that_whole_labels_are_no_classes() -> None:
 
 
 def test_the_regressors_loss_is_the_mean_squared_error_weighted_by_examples() -> None:
+    torch.manual_seed(0)
     network = torch.nn.Linear(4, 2)
     module, x = Regressor(network, lr=0.1), torch.randn(9, 4)
     y, weight = torch.randn(9, 2), torch.rand(9)
@@ -139,7 +140,7 @@ def test_they_are_trained_on_and_shared_and_judged_by_the_loss_alone(
 
 @pytest.mark.parametrize(("data", "label"), [("reals", 4), ("nothing", 0)])
 def test_the_bytes_of_a_label_are_those_of_its_type(data: str, label: int) -> None:
-    y = torch.randn(80) if data == "reals" else torch.zeros(80, dtype=torch.int64)
+    y = torch.linspace(-1, 1, 80) if data == "reals" else torch.zeros(80, dtype=torch.int64)
     client_data = Dealt(Clients(Examples(torch.zeros(80, 30), y), list(np.arange(80).reshape(4, 20))), None, False, 0)
     assert share(ShuffledReal(0.5), client_data).traffic.once == 2 * 40 * (4 * 30 + label)
 
