@@ -149,7 +149,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a partition by class": ({"partition.name": "dirichlet_niid"}, "dirichlet_niid deals classes"),
     "a generator": ({"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
     "feddm": ({"algorithm": "feddm"}, "algorithm feddm works by class"),
-    "fedproto": ({"algorithm": "fedproto", "evaluate.clients": True}, "algorithm fedproto works by class"),
     "a model that classifies": ({"model.name": "vae"}, "vae"),
     "optimal copies": ({"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement": "optimal"},
                        "sharing.placement optimal evens out classes"),

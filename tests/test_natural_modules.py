@@ -121,6 +121,13 @@ REFUSED = {
     "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
     "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
     "meta": (built("self.to('meta')"), "last.weight is on the meta device"),
+    "measured without a hook": (
+        module(
+            "def on_train_start(self):\n    self.scale = 2\n\ndef training_step(self, batch, batch_idx):\n"
+            "    return self.scale * super().training_step(batch, batch_idx)"
+        ),
+        "self.scale.*measure.every",
+    ),
     "arguments": (
         "class Own(Net):\n    def __init__(self, width):\n        pass",
         "it asks for width, which has no default",
@@ -143,11 +150,6 @@ CLAMPS = built("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.
 HOOKS: list[tuple[str, dict[str, object], str]] = [
     *((module(f"def {name}(self, *args): ..."), {}, name) for name in NEVER_CALLED),
     (module("def configure_callbacks(self):\n    return [Callback()]"), {}, "configure_callbacks .*Callback"),
-    (
-        module("def on_train_start(self):\n    self.scale = 2\n\ndef training_step(self, batch, batch_idx):\n"
-               "    return self.scale * super().training_step(batch, batch_idx)"),
-        {"measure.every": 1}, "self.scale.*measure.every",
-    ),
     (optimizers("self.on_validation_epoch_end = lambda: None; return sgd"), {}, "on_validation_epoch_end"),
     (module("on_train_start = None"), {}, "on_train_start is no function"),
     (step("self.trainer.accumulate_grad_batches = 4; return loss"), {}, "accumulate_grad_batches"),
@@ -196,7 +198,7 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
 def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     more, words = REFUSED[name]
     with pytest.raises(UserError, match=words):
-        prepare(settled(tmp_path, more))
+        prepare(settled(tmp_path, more, **{"measure.every": int("measured" in name)}))
 
 
 RIGHT = {

@@ -96,7 +96,6 @@ def _torch(path: Path, what: object) -> None:
 
 
 FILES: Mapping[str, Callable[[Path], None]] = {
-    "inside.safetensors": lambda path: save_file({f"network.{n}": t for n, t in state().items()}, path),
     "a.pt": lambda path: _torch(path, state()),
     "lightning.ckpt": lambda path: _torch(
         path, {"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}
