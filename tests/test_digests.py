@@ -152,6 +152,8 @@ def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callab
     return make, lambda _: New(value)
 
 
+IMAGINARY = torch.tensor([1j])
+
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # numbers and texts
     "np.float32": _new(lambda: np.float32(0), np.float32(1)),
@@ -167,6 +169,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "array of objects": (lambda: np.array([[0.0], None], dtype=object), lambda x: _append(x[0])),
     "masked array": (lambda: np.ma.zeros(2), _item(0, np.ma.masked)),
     "tensor": (lambda: torch.zeros(2), _fill),
+    "conjugate of the same memory": _new(lambda: IMAGINARY, IMAGINARY.conj()),
+    "negative of the same memory": _new(lambda: IMAGINARY.imag, IMAGINARY.conj().imag),
     "tensor's attribute": (lambda: torch.zeros(2), _set("row", 1.0)),
     "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _set("grad", torch.ones(2))),
     "tensor's hook": (lambda: nn.Parameter(torch.zeros(2)), lambda x: x.register_hook(lambda g: g)),

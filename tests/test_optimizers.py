@@ -58,8 +58,6 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
     "an optimizer": (lambda sgd: sgd, [1, 1, 1, 1, 1, 1]),
     "a dict": (lambda sgd: {"optimizer": sgd, "lr_scheduler": _half(sgd)}, [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "a list of dicts": (lambda sgd: [_configured("epoch")(sgd)], [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
-    "epochs": (_configured("epoch", 2), [1, 1, 1, 1, 1 / 2, 1 / 2]),
-    "some steps": (_configured("step", 2), [1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),
     "steps": (_configured("step"), [1 / 2**k for k in range(6)]),
     "more steps than an epoch has": (_configured("step", 3), [1, 1, 1, 1, 1, 1]),  # as in Lightning
     "two": (
@@ -94,6 +92,14 @@ def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: st
     else:  # a method that divides by the rate refuses one that changes in a round
         with pytest.raises(ValueError, match="SCAFFOLD is defined for one learning rate in a round"):
             work.sgd("SCAFFOLD", momentum=False)
+
+
+@pytest.mark.parametrize(("interval", "loop"), [("step", LocalSGD(1, 5)), ("epoch", LocalSGD(5, 25))])
+def test_a_scheduler_of_frequency_two_steps_at_every_second_time(interval: str, loop: LocalSGD) -> None:
+    """Rates over 0.5 in five steps: 1, 1, 1/2, 1/2, 1/4."""
+    work, rows = Work(Slope(_configured(interval, 2)), CPU, loop), ClientData(torch.zeros(25, 1), torch.zeros(25))
+    work.begin(1, rows)
+    assert float(work.local(work.initial, rows, 0).model.buffer) == -0.5 * 3.25
 
 
 def test_what_else_a_scheduler_sets_begins_anew_too() -> None:
