@@ -197,8 +197,9 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
 @pytest.mark.long
 def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     more, words = REFUSED[name]
+    values = {"measure.every": 1, "partition.n_clients": 2} if "measured" in name else {}
     with pytest.raises(UserError, match=words):
-        prepare(settled(tmp_path, more, **{"measure.every": int("measured" in name)}))
+        prepare(settled(tmp_path, more, **values))
 
 
 RIGHT = {
