@@ -1,16 +1,12 @@
 """Corollary I by hand, the advisor where one of its terms rules, and its probe against a run that measures the same."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import pandas as pd
 import pytest
 
 from fedcommons.artifacts import Store
@@ -24,11 +20,9 @@ from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
-from fedcommons.sweeping import grids
+from fedcommons.sweeping import sweep as sweeping
 from papers.fedssyn.advice import Advice, advice_panels, advice_table
 from papers.fedssyn.advice_report import Outcome, local_work, outcome
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +36,21 @@ SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]
 
 
 def test_the_corollary_s_terms_by_hand() -> None:
-    found = rates.non_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=2)
-    assert found.noise == 2 * 25 / (4 * 0.0625)
-    assert found.drift == 2 * (9 * 4 + 3 * 5) / 0.125
-    assert found.descent == 2 * 9 / 0.25
-    found = rates.strongly_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
-    assert found.noise == 25 / (0.5 * 4 * 0.25)
-    assert found.drift == 2 * (9 * 4 + 3 * 5) / (0.5 * 0.5)
-    assert found.descent == pytest.approx(4 * 9 / 0.5 * 1.3862943611198906)  # log 4
-    assert found.total == found.noise + found.drift + found.descent
+    result = rates.non_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=2)
+    assert result.noise == 2 * 25 / (4 * 0.0625)
+    assert result.drift == 2 * (9 * 4 + 3 * 5) / 0.125
+    assert result.descent == 2 * 9 / 0.25
+    result = rates.strongly_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
+    assert result.noise == 25 / (0.5 * 4 * 0.25)
+    assert result.drift == 2 * (9 * 4 + 3 * 5) / (0.5 * 0.5)
+    assert result.descent == pytest.approx(4 * 9 / 0.5 * 1.3862943611198906)  # log 4
+    assert result.total == result.noise + result.drift + result.descent
+    with pytest.raises(ValueError, match=r"epsilon must lie in \(0, 1\)"):
+        rates.strongly_convex(1.0, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
 
 
 def _changed(**values: float) -> Probed:
     return replace(AT, **values)
-
-
-def test_the_strongly_convex_bound_says_nothing_of_a_large_epsilon() -> None:
-    with pytest.raises(ValueError, match=r"epsilon must lie in \(0, 1\), got 1"):
-        rates.strongly_convex(1.0, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
 
 
 @pytest.mark.parametrize("p", SHARES)
@@ -82,13 +73,13 @@ def test_the_whole_ratio_by_hand() -> None:
     assert relative_rounds(AT, p, WORK, epsilon) == pytest.approx(with_pool / without, rel=1e-12)
 
 
-def test_a_prediction_is_the_last_models_and_lies_in_its_band() -> None:
+def test_a_prediction_is_of_the_last_model_and_lies_in_its_band() -> None:
     probes = [[_changed(zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
-    found = predict(probes, SHARES, WORK)
-    assert [f.relative for f in found] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
-    assert all(f.low <= f.relative <= f.high for f in found)
-    assert (found[0].relative, found[0].low, found[0].high) == (1, 1, 1)  # p = 0
-    for f in found[1:]:
+    result = predict(probes, SHARES, WORK)
+    assert [f.relative for f in result] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
+    assert all(f.low <= f.relative <= f.high for f in result)
+    assert (result[0].relative, result[0].low, result[0].high) == (1, 1, 1)  # p = 0
+    for f in result[1:]:
         every = [relative_rounds(v[0], f.p, WORK, v[0].gradient_sq * k) for v in probes for k in (1, 0.1)]
         assert (f.low, f.high) == (min(every), max(every))
         assert f.low < f.high
@@ -101,7 +92,7 @@ def test_uncertain_estimates_widen_the_band() -> None:
     ends = [(v.zeta_sq, v.delta_sq) for v in probed(unsure)]
     assert ends == [(9, 0.3), (9 - 2.365, 0.3), (9 + 2.365, 0.3), (9, 0), (9, 0.3 + 2.365)]  # no square is negative
     flat = sure | {"gradient_sq": Estimate(0.5, 0.1)}
-    narrow, wide, other = (predict([probed(found)], [0.5], WORK)[0] for found in (sure, unsure, flat))
+    narrow, wide, other = (predict([probed(result)], [0.5], WORK)[0] for result in (sure, unsure, flat))
     assert narrow.relative == wide.relative == other.relative
     assert wide.low < narrow.low
     assert wide.high > narrow.high
@@ -109,12 +100,12 @@ def test_uncertain_estimates_widen_the_band() -> None:
 
 
 def test_an_interval_that_reaches_zero_gradient_leaves_the_band_finite() -> None:
-    found = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
-    (one,) = predict([probed(found | {"gradient_sq": Estimate(0.5, 1.0)})], [0.5], WORK)
+    result = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
+    (one,) = predict([probed(result | {"gradient_sq": Estimate(0.5, 1.0)})], [0.5], WORK)
     assert 0 < one.low < one.high < 1
 
 
-def test_what_clients_do_in_a_round_is_counted_as_the_federation_does(sweep: ModuleType) -> None:
+def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) -> None:
     asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
     config, sizes = override(Experiment(), asked), [3, 9] * 5
     assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
@@ -150,20 +141,20 @@ def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None
 
 
 def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    config: Experiment, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Seeds are paired by their number, in whatever order they ended; one that missed the target leaves no quotient."""
-
-    def frame(**reached: int | None) -> pd.DataFrame:
-        of = {"seed": [int(name[1:]) for name in reached], "rounds_to_target": list(reached.values())}
-        return pd.DataFrame({**of, "rounds": 30, "last_accuracy": 0.9})
-
-    sides = {0.0: frame(s0=20, s1=10, s2=30), 0.5: frame(s2=3, s0=4, s1=5), 0.1: frame(s0=4, s1=None)}
-    monkeypatch.setattr(grids, "finished", lambda p, out: sides[p])
-    runs: Any = {(0.01, p): p for p in sides}
-    found = outcome(0.01, 0.5, runs, tmp_path)
-    assert (found.rounds, found.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
-    assert sorted(found.ratios) == pytest.approx([0.1, 0.2, 0.5])
+    """Seeds are paired by their number, in any order; one that missed the target leaves no quotient."""
+    rounds = {0.0: {0: 20, 1: 10, 2: 30}, 0.5: {2: 3, 0: 4, 1: 5}, 0.1: {0: 4, 1: None}}
+    runs: dict[tuple[float, float], list[sweeping.Trial]] = {}
+    for p, reached in rounds.items():
+        for seed, first in reached.items():
+            name = f"{p}-{seed}"
+            one = override(config, {"seed": seed, "federation.rounds": 30, "measure.every": 0})
+            recorded(tmp_path / name, one, first, **{"rounds_to_target": first, "last_accuracy": 0.9})
+            runs.setdefault((0.01, p), []).append(sweeping.Trial(name, one))
+    result = outcome(0.01, 0.5, runs, tmp_path)
+    assert (result.rounds, result.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
+    assert sorted(result.ratios) == pytest.approx([0.1, 0.2, 0.5])
     assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (missed by 1 of 2)", None, ())
 
 
@@ -186,9 +177,9 @@ def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) 
     experiment.run(run, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     pool = override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0})
-    found = probe(pool, None, lambda _: None)
-    assert [accuracy for accuracy, _ in found] == [line["test/accuracy"] for line in lines]
-    for (_, estimates), line in zip(found, lines, strict=True):
+    result = probe(pool, None, lambda _: None)
+    assert [accuracy for accuracy, _ in result] == [line["test/accuracy"] for line in lines]
+    for (_, estimates), line in zip(result, lines, strict=True):
         for name in ("gradient_sq", "zeta_sq", "sigma_sq", "L_max"):
             assert estimates[name].value == line[f"convergence/{name}"]
         # an ideal pool is the clients' data together: the law of total variance, for clients of equal sizes
@@ -199,7 +190,7 @@ def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path: Path) -> None:
+def test_the_probe_measures_an_existing_pool(config: Experiment, tmp_path: Path) -> None:
     small = {"data.limit": 60, "federation.rounds": 1}
     generator = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
     setting = {"sharing.setting": "shuffled_synthetic", "measure.smoothness": True}
@@ -207,56 +198,29 @@ def test_the_probe_measures_the_pool_that_is_there(config: Experiment, tmp_path:
     experiment.run(pool, tmp_path / "run")
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])  # the untrained model
     synthetic = build.contributions(build.prepare(pool), Store(tmp_path / "artifacts"))
-    (_, found), _ = probe(pool, synthetic, lambda _: None)
+    (_, result), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
-        assert found[name].value == line[f"convergence/{name}"]
+        assert result[name].value == line[f"convergence/{name}"]
     swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, **small})
     (_, real), _ = probe(swapped, None, lambda _: None)
-    assert real["zeta_sq"] == found["zeta_sq"]
-    assert 0 < real["delta_sq"].value != found["delta_sq"].value
+    assert real["zeta_sq"] == result["zeta_sq"]
+    assert 0 < real["delta_sq"].value != result["delta_sq"].value
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (["--p", "0.5,1.2"], "--p must lie in [0, 1), got 1.2."),
-        (["--check-p", "1"], "--check-p must lie in [0, 1), got 1."),
-        (["--speed-up", "1"], "--speed-up must lie in (1, inf), got 1."),
-        (["--settings", "local_synthetic"], "unknown --settings 'local_synthetic'; did you mean 'shuffled_synthetic'?"),
-        (["--algorithms", "scaffold"], "--algorithms must be fedavg, which Corollary I is about, got scaffold."),
-        (["--sharing.p", "0.5"], "use --p instead"),
-        (["--dp.local", "true"], "dp.local must be False here, as Corollary I has it, got True."),
-        (["--probe-rounds", "0"], "--probe-rounds must lie in [1, 1e9], got 0."),
-        (
-            ["--model.batch_norm", "true", "--federation.buffers", "keep", "--measure.every", "0"],
-            "measure.every must be 0",
-        ),
-    ],
-)
-def test_bad_requests_are_refused_before_any_work(
-    asked: list[str], said: str, sweep: ModuleType, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as refused:
-        sweep.advise(["--preset", "smoke", "--out", str(tmp_path / "out"), *asked])
-    assert said in str(refused.value)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.ray
-def test_the_advisor_predicts_and_checks(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_check_compares_predictions_with_finished_runs(sweep: ModuleType, tmp_path: Path) -> None:
+    """First the probe alone predicts for an ideal pool, then for the pool that the finished runs used."""
     out = tmp_path / "advise"
-    command = [sys.executable, "sweeps/advise.py", "--preset", "smoke", "--out", str(out), "--wandb", "off",
-               "--check", "--check-p", "0.5", "--alphas", "0.1", "--p", "0.2,0.5", "--target", "0.1",
-               "--artifacts", str(tmp_path / "artifacts")]  # fmt: skip
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
-    assert "an ideal pool" in first.stdout
-    again = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "predicted for the pool." in again.stdout  # the check has made its images
-    records = json.loads((out / "summary.json").read_text())["predictions"]
-    assert [r["p"] for r in records] == [0.2, 0.5]
-    rounds = {s["p"]: s["rounds_to_target"] for s in (json.loads(p.read_text()) for p in out.glob("*/summary.json"))}
-    assert records[0]["outcome"] is None
-    assert records[1]["outcome"] == records[1]["outcome_least"] == rounds[0.5] / rounds[0.0]
+    argv = [*"--preset=smoke --wandb=off --alphas=0.1 --p=0.2,0.5 --target=0.1 --check-p=0.5 --probe-rounds=1".split()]
+    argv += ["--data.limit=100", f"--out={out}", f"--artifacts={tmp_path / 'artifacts'}"]
+    assert sweep.advise(argv) == 0
+    assert "an ideal pool" in (out / "advise.md").read_text()
+    (base,), (pool,) = sweep.cells(sweep.arguments([*argv, "--check"])).values()
+    finished = {p: experiment.run(one.config, out / one.name) for p, one in ((0.0, base), (0.5, pool))}
+    assert sweep.advise([*argv, "--check", "--resume"]) == 0
+    assert "an ideal pool" not in (out / "advise.md").read_text()
+    small, half = json.loads((out / "summary.json").read_text())["predictions"]
+    assert (small["p"], half["p"], small["outcome"]) == (0.2, 0.5, None)
+    ratio = finished[0.5]["rounds_to_target"] / finished[0.0]["rounds_to_target"]
+    assert half["outcome"] == half["outcome_least"] == ratio
     assert {"advise.md", "advise.csv", "advise.png"} <= {p.name for p in out.iterdir()}

@@ -3,8 +3,6 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,17 +14,15 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from sweep_runs import complete
 
 from fedcommons.convergence.names import NAMES
-from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn import courses
 from papers.fedssyn.courses import Curve
-
-ROOT = Path(__file__).parent.parent
 
 
 def run(p: float, seed: int = 0, epochs: int = 90, last: float = 0.5, **more: Any) -> dict:
@@ -47,11 +43,11 @@ def curve(label: str, runs: list[dict]) -> Curve:
     """The curve of these runs, as rows of ``load_runs`` and ``load_rounds``."""
     rows, lines = [], []
     for one in runs:
-        of = {name: dict(found) for name, found in one.items() if isinstance(found, list)}
+        of = {name: dict(result) for name, result in one.items() if isinstance(result, list)}
         facts = {"run": one["run_dir"], "generator.epochs": one["generator_epochs"]}
-        rows.append({**{name: found for name, found in one.items() if name not in of}, **facts})
-        for r in sorted({r for found in of.values() for r in found}):
-            metrics = {name: found[r] for name, found in of.items() if r in found and name != "accuracy"}
+        rows.append({**{name: result for name, result in one.items() if name not in of}, **facts})
+        for r in sorted({r for result in of.values() for r in result}):
+            metrics = {name: result[r] for name, result in of.items() if r in result and name != "accuracy"}
             lines.append({**facts, "p": one["p"], "round": r, "test/accuracy": of["accuracy"].get(r), **metrics})
     return courses.curve(label, pd.DataFrame(rows), pd.DataFrame(lines))
 
@@ -68,12 +64,12 @@ def table_of(text: str, column: str) -> list[dict[str, str]]:
 def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() -> None:
     runs = [run(0.5, 0, zeta_hat_sq=2.0), run(0.5, 1, zeta_hat_sq=4.0)]
     runs[1]["zeta_hat_sq"][1][1] = None  # not finite
-    found = curve("p = 0.5", runs)
-    assert found.course("zeta_hat_sq") == {0: (3.0, 2.0, 4.0), 10: (33.0, 22.0, 44.0)}
+    result = curve("p = 0.5", runs)
+    assert result.course("zeta_hat_sq") == {0: (3.0, 2.0, 4.0), 10: (33.0, 22.0, 44.0)}
     # quotients are taken in each run: 2/2 and 4/2
-    assert found.course(courses.ZETA) == {0: (1.5, 1.0, 2.0), 10: (1.5, 1.0, 2.0)}
-    assert found.course("L_p") == found.course(courses.L) == {}
-    assert found.course("accuracy")[3] == pytest.approx((0.53, 0.53, 0.53))
+    assert result.course(courses.ZETA) == {0: (1.5, 1.0, 2.0), 10: (1.5, 1.0, 2.0)}
+    assert result.course("L_p") == result.course(courses.L) == {}
+    assert result.course("accuracy")[3] == pytest.approx((0.53, 0.53, 0.53))
 
 
 def test_the_table_shows_some_rounds_of_what_was_measured() -> None:
@@ -151,19 +147,6 @@ def test_smoothness_has_its_columns_where_it_was_measured() -> None:
     assert "L_p" not in courses.section("", [curve("p = 0.5", [run(0.5)])])
 
 
-def test_the_csv_has_a_line_for_every_measured_round_of_every_run() -> None:
-    curves = [curve("p = 0", [run(0)]), curve("p = 0.5", [run(0.5, 0), run(0.5, 1, last=0.7)])]
-    lines = list(csv.DictReader(tables.to_csv(courses.rows(curves)).splitlines()))
-    assert [(line["curve"], line["seed"], line["round"]) for line in lines] == [
-        (label, seed, r)
-        for label, seed in (("p = 0", "0"), ("p = 0.5", "0"), ("p = 0.5", "1"))
-        for r in ("0", "5", "10")
-    ]
-    assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < lines[0].keys()
-    assert (lines[0]["zeta_mix_sq"], lines[0]["zeta_sq"], lines[0]["accuracy"]) == ("", "8", "0.5")
-    assert (lines[7]["delta_sq"], lines[7]["accuracy"], lines[7]["p"]) == ("24", "0.75", "0.5")
-
-
 def panels(draw: Callable[[list[Curve], str], Figure], curves: list[Curve]) -> list[Axes]:
     """The panels of a picture."""
     return draw(curves, "digits").axes
@@ -181,35 +164,32 @@ def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> N
         "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
         "p = 0.5": [run(0.5)],
     }
-    found = panels(courses.over_rounds, [curve(label, some) for label, some in runs.items()])
-    assert [len(drawn(axes)) for axes in found] == [4, 4, 4, 4, 7, 2]
-    assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
-    assert [axes.get_lines()[0].get_linestyle() for axes in found[:3]] == ["--"] * 3
-    assert drawn(found[0])[0][:2] == ("IID", list(range(11)))  # accuracy was found in every round
-    assert drawn(found[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
-    assert [len(axes.collections) for axes in found] == [0, 1, 0, 1, 0, 1]  # the range over the seeds of p = 0.06
-    assert all("models of p = 0.06" in axes.get_title() for axes in found[3:])
-    assert [axes.get_title()[:3] for axes in found] == [f"({letter})" for letter in "abcdef"]
-    assert drawn(found[3])[0][0] == "Lemma 1"
-    assert drawn(found[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
-
-
-def test_without_a_pool_there_is_nothing_below() -> None:
-    assert len(panels(courses.over_rounds, [curve("p = 0", [run(0)])])) == 3
+    result = panels(courses.over_rounds, [curve(label, some) for label, some in runs.items()])
+    assert [len(drawn(axes)) for axes in result] == [4, 4, 4, 4, 7, 2]
+    assert [axes.get_yscale() for axes in result] == ["linear", "log", "log", "log", "log", "linear"]
+    assert drawn(result[0])[0][:2] == ("IID", list(range(11)))  # accuracy was result in every round
+    assert drawn(result[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
+    assert [len(axes.collections) for axes in result] == [0, 1, 0, 1, 0, 1]  # the range over the seeds of p = 0.06
+    assert all("models of p = 0.06" in axes.get_title() for axes in result[3:])
+    assert drawn(result[3])[0][0] == "Lemma 1"
+    assert drawn(result[5]) == [
+        (r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3),
+        (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3),
+    ]
+    assert len(panels(courses.over_rounds, [curve("p = 0", [run(0)])])) == 3  # without a pool
 
 
 def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound() -> None:
     def of(n: int) -> Curve:
         return curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
 
-    found = panels(courses.over_generator_epochs, [of(3), of(9)])
-    assert [len(drawn(axes)) for axes in found] == [3, 6, 6, 3, 3, 3]
-    assert [axes.get_yscale() for axes in found] == ["linear", "log", "log", "log", "log", "linear"]
-    assert [len(axes.collections) for axes in found] == [0, 0, 0, 3, 0, 0]
-    assert drawn(found[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
-    assert drawn(found[1])[0][1:] == ([3, 9], [2.0, 2.0])
-    assert drawn(found[1])[1] == ("round 0", [3, 9], [2.5, 2.5])
-    assert "dotted: Lemma 1" in found[1].get_title()
+    result = panels(courses.over_generator_epochs, [of(3), of(9)])
+    assert [len(drawn(axes)) for axes in result] == [3, 6, 6, 3, 3, 3]
+    assert [axes.get_yscale() for axes in result] == ["linear", "log", "log", "log", "log", "linear"]
+    assert [len(axes.collections) for axes in result] == [0, 0, 0, 3, 0, 0]
+    assert drawn(result[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
+    assert drawn(result[1])[0][1:] == ([3, 9], [2.0, 2.0])
+    assert drawn(result[1])[1] == ("round 0", [3, 9], [2.5, 2.5])
 
 
 @pytest.fixture(scope="module")
@@ -217,54 +197,22 @@ def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("convergence_parameters")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--p 1", "--p must lie in [0, 1), got 1."),
-        ("--p=-0.1", "--p must lie in [0, 1), got -0.1."),
-        ("--p nan", "--p takes finite float values separated by commas, got 'nan'."),
-        ("--p some", "--p takes finite float values separated by commas, got 'some'."),
-        ("--generator-p 0", "--generator-p must lie in (0, 1), got 0: an empty pool has no delta^2."),
-        ("--generator-p 1", "--generator-p must lie in (0, 1), got 1"),
-        ("--generator-epochs 9,x", "--generator-epochs takes int values"),
-        ("--preset smok", "unknown preset 'smok'; did you mean 'smoke'?"),
-        ("--preset authors", "--preset authors has no such figures"),
-        ("--measure.every 0", "measure.every must be at least 1 in this sweep, got 0."),
-        ("--sharing.p 0.3", "use --p instead of 0.3"),
-        ("--sharing.setting real --sharing.setting shuffled_real", "use --p instead of shuffled_real"),
-        ("--measure.smoothness true", "use --hessians instead of True"),
-        ("--seed 3", "use --seeds instead of 3"),
-        ("--seeds 1,1", "--seeds takes different values"),
-        ("--generator-epoch 9", "did you mean '--generator-epochs'?"),
-    ],
-)
-def test_a_bad_request_is_refused_in_one_sentence(sweep: ModuleType, options: str, sentence: str) -> None:
-    def figures() -> None:
-        given = sweep.arguments(options.split())
-        sweep.figure_a7(given)
-        sweep.figure_a8(given)
-
-    with pytest.raises(UserError, match=re.escape(sentence)) as error:
-        figures()
-    assert "\n" not in str(error.value)
-
-
 def cells(sweep: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]:
     """The configs of a figure's curves."""
-    found = getattr(sweep, figure)(sweep.arguments(options))
-    return {label: [cell.config for cell in several] for label, several in found.items()}
+    result = getattr(sweep, figure)(sweep.arguments(options))
+    return {label: [cell.config for cell in several] for label, several in result.items()}
 
 
 def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: ModuleType) -> None:
-    found = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
-    assert list(found) == ["IID", "p = 0", "p = 0.06", "p = 0.5"]
-    facts = {label: (c.partition.name, c.sharing.setting, c.flat.get("sharing.p")) for label, (c, _) in found.items()}
+    result = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
+    assert list(result) == ["IID", "p = 0", "p = 0.06", "p = 0.5"]
+    facts = {label: (c.partition.name, c.sharing.setting, c.flat.get("sharing.p")) for label, (c, _) in result.items()}
     assert facts == {
         "IID": ("iid", "real", None), "p = 0": ("dirichlet_classes", "real", None),
         "p = 0.06": ("dirichlet_classes", "shuffled_synthetic", 0.06),
         "p = 0.5": ("dirichlet_classes", "shuffled_synthetic", 0.5),
     }  # fmt: skip
-    every = [c for several in found.values() for c in several]
+    every = [c for several in result.values() for c in several]
     assert {(c.algorithm, c.partition.n_clients, c.federation.participation) for c in every} == {("fedavg", 10, 1.0)}
     assert {c.flat.get("partition.alpha") for c in every} == {0.1, None}
     assert [c.seed for c in every] == [0, 1] * 4
@@ -275,11 +223,11 @@ def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: 
     assert c.generator.steps == 7  # which is refused where A.8 sets epochs
 
 
-def test_a8_takes_shares_of_the_generators_epochs_unless_told(sweep: ModuleType) -> None:
+def test_a8_takes_shares_of_the_generators_epochs_by_default(sweep: ModuleType) -> None:
     def epochs(*options: str) -> list[int]:
-        found = cells(sweep, "figure_a8", *options)
-        assert list(found) == [f"{c.generator.epochs} epochs" for (c,) in found.values()]
-        return [c.generator.epochs for (c,) in found.values()]
+        result = cells(sweep, "figure_a8", *options)
+        assert list(result) == [f"{c.generator.epochs} epochs" for (c,) in result.values()]
+        return [c.generator.epochs for (c,) in result.values()]
 
     assert epochs() == [9, 27, 45, 63, 81]
     assert epochs("--preset=smoke") == [1, 2]
@@ -295,9 +243,9 @@ def test_preset_paper_has_the_papers_federations_unless_others_are_asked_for(swe
         return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
 
     assert facts(cells(sweep, "figure_a7", "--preset=paper")["p = 0.06"][0]) == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
-    found = cells(sweep, "figure_a8", "--preset=paper")
-    assert list(found) == [f"{n} epochs" for n in (50, 150, 250, 350, 450)]
-    assert facts(found["50 epochs"][0]) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
+    result = cells(sweep, "figure_a8", "--preset=paper")
+    assert list(result) == [f"{n} epochs" for n in (50, 150, 250, 350, 450)]
+    assert facts(result["50 epochs"][0]) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
     asked = cells(sweep, "figure_a8", "--preset=paper", "--partition.n_clients=10")
     assert facts(asked["50 epochs"][0]) == ("cifar10", "vgg11", 10, 0.01, 0.75, 0.57)
 
@@ -313,19 +261,6 @@ def test_runs_have_names_that_tell_them_apart_and_a_run_of_both_figures_one(swee
     )
 
 
-@pytest.mark.usefixtures("untimed")
-@pytest.mark.long
-def test_a_dry_run_names_every_run_once(sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--preset=smoke", "--p=0.5", "--dry-run", "--wandb=off", f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path}",
-    ]  # fmt: skip
-    assert sweep.convergence_parameters(options) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith("3 cells, 4 generators")  # IID, p = 0.5, which is also that of 2 epochs, and of 1 epoch
-    assert sum(": to run" in line for line in said) == 3
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.long
 def test_a_report_is_made_of_the_runs_that_are_done(
     sweep: ModuleType, recorded: Callable[..., None], tmp_path: Path
@@ -337,7 +272,7 @@ def test_a_report_is_made_of_the_runs_that_are_done(
         assert not list(tmp_path.iterdir())  # nothing is done
         for label, p in (("p = 0", 0), ("p = 0.06", 0.06)):
             (cell,) = a7[label]
-            metrics = {f"convergence/{name}": found[0][1] for name, found in run(p).items() if name in NAMES}
+            metrics = {f"convergence/{name}": result[0][1] for name, result in run(p).items() if name in NAMES}
             recorded(tmp_path / cell.name, cell.config, 1, metrics, p=p)
         sweep.report(a7, a8, options, tmp_path, display)
     text = (tmp_path / "convergence_parameters.md").read_text()
@@ -348,22 +283,16 @@ def test_a_report_is_made_of_the_runs_that_are_done(
     assert not (tmp_path / "generator_epochs.png").exists()
 
 
-def script(*options: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "sweeps" / "convergence_parameters.py"), "--preset=smoke", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=cwd)
-
-
-@pytest.mark.ray
-def test_the_sweep_leaves_what_it_promises_and_resumes_by_its_folders(tmp_path: Path) -> None:
-    options = ["--out=out", "--artifacts=artifacts", "--p=0,0.3", "--federation.rounds=1", "--hessians"]
-    done = script(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.long
+def test_both_figures_from_small_runs(sweep: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    text = (out / "convergence_parameters.md").read_text()
-    assert text in done.stdout
-    assert "failed" not in done.stdout
-    for name in ("convergence_parameters.png", "generator_epochs.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    argv = ["--preset=smoke", "--p=0,0.3", "--federation.rounds=1", "--hessians", "--wandb=off", "--data.limit=120",
+            f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
+    options = sweep.arguments(argv)
+    figures = sweep.figure_a7(options), sweep.figure_a8(options)
+    runs = [cell for figure in figures for several in figure.values() for cell in several]
+    complete(sweep.convergence_parameters, argv, runs, out)
+    assert (out / "generator_epochs.png").exists()
     summary = json.loads((out / "summary.json").read_text())
     assert [(c["curve"], c["setting"]) for c in summary["cells"]] == [
         ("IID", "real"), ("p = 0", "real"), ("p = 0.3", "shuffled_synthetic"),
@@ -374,25 +303,13 @@ def test_the_sweep_leaves_what_it_promises_and_resumes_by_its_folders(tmp_path: 
     assert read_rounds(out / alone["run_dir"])[0].keys().isdisjoint({"convergence/delta_sq"})
     for c in (mixed, *summary["a8"]):
         folder = out / c["run_dir"]
-        found = courses.curve("", load_runs(folder), load_rounds(folder))
-        assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < {*found.rounds}
-        assert list(found.course("zeta_mix_sq")) == [0, 1]
+        result = courses.curve("", load_runs(folder), load_rounds(folder))
+        assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < {*result.rounds}
+        assert list(result.course("zeta_mix_sq")) == [0, 1]
         for exact, bound in (("zeta_mix_sq", "zeta_lemma1_sq"), ("sigma_mix_sq", "sigma_lemma1_sq")):
-            assert found.values(exact) == pytest.approx(found.values(bound), rel=1e-9)
+            assert result.values(exact) == pytest.approx(result.values(bound), rel=1e-9)
         for r in range(2):
-            assert sum(found.course(name)[r][0] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
-    assert len((out / "convergence_parameters.csv").read_text().splitlines()) == 1 + 5 * 2
-    before = {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")}
-    assert len(before) == 5
-    again = script(*options, "--resume", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "5 of 5 cells are done already" in again.stdout
-    assert {p: p.stat().st_mtime_ns for p in out.glob("*/summary.json")} == before
-    assert (out / "convergence_parameters.md").read_text() == text
-
-
-@pytest.mark.ray
-def test_a_bad_request_exits_with_2_before_any_work(tmp_path: Path) -> None:
-    done = script("--p=1", "--out=out", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "error: --p must lie in [0, 1), got 1.\n")
-    assert not (tmp_path / "out").exists()
+            assert sum(result.course(name)[r][0] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
+    lines = list(csv.DictReader((out / "convergence_parameters.csv").read_text().splitlines()))
+    assert len(lines) == 5 * 2
+    assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < lines[0].keys()

@@ -54,12 +54,12 @@ def _measure(
     return moments(executor, ModelTask(model or federation.model), which, n_sets, blocks, part)
 
 
-def _values(found: Moments) -> tuple[float, float, float]:
-    return found.zeta_sq, found.sigma_sq, found.sigma_avg_sq
+def _values(result: Moments) -> tuple[float, float, float]:
+    return result.zeta_sq, result.sigma_sq, result.sigma_avg_sq
 
 
 def _share(federation: "Federation", sizes: list[int], order: np.ndarray) -> "Federation":
-    """The same examples dealt anew, in this order."""
+    """The same examples, partitioned anew in this order."""
     rows = [order[a:b] for a, b in pairwise(np.cumsum([0, *sizes]))]
     clients = Clients(federation.data.clients.store, rows)
     return type(federation)(RunData(clients, clients, {}), federation.module)
@@ -128,31 +128,28 @@ def test_equals_a_slow_double_on_the_network(digits: "Digits") -> None:
     sigma_sq = torch.stack([(g - g.mean(0)).square().sum(1).mean() for g in per_client]).mean()
     pooled = torch.cat(per_client)
     sigma_avg_sq = (pooled - pooled.mean(0)).square().sum(1).mean()
-    found = _measure(federation)
-    assert found.zeta_sq == pytest.approx(float(zeta_sq), rel=1e-5)  # its gradients are float32
-    assert found.sigma_sq == pytest.approx(float(sigma_sq), rel=1e-5)
-    assert found.sigma_avg_sq == pytest.approx(float(sigma_avg_sq), rel=1e-5)
+    result = _measure(federation)
+    assert result.zeta_sq == pytest.approx(float(zeta_sq), rel=1e-5)  # its gradients are float32
+    assert result.sigma_sq == pytest.approx(float(sigma_sq), rel=1e-5)
+    assert result.sigma_avg_sq == pytest.approx(float(sigma_avg_sq), rel=1e-5)
 
 
-def test_clients_with_one_sample_have_no_noise(digits: "Digits") -> None:
-    found = _measure(digits(sizes=(1, 1, 1)))
-    assert 0 <= found.sigma_sq < 1e-6 < found.zeta_sq  # its norms are float32
-
-
-def test_identical_clients_have_no_dissimilarity(digits: "Digits") -> None:
+def test_one_sample_has_no_noise_and_identical_clients_no_dissimilarity(digits: "Digits") -> None:
+    single = _measure(digits(sizes=(1, 1, 1)))
+    assert 0 <= single.sigma_sq < 1e-6 < single.zeta_sq  # its norms are float32
     federation = digits(sizes=(6,))
-    found = _measure(_share(federation, [6, 6, 6], np.tile(np.arange(6), 3)))
-    assert 0 <= found.zeta_sq < 1e-12 < found.sigma_sq
-    assert found.sigma_sq == pytest.approx(_measure(federation).sigma_sq, rel=1e-12)
+    alike = _measure(_share(federation, [6, 6, 6], np.tile(np.arange(6), 3)))
+    assert 0 <= alike.zeta_sq < 1e-12 < alike.sigma_sq
+    assert alike.sigma_sq == pytest.approx(_measure(federation).sigma_sq, rel=1e-12)
 
 
 def test_blocks_only_round(digits: "Digits") -> None:
     federation = digits(sizes=(4, 6, 5, 3, 4))
     whole = _measure(federation, blocks=1)
     for blocks in (2, 3, 50):
-        found = _measure(federation, blocks=blocks)
-        assert found.zeta_sq == pytest.approx(whole.zeta_sq, rel=1e-12)
-        assert found.sigma_sq == whole.sigma_sq  # summed client by client whatever the blocks
+        result = _measure(federation, blocks=blocks)
+        assert result.zeta_sq == pytest.approx(whole.zeta_sq, rel=1e-12)
+        assert result.sigma_sq == whole.sigma_sq  # summed client by client whatever the blocks
 
 
 def test_iid_clients_differ_less_than_clients_with_classes_of_their_own(digits: "Digits") -> None:
@@ -169,8 +166,8 @@ def test_dropout_is_off(digits: "Digits") -> None:
     assert torch.equal(wet.model.buffer, dry.model.buffer)
     executor = wet.serial(ALGORITHM)
     executor.worker.work.module.train()  # as the last client left it
-    found = moments(executor, ModelTask(wet.model), "own", 5, 2)
-    assert _values(found) == _values(_measure(dry))
+    result = moments(executor, ModelTask(wet.model), "own", 5, 2)
+    assert _values(result) == _values(_measure(dry))
 
 
 def test_own_is_the_clients_real_data_and_train_what_it_trains_on(digits: "Digits") -> None:
@@ -182,37 +179,25 @@ def test_own_is_the_clients_real_data_and_train_what_it_trains_on(digits: "Digit
     assert _values(_measure(a)) != _values(_measure(b))
 
 
-def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
-    federation = digits(dropout=0.3)
-    plan, executor = federation.plan(2), federation.serial(ALGORITHM)
-    first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
-    before = first.model.buffer.clone()
-    moments(executor, ModelTask(first.model), "own", 5, 2)
-    assert torch.equal(first.model.buffer, before)
-    then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
-    straight = federation.play(ALGORITHM, plan)[-1][0]
-    assert torch.equal(then.model.buffer, straight.model.buffer)
-
-
 @pytest.mark.long
 def test_iid_clients_differ_by_what_sampling_leaves_as_one_over_their_size(digits: "Digits") -> None:
     """E zeta^2 = sigma_avg^2 (N - 1)/(N n - 1) over the ways to deal N n examples to N clients."""
     population = digits(sizes=(120,) * 5, linear=True)
     n_clients, sizes, means = 4, (8, 32, 128), []
     for n in sizes:
-        found = []
+        result = []
         for seed in range(24):
             order = np.random.default_rng(seed).permutation(600)[: n_clients * n]
-            found.append(_measure(_share(population, [n] * n_clients, order)))
-        ratios = [m.zeta_sq / m.sigma_avg_sq * (n_clients * n - 1) / (n_clients - 1) for m in found]
+            result.append(_measure(_share(population, [n] * n_clients, order)))
+        ratios = [m.zeta_sq / m.sigma_avg_sq * (n_clients * n - 1) / (n_clients - 1) for m in result]
         assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios) / len(ratios) ** 0.5
-        means.append(np.mean([m.zeta_sq for m in found]))
+        means.append(np.mean([m.zeta_sq for m in result]))
     slope = np.polyfit(np.log(sizes), np.log(means), 1)[0]
     assert abs(slope + 1) < 0.1
 
 
 @pytest.mark.parametrize("samples", [16, 27, 100])
-def test_parts_are_disjoint_and_together_as_many_as_were_asked_for(samples: int) -> None:
+def test_parts_are_disjoint_and_together_have_the_requested_size(samples: int) -> None:
     parts = [Part(samples, k, seed=3).rows("own", 5, 100).tolist() for k in range(PARTS)]
     assert all(2 <= len(part) == len(set(part)) for part in parts)
     assert not any(set(a) & set(b) for a, b in combinations(parts, 2))
@@ -236,8 +221,7 @@ def test_a_client_too_small_to_be_cut_is_measured_whole(samples: int, n: int) ->
 
 def test_a_part_is_examples_with_their_labels(digits: "Digits") -> None:
     examples = digits(sizes=(5, 40)).data.own[1]
-    rows = Part(20, 2, seed=0).rows("own", 1, 40)
-    part = Part(20, 2, seed=0).of("own", 1, examples)
+    rows, part = Part(20, 2, seed=0).rows("own", 1, 40), Part(20, 2, seed=0).of("own", 1, examples)
     assert torch.equal(part.x, examples.x[rows])
     assert torch.equal(part.y, examples.y[rows])
 
@@ -268,17 +252,17 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
 
 def test_where_clients_are_alike_estimates_scatter_around_zero(least_squares: "Problem") -> None:
     alike = _share(least_squares(sizes=(40,)).federation(0.1), [40] * 3, np.tile(np.arange(40), 3))
-    found = [_measure(alike, part=Part(16, 0, seed)).zeta_sq for seed in range(100)]
-    assert min(found) < 0 < max(found)
-    assert abs(np.mean(found)) < 4 * np.std(found) / len(found) ** 0.5
+    result = [_measure(alike, part=Part(16, 0, seed)).zeta_sq for seed in range(100)]
+    assert min(result) < 0 < max(result)
+    assert abs(np.mean(result)) < 4 * np.std(result) / len(result) ** 0.5
 
 
-def test_what_was_wholly_measured_is_not_negative_by_rounding(least_squares: "Problem") -> None:
+def test_an_exact_measurement_is_not_negative_by_rounding(least_squares: "Problem") -> None:
     alike = _share(least_squares(sizes=(5,)).federation(0.1), [5] * 3, np.tile(np.arange(5), 3))
     draw, layout = np.random.default_rng(0), alike.model.layout
-    found = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]
-    assert min(m.mean_sq - m.sq_of_mean for m in found) < 0
-    assert min(m.zeta_sq for m in found) == 0
+    result = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]
+    assert min(m.mean_sq - m.sq_of_mean for m in result) < 0
+    assert min(m.zeta_sq for m in result) == 0
 
 
 def _estimates(own: Moments, pool: Moments) -> list[float]:
@@ -293,9 +277,9 @@ def test_estimates_from_a_part_are_unbiased_and_would_not_be_without_their_corre
     exact = np.array(_estimates(*(_measure(federation, which, model=model) for which in ("own", "pool"))))
     unbiased, naive = [], []
     for seed in range(300):
-        found = [_measure(federation, which, 1, model, Part(16, 0, seed)) for which in ("own", "pool")]
-        unbiased.append(_estimates(*found))
-        naive.append(_estimates(*(replace(m, v=np.zeros_like(m.v)) for m in found)))
+        result = [_measure(federation, which, 1, model, Part(16, 0, seed)) for which in ("own", "pool")]
+        unbiased.append(_estimates(*result))
+        naive.append(_estimates(*(replace(m, v=np.zeros_like(m.v)) for m in result)))
     for estimates, right in ((unbiased, True), (naive, False)):
         error = np.abs(np.mean(estimates, 0) - exact) / (np.std(estimates, 0) / len(estimates) ** 0.5)
         assert ((error < 4) == right).all(), error

@@ -42,26 +42,26 @@ def fitted(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> 
 def test_both_fits_recover_lines_that_meet_the_constraints(kind: str) -> None:
     shares = (0, 0.25, 0.5, 0.75, 1)
     true = [(0.15, -4.0), (0.1, -5.5), (0.1, -6.5), (0.04, -6.7), (0.0, -6.8)]
-    found = fitted(kind, shares, [a * X + b for a, b in true])
-    assert np.allclose(found, true, rtol=0, atol=1e-9)
+    result = fitted(kind, shares, [a * X + b for a, b in true])
+    assert np.allclose(result, true, rtol=0, atol=1e-9)
 
 
 def test_the_constraints_of_the_authors_fit_bind() -> None:
     """A_p may not rise, and B_p falls by 1 at least for every p up to 0.5 and by 0.1 beyond."""
     shares, steep = (0.0, 0.25, 0.5, 0.75, 1.0), (0.15, 0.09, 0.05, 0.02, 0.01)
     rounds = [a * X - 4 for a in steep]
-    plain, found = (fitted(kind, shares, rounds) for kind in lines.FITS)
+    plain, result = (fitted(kind, shares, rounds) for kind in lines.FITS)
     assert np.allclose(plain[:, 1], -4)
-    assert np.allclose(found[:, 1], [-4, -5, -6, -6.1, -6.2])
-    best = [X @ (r - b) / (X @ X) for r, b in zip(rounds, found[:, 1], strict=True)]  # least squares, given B
-    assert np.allclose(found[:, 0], best, rtol=1e-9)
-    assert (found[1:, 0] > plain[1:, 0] + 1e-3).all()  # what B loses A gains
+    assert np.allclose(result[:, 1], [-4, -5, -6, -6.1, -6.2])
+    best = [X @ (r - b) / (X @ X) for r, b in zip(rounds, result[:, 1], strict=True)]  # least squares, given B
+    assert np.allclose(result[:, 0], best, rtol=1e-9)
+    assert (result[1:, 0] > plain[1:, 0] + 1e-3).all()  # what B loses A gains
     few = fitted("authors", shares[::2], rounds[::2])
-    assert (few[1:, 0] < found[2::2, 0]).all()  # and so more with every share that is looked at
+    assert (few[1:, 0] < result[2::2, 0]).all()  # and so more with every share that is looked at
     rising = fitted("authors", (0, 0.1), [0.1 * X, 0.2 * X])
     assert np.allclose(rising, [[0.1, 0], [0.1, -1]], atol=1e-9)
     missing = [rounds[0], np.full(len(X), np.nan), rounds[1]]
-    assert lines.fit_all("authors", (0, 0.1, 0.25), missing) == [tuple(found[0]), None, pytest.approx(found[1])]
+    assert lines.fit_all("authors", (0, 0.1, 0.25), missing) == [tuple(result[0]), None, pytest.approx(result[1])]
 
 
 @pytest.mark.long
@@ -79,7 +79,7 @@ def test_both_fits_of_figure_2_c() -> None:
         ratio = fit[:, 0] / fit[0, 0]
         assert abs(ratio - near).mean() < 0.05 < 0.1 < abs(ratio - far).mean()
     assert np.allclose(plain[0], authors[0])
-    for share, found, before, line in zip(shares[1:], rounds[1:], authors, authors[1:], strict=False):
+    for share, result, before, line in zip(shares[1:], rounds[1:], authors, authors[1:], strict=False):
         most = before - (0, 1 if share <= 0.5 else 0.1)
-        theirs, _ = curve_fit(lambda x, a, b: a * x + b, X, found, most, bounds=((-np.inf, -np.inf), most))
+        theirs, _ = curve_fit(lambda x, a, b: a * x + b, X, result, most, bounds=((-np.inf, -np.inf), most))
         assert np.allclose(line, theirs, rtol=1e-6)

@@ -1,8 +1,7 @@
-"""What sweeps/gradient_coding.py writes, refuses and goes on with."""
+"""sweeps/gradient_coding.py: its numbers are those of the study, its tables those of its curves, and it resumes."""
 
 import csv
 import json
-import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -50,16 +49,16 @@ def test_the_sweep_leaves_what_it_promises(script: ModuleType, out: Path) -> Non
     digits = load(Data(validation=0))
     problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
     for c in (curves[1], curves[6], curves[-1]):
-        found = play(problem, Setting(c["partition"], c["q"], c["d"], c["c"], per_class=True, rounds=6), range(4), 0)
-        assert c["accuracy"] == found.accuracy.mean(0).tolist()
-        assert c["second_moment"] == found.second_moment.mean(0).tolist()
-        assert c["accuracy_se"] == pytest.approx(found.accuracy.std(0, ddof=1) / 2)
+        result = play(problem, Setting(c["partition"], c["q"], c["d"], c["c"], per_class=True, rounds=6), range(4), 0)
+        assert c["accuracy"] == result.accuracy.mean(0).tolist()
+        assert c["second_moment"] == result.second_moment.mean(0).tolist()
+        assert c["accuracy_se"] == pytest.approx(result.accuracy.std(0, ddof=1) / 2)
     assert {len(value) for c in (*curves, *products) for value in c.values() if isinstance(value, list)} == {6}
     assert [(p["partition"], p["q"], p["c"]) for p in products] == [("single_class", 0, 0), ("single_class", 0.5, 0.2)]
     slow = Setting("single_class", 0.5, 3, 0.2, per_class=True, lr=0.01, decay=1.0, rounds=6)
-    found = play(problem, slow, range(4), 0)
-    assert products[1]["same_class"] == found.same_class.mean(0).tolist()
-    assert products[1]["cross_class"] == found.cross_class.mean(0).tolist()
+    result = play(problem, slow, range(4), 0)
+    assert products[1]["same_class"] == result.same_class.mean(0).tolist()
+    assert products[1]["cross_class"] == result.cross_class.mean(0).tolist()
     for p in products:
         np.testing.assert_allclose(np.add(p["same_class"], p["cross_class"]), p["norm_sq"])
 
@@ -86,10 +85,7 @@ def test_table_and_csv_say_what_the_curves_say(script: ModuleType, out: Path) ->
     table = list(csv.DictReader((out / "gradient_coding_table.csv").read_text().splitlines()))
     assert [row["second_moment_after_5"] for row in table] == [f"{c['second_moment'][5]:.6g}" for c in curves]
     assert lines[-1][-2:] == [f"{c['second_moment'][0]:.3g}", f"{c['second_moment'][5]:.3g}"]
-    notes = re.sub(r"\s+", " ", text)
-    for said in ("random 30 training images of each class, 359 test images, pixels in [0, 1]", "4 repetitions, seed 0",
-                 "int(c 30) of each class", "to d other clients", "300^2 times"):  # fmt: skip
-        assert said in notes
+    assert "random 30 training images of each class, 359 test images" in " ".join(text.split())
 
 
 def test_rounds_until_it_is_as_good_as_iid() -> None:
@@ -108,74 +104,54 @@ def test_rounds_until_it_is_as_good_as_iid() -> None:
     assert lines == ["rounds to 95% of iid", "-" * 22, "2", ">2"]
 
 
-def test_figure_3_is_logarithmic_on_both_sides_of_zero_and_says_the_rate_of_its_runs(out: Path) -> None:
-    products = json.loads((out / "summary.json").read_text())["scalar_products"]
-    for axes, curve in zip(coding.products_picture(products, "").axes, products, strict=True):
-        assert axes.get_yscale() == "symlog"
-        assert [*np.asarray(axes.get_lines()[1].get_ydata())] == curve["cross_class"]
-    assert {curve["lr"] for curve in products} == {0.01}
-    assert "in figure 3 it is 0.01 throughout" in " ".join((out / "gradient_coding.md").read_text().split())
-
-
 def test_panels_show_their_curves(out: Path) -> None:
-    curves = json.loads((out / "summary.json").read_text())["curves"]
-    figure = coding.picture(curves, "single_class", "what it is")
-    assert figure.get_suptitle() == "what it is"
+    summary = json.loads((out / "summary.json").read_text())
+    curves, products = summary["curves"], summary["scalar_products"]
+    figure = coding.picture(curves, "single_class", "title")
     for column, q in enumerate((0.5, 0.7)):
-        above, below = figure.axes[column], figure.axes[2 + column]
-        assert above.get_title() == f"q = {q:g}, d = {3 + column}"
-        own = [
-            c
-            for c in curves
-            if c["q"] == q and (c["partition"] == "single_class" or (c["partition"] == "iid" and not c["c"]))
-        ]
-        own.sort(key=lambda c: c["partition"] == "iid")  # drawn last
-        for axes, name in ((above, "accuracy"), (below, "second_moment")):
+        assert figure.axes[column].get_title() == f"q = {q:g}, d = {3 + column}"
+        own = [c for c in curves if c["q"] == q and (c["partition"], c["c"]) == ("iid", 0)]
+        own = [c for c in curves if c["q"] == q and c["partition"] == "single_class"] + own  # iid is drawn last
+        for axes, name in ((figure.axes[column], "accuracy"), (figure.axes[2 + column], "second_moment")):
             assert [np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()] == [c[name] for c in own]
             low, high = (np.add(own[1][name], k * np.array(own[1][f"{name}_se"])) for k in (-1, 1))
             edges = np.asarray(axes.collections[1].get_paths()[0].vertices)[:, 1]
             assert [edges.min(), edges.max()] == pytest.approx([low.min(), high.max()])
     assert len(coding.picture(curves, "iid", "").axes[0].get_lines()) == 2
+    for axes, curve in zip(coding.products_picture(products, "").axes, products, strict=True):
+        assert axes.get_yscale() == "symlog"
+        assert [*np.asarray(axes.get_lines()[1].get_ydata())] == curve["cross_class"]
 
 
 @pytest.mark.long
-def test_it_goes_on_where_it_stopped(
-    script: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in another process, with more c: the curves that are there are not computed again."""
-    again, played = tmp_path / "again", []
-
-    def killed(problem: Problem, setting: Setting, repetitions: range, seed: int):
-        played.append(setting)
-        if len(played) == 4:
-            raise KeyboardInterrupt
-        return play(problem, setting, repetitions, seed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(curves, "job", killed)
-        with pytest.raises(KeyboardInterrupt):
-            script.gradient_coding([*QUICK, f"--out={again}"])
-    assert len(list((again / "curves").iterdir())) == 3
-    with pytest.raises(UserError, match="holds curves already; add --resume to keep them or name another folder"):
-        script.gradient_coding([*QUICK, f"--out={again}"])
-    assert script.gradient_coding([*QUICK, f"--out={again}", "--resume"]) == 0
+def test_it_resumes_with_the_curves_that_are_there(script: ModuleType, out: Path, tmp_path: Path) -> None:
+    """A curve that is there is kept, also a changed one; the others are computed."""
+    again, argv = tmp_path / "again", [*QUICK, f"--out={tmp_path / 'again'}"]
+    (again / "curves").mkdir(parents=True)
+    names = sorted(path.name for path in (out / "curves").iterdir())
+    for name in names[:3]:
+        (again / "curves" / name).write_bytes((out / "curves" / name).read_bytes())
+    with pytest.raises(UserError, match="add --resume"):
+        script.gradient_coding(argv)
+    assert script.gradient_coding([*argv, "--resume"]) == 0
     for name in ("gradient_coding.md", "gradient_coding.csv"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
-    found = [json.loads((folder / "summary.json").read_text()) for folder in (again, out)]
-    assert found[0]["curves"] == found[1]["curves"]
-    with monkeypatch.context() as patch:
-        patch.setattr(curves, "job", None)  # nothing is left to compute
-        assert script.gradient_coding([*QUICK, f"--out={again}", "--resume"]) == 0
-    sentence = "iid_q0.5_d3_c0.json is of repetitions = 4, and now it is 5; name another --out."
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        script.gradient_coding([*QUICK, f"--out={again}", "--resume", "--repetitions=5"])
+    results = [json.loads((folder / "summary.json").read_text()) for folder in (again, out)]
+    assert results[0]["curves"] == results[1]["curves"]
+    kept = again / "curves" / "iid_q0.5_d3_c0.json"
+    changed = kept.read_text().replace(json.dumps(results[0]["curves"][0]["accuracy"][1]), "0.125", 1)
+    kept.write_text(changed)
+    assert script.gradient_coding([*argv, "--resume"]) == 0
+    assert kept.read_text() == changed
+    with pytest.raises(UserError, match=r"repetitions = 4, .*5"):
+        script.gradient_coding([*argv, "--resume", "--repetitions=5"])
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_workers_change_no_bit(script: ModuleType, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "CHUNK", 50)
-    options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", "--repetitions=120"]
+def test_workers_change_no_bit(script: ModuleType, tmp_path: Path) -> None:
+    """With more repetitions than one job has."""
+    options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", f"--repetitions={curves.CHUNK + 1}"]
     for workers in (1, 2):
         assert script.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0
     one, two = (json.loads((tmp_path / str(workers) / "summary.json").read_text()) for workers in (1, 2))
@@ -183,24 +159,18 @@ def test_workers_change_no_bit(script: ModuleType, out: Path, tmp_path: Path, mo
     assert one["scalar_products"] == two["scalar_products"]
 
 
-def test_a_dry_run_computes_nothing(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.gradient_coding([*QUICK, f"--out={tmp_path / 'out'}", "--dry-run"]) == 0
-    assert "14 curves of 4 repetitions to compute" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-
-
 def test_presets(script: ModuleType) -> None:
-    found = {name: script.arguments([f"--preset={name}"]) for name in script.PRESETS}
-    assert {name: (o.dataset, o.repetitions) for name, o in found.items()} == {
+    result = {name: script.arguments([f"--preset={name}"]) for name in script.PRESETS}
+    assert {name: (o.dataset, o.repetitions) for name, o in result.items()} == {
         "authors": ("mnist", 1000), "paper": ("mnist", 1000), "small": ("digits", 200), "smoke": ("digits", 4),
     }  # fmt: skip
-    for options in found.values():
+    for options in result.values():
         assert options.pairs == [(0.3, 2), (0.5, 3), (0.7, 4)]
         assert options.shares == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
         assert options.sharing == "exact"
-    assert len(script.settings(found["authors"])) == 3 * 3 * 6 + 2
-    assert {s.per_class for s in script.settings(found["authors"]).values()} == {False}
-    assert {s.rounds for s in script.settings(found["paper"]).values()} == {50}
+    assert len(script.settings(result["authors"])) == 3 * 3 * 6 + 2
+    assert {s.per_class for s in script.settings(result["authors"]).values()} == {False}
+    assert {s.rounds for s in script.settings(result["paper"]).values()} == {50}
     assert len(script.settings(script.arguments(["--shares=0"]))) == 9 + 2
     problem = load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
     digits = load(Data(validation=0))
@@ -208,32 +178,3 @@ def test_presets(script: ModuleType) -> None:
     assert (problem.x[:, :-1] == first).all()
     assert (problem.x.max(), len(problem.test_y)) == (255, 359)
     assert load_problem(script.arguments([])).x.max() == 1
-
-
-BAD = [
-    ("--shares=0,1.5", "--shares must lie in [0, 1], got 1.5."),
-    ("--shares=0.01", "c = 0.01 of a class, 30 images, is less than one; use 0 or a larger c."),
-    ("--shares=most", "--shares takes finite float values separated by commas, got 'most'."),
-    ("--pairs=1:3", "--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got '1:3'."),
-    ("--pairs=0.5:10", "d, the number of copies, must be in [1, 9] for 10 clients, got 10."),
-    ("--pairs=0.5", "--pairs takes q:d, such as 0.5:3, separated by commas, got '0.5'."),
-    ("--pairs=0.5:3,0.5:3", "--pairs takes different values separated by commas"),
-    ("--pairs=nan:3", "--pairs takes q:d, such as 0.5:3, separated by commas, got 'nan:3'."),
-    ("--sharing=exakt", "unknown sharing 'exakt'; did you mean 'exact'?"),
-    ("--preset=author", "unknown preset 'author'; did you mean 'authors'?"),
-    ("--dataset=cifar10", "unknown data set 'cifar10'. Known: digits, mnist."),
-    ("--dataset=mnist --data-dir=/nowhere", "data set mnist is not there: looked in /nowhere"),
-    ("--repetitions=1", "--repetitions must lie in [2, 1e6], got 1."),
-    ("--workers=0", "--workers must lie in [1, 1e6], got 0."),
-    ("--share=0.1", "did you mean '--shares'?"),
-]
-
-
-@pytest.mark.parametrize(("options", "sentence"), BAD, ids=[options for options, _ in BAD])
-def test_a_bad_request_is_refused_before_any_work(
-    script: ModuleType, tmp_path: Path, options: str, sentence: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)) as error:
-        script.gradient_coding([*options.split(), f"--out={tmp_path / 'out'}"])
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "out").exists()

@@ -106,14 +106,6 @@ def test_every_parameter_has_its_closed_form_on_least_squares(sizes: tuple[int, 
         assert estimate.standard_error == 0
 
 
-def test_blocks_only_round(digits: "Digits") -> None:
-    federation = _commons(digits(sizes=(4, 6, 5, 3, 4, 6), linear=True), 3)
-    at = ModelTask(federation.model)
-    whole = _laboratory(federation, blocks=1).measure(at, hessians=True)
-    result = _laboratory(federation, blocks=3).measure(at, hessians=True)
-    assert {n: e.value for n, e in result.items()} == pytest.approx({n: e.value for n, e in whole.items()}, rel=1e-9)
-
-
 @pytest.mark.ray
 def test_ray_actors_measure_the_bits_of_one_process(digits: "Digits", ray_session: None) -> None:
     from fedcommons.federation.ray_actors import RayActors
@@ -136,6 +128,17 @@ def test_without_a_pool_its_parameters_are_absent_and_refused(digits: "Digits") 
     assert laboratory.measure(at, hessians=True).keys() == ALWAYS | {"L_max", "L_p"}
     with pytest.raises(ValueError, match="commons"):
         laboratory.moments(at, "pool")
+
+
+def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
+    federation = _commons(digits(sizes=(5, 7, 4, 3), dropout=0.3), 2)
+    plan, executor = federation.plan(2), federation.serial(ALGORITHM)
+    first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
+    before = first.model.buffer.clone()
+    Laboratory(executor, federation.data, 0.3, 2).measure(ModelTask(first.model), hessians=True)
+    assert torch.equal(first.model.buffer, before)
+    then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
+    assert torch.equal(then.model.buffer, federation.play(ALGORITHM, plan)[-1][0].model.buffer)
 
 
 class _Line(LightningModule):

@@ -56,6 +56,7 @@ MATRICES = {
     "of rank one": _symmetric([-2, 0, 0, 0]),
     "one by one": _symmetric([-4]),
     "zero": torch.zeros(4, 4, dtype=torch.float64),
+    **{f"random {seed}": _symmetric(list(np.random.default_rng(seed).normal(size=20)), seed) for seed in range(5)},
 }
 
 
@@ -69,17 +70,6 @@ def test_the_iteration_finds_the_largest_modulus_from_below(name: str) -> None:
         assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
 
 
-def test_the_iteration_on_random_matrices() -> None:
-    for seed in range(10):
-        draw = torch.Generator().manual_seed(seed)
-        matrix = torch.randn(20, 20, generator=draw, dtype=torch.float64)
-        matrix = matrix + matrix.T
-        start = torch.randn(20, generator=draw, dtype=torch.float64)
-        largest = np.linalg.norm(matrix.numpy(), 2)
-        assert spectral_norm(matrix.mv, start, 1e-12, 1000) == pytest.approx(largest, rel=1e-9)
-        assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
-
-
 def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
     """Where ||H v|| rises slowly from product to product: that it does is no reason to stop."""
     spectrum = torch.tensor([1, 0.93, -0.9, 0.88, *(0.8 * 0.95**k for k in range(200))], dtype=torch.float64)
@@ -89,7 +79,7 @@ def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
 
 
 def test_it_takes_no_more_products_than_it_may() -> None:
-    """With eigenvalues this close it would go on, and what it found never falls."""
+    """With eigenvalues this close it would go on, and what it result never falls."""
     matrix, steps = _symmetric([1 - 1e-3 * k for k in range(30)]), 0
 
     def apply(v: Tensor) -> Tensor:
@@ -97,20 +87,19 @@ def test_it_takes_no_more_products_than_it_may() -> None:
         steps += 1
         return matrix.mv(v)
 
-    start, found = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0.0]
+    start, result = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0.0]
     for most in (1, 2, 5, 10):
         steps = 0
-        found.append(spectral_norm(apply, start, tolerance=0, most=most))
+        result.append(spectral_norm(apply, start, tolerance=0, most=most))
         assert steps == most
-    assert found == sorted(set(found))
-    assert found[-1] < 1
+    assert result == sorted(set(result))
+    assert result[-1] < 1
     steps = 0
-    assert spectral_norm(apply, start, tolerance=1) == found[1]  # content with the first
+    assert spectral_norm(apply, start, tolerance=1) == result[1]
     assert steps == 1
 
 
-def test_what_is_not_finite_has_no_norm() -> None:
-    """A diverged model's, at once."""
+def test_a_hessian_that_is_not_finite_has_no_norm() -> None:
     for value in (float("nan"), float("inf")):
         matrix = torch.eye(4, dtype=torch.float64)
         matrix[2, 2] = value
@@ -174,7 +163,7 @@ def test_a_module_that_draws_has_one_hessian() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_refused(dtype: torch.dtype) -> None:
     module = Classifier(_Tiny(), lr=0.1).to(dtype)
-    with pytest.raises(ValueError, match=f"the model is in {dtype}, whose .* are rounding noise; use float32"):
+    with pytest.raises(ValueError, match=f"{dtype}.* use float32"):
         hessian_vector(module, [(torch.zeros(2, 3, dtype=dtype), torch.zeros(2).long())], torch.zeros(33))
 
 
@@ -187,7 +176,7 @@ def _one_product(module: LightningModule, n: int = 6) -> Tensor:
 
 def test_samples_that_meet_in_batch_norm_are_refused() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False))
-    with pytest.raises(ValueError, match=r"network\.2 normalises with the statistics of the batch"):
+    with pytest.raises(ValueError, match=r"network\.2 .*batch"):
         _one_product(Classifier(network, lr=0.1))
 
 
@@ -213,11 +202,11 @@ def test_of_a_cnns_client_it_is_the_dense_hessians(rounds: int, worst: int, digi
     algorithm = FedAvg()
     played = federation.play(algorithm, federation.plan(rounds))
     model = played[-1][0].model if played else federation.model
-    found = smoothness_of_each(federation.serial(algorithm), ModelTask(model), "own", 5, 2)[worst]
+    result = smoothness_of_each(federation.serial(algorithm), ModelTask(model), "own", 5, 2)[worst]
     work, examples = federation.work(), federation.data.clients[worst]
     work.load(model)
     dense = _dense(work.module.eval(), examples.x, examples.y)
-    assert found == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-4)
+    assert result == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-4)
 
 
 def _with_pool(problem: "LeastSquares", n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:
@@ -257,8 +246,8 @@ def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -
         return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
 
     hessians = [a.T @ (w[:, None] * a) / w.sum() for a, w in zip(problem.a, weights, strict=True)]
-    found, of_mean = each(weights)
-    assert found == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
+    result, of_mean = each(weights)
+    assert result == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
     assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
     ones = each([np.ones(len(b)) for b in problem.b])[0]
     assert ones == smoothness_of_each(plain.serial(ALGORITHM), ModelTask(plain.model), "own", 3, 2)

@@ -1,0 +1,58 @@
+"""Run the cells of a sweep in this process, so that its command finds them finished and needs no Ray."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedcommons.errors import UserError
+from fedcommons.runs import experiment
+from fedcommons.sweeping.sweep import Trial
+
+
+def rows_of(markdown: str, begin: str = "|") -> list[list[str]]:
+    """The cells of the table lines that begin so."""
+    lines = [line for line in markdown.splitlines() if line.startswith(begin)]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved from now on."""
+    figures, save = list[Figure](), Figure.savefig
+
+    def savefig(figure: Figure, *args: Any, **options: Any) -> None:
+        figures.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return figures
+
+
+def complete(
+    main: Callable[[Sequence[str]], int],
+    argv: Sequence[str],
+    cells: Iterable[Trial],
+    out: Path,
+    also: Callable[[], object] = lambda: None,
+) -> str:
+    """Run the cells, let the command report on them, and return its table.
+
+    What every sweep promises is checked: a folder with runs needs --resume; table, CSV and pictures are written; the
+    same command with --resume changes no run and no table.
+    """
+    for cell in {one.name: one for one in cells}.values():
+        experiment.run(cell.config, out / cell.name)
+    also()
+    with pytest.raises(UserError, match="add --resume"):
+        main(argv)
+    assert main([*argv, "--resume"]) == 0
+    written = {path: path.read_bytes() for path in out.rglob("*") if path.suffix in (".md", ".csv", ".json", ".jsonl")}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
+    tables = [path for path in written if path.parent == out and path.suffix == ".md"]
+    stem = tables[0].stem
+    assert {f"{stem}.csv", f"{stem}.png", "report.html", "summary.json"} <= {path.name for path in out.iterdir()}
+    assert main([*argv, "--resume"]) == 0
+    assert {path: path.read_bytes() for path in written} == written
+    return tables[0].read_text(encoding="utf-8")

@@ -1,0 +1,217 @@
+"""Figures 3 and 4 of Fedssyn: which runs they need, and tables and pictures from made numbers and from small runs."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sweep_runs import complete, rows_of, saved_figures
+
+from fedcommons.reports import tables
+from fedcommons.runs import central
+from fedcommons.runs.build import prepare
+from papers.fedssyn.figures import Dot, Panel, accuracy_dots, accuracy_table, panels
+from papers.fedssyn.sensitivity_report import figure, is_above, table
+
+
+def run(setting: str, seed: int, last: float, alpha: float | None = 0.1, **more: Any) -> dict[str, Any]:
+    return {
+        "data.name": "digits", "partition.n_clients": 10, "federation.participation": 1.0, "partition.alpha": alpha,
+        "algorithm": "fedavg", "sharing.setting": setting, "seed": seed, "client.lr": 0.04, "lr": 0.04, "p": 0.5,
+        "partition": f"{alpha} {seed}", "last_accuracy": last, "best_accuracy": last + 0.01, **more,
+    }  # fmt: skip
+
+
+CENTRAL = {"algorithm": "central", "federation.participation": None, "p": None, "client.lr": None}
+CENTRAL_REAL = {**CENTRAL, "partition.n_clients": None}
+RUNS = [
+    run("real", 0, 0.5), run("real", 1, 0.6), run("shuffled_synthetic", 0, 0.9), run("shuffled_synthetic", 1, 0.9),
+    run("real", 0, 0.4, alpha=0.01), run("real", 1, 0.3, alpha=0.01),
+    *(run("central_real", seed, 0.98 - 0.02 * seed, None, **CENTRAL_REAL) for seed in range(2)),
+    *(run("central_synthetic", seed, 0.95, **CENTRAL) for seed in range(2)),
+]  # fmt: skip
+
+
+def test_figure_3s_table_has_a_line_for_each_dot_and_each_central_model() -> None:
+    rows = rows_of(accuracy_table(tables.compared(pd.DataFrame(RUNS)), []))
+    assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
+    assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
+    assert [row[5] for row in rows[2:]] == ["real", "shuffled_synthetic", "real", "central_real", "central_synthetic"]
+
+
+def test_a_panel_has_the_dots_and_lines_of_its_alpha_and_of_whatever_else_varies() -> None:
+    first, second = panels(tables.compared(pd.DataFrame(RUNS)))
+    assert first.dots[0] == Dot("fedavg", "real", [50.0, 60.0])
+    assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
+    assert first.lines[0][1] == pytest.approx([98, 96])
+    assert second.lines == first.lines[:1]  # this alpha has no synthetic images
+    one_seed = panels(tables.compared(pd.DataFrame(RUNS[:1])))
+    assert one_seed == [Panel("digits, α = 0.1", [Dot("fedavg", "real", [50.0])], [])]
+    more = [run("my_stage", 0, 0.1 * d, **{"sharing.d": d, "straggler.q": q}) for d in (2, 3) for q in (0.0, 0.3)]
+    cells = tables.compared(pd.DataFrame([*more, *RUNS[-4:]]))
+    assert "| setting           | sharing.d | straggler.q |" in accuracy_table(cells, [])
+    (panel,) = panels(cells)
+    assert [(dot.group, dot.setting) for dot in panel.dots] == [
+        (f"fedavg straggler.q {q}", f"my_stage sharing.d {d}") for d in (2, 3) for q in ("0", "0.3")
+    ]
+
+
+def test_figure_3s_axis_begins_below_the_least_accuracy_and_dots_are_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = saved_figures(monkeypatch)
+    dots = [Dot("fedavg", "real", [78.0, 84.0]), Dot("fedavg", "shuffled_real", [97.0, 98.0])]
+    accuracy_dots(tmp_path / "f.png", [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim() == (75, 100)
+    means = [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"]
+    assert means == [81.0, 97.5]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["real", "shuffled_real"]
+
+
+@pytest.fixture(scope="module")
+def figure3(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("figure3")
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [("", (None, 0.5)), ("--sharing.p 0.2", (0.2, 0.2)), ("--p-real 0.1", (None, 0.1)), ("--p-real 0", (None, 0.0))],
+)
+def test_shuffled_real_has_a_share_of_its_own(
+    figure3: ModuleType, options: str, shares: tuple[float | None, float]
+) -> None:
+    cells = figure3.grid(figure3.arguments(options.split()))
+    share = {c.config.sharing.setting: c.config.flat.get("sharing.p") for c in cells}
+    assert (share["shuffled_synthetic"], share["shuffled_real"]) == shares
+
+
+def test_cells_share_their_central_models(figure3: ModuleType) -> None:
+    def lines(*argv: str) -> list[str]:
+        options = figure3.arguments(["--preset=smoke", "--alphas=0.01,0.1", "--seeds=0,1", *argv])
+        return sorted(line.name.rpartition("-")[0] for line in figure3.central_lines(figure3.grid(options), options))
+
+    real = ["central_real-seed0", "central_real-seed1"]
+    synthetic = [f"central_synthetic-alpha{alpha}-seed{seed}" for alpha in (0.01, 0.1) for seed in (0, 1)]
+    assert lines() == sorted(real + synthetic)
+    assert lines("--settings=real,shuffled_real") == real
+
+
+@pytest.mark.long
+def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=2", "--p-real=0.3", "--wandb=off", f"--out={out}",
+            "--settings=real,shuffled_synthetic,shuffled_real", f"--artifacts={tmp_path / 'artifacts'}"]  # fmt: skip
+    options = figure3.arguments(argv)
+    cells = figure3.grid(options)
+    lines = figure3.central_lines(cells, options)
+    prepared = prepare(cells[1].config)
+    complete(figure3.figure3, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
+    assert len((out / "figure3.csv").read_text().splitlines()) == 1 + 3 + 2
+    summary = json.loads((out / "summary.json").read_text())
+    shares = {c["setting"]: c["p"] for c in summary["cells"]}
+    assert shares == pytest.approx({"real": 0, "shuffled_synthetic": 0.5, "shuffled_real": 0.3}, abs=0.01)
+    n = len(prepared.train)
+    assert [(c["setting"], c["epochs"], c["images"]) for c in summary["central"]] == [
+        ("central_real", 2, n), ("central_synthetic", 2, n),
+    ]  # fmt: skip
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_central_models_are_trained_by_ray(figure3: ModuleType, tmp_path: Path) -> None:
+    """The same bits as in one process."""
+    argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=1", "--wandb=off", "--settings=real"]
+    argv += ["--data.limit=80", f"--out={tmp_path / 'out'}"]
+    assert figure3.figure3(argv) == 0
+    options = figure3.arguments(argv)
+    (line,) = figure3.central_lines(figure3.grid(options), options)
+    alone = central.run(line, tmp_path / "alone")
+    assert json.loads((tmp_path / "out" / line.name / "summary.json").read_text()) == alone
+
+
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    return sweeps("sensitivity")
+
+
+def entries(script: ModuleType, *argv: str) -> list[Any]:
+    return script.entries(script.arguments(argv))
+
+
+def test_figure_4s_preset_paper_is_the_whole_grid(script: ModuleType) -> None:
+    grid = entries(script, "--preset", "paper", "--seeds", "0,1")
+    assert len(grid) == 2 * ((1 + 5 * 5) + 2 * (1 + 5) + (1 + 2))
+    assert {(e.panel, e.n_clients, e.cell.config.flat["partition.alpha"]) for e in grid} == {
+        ("a", 10, 0.1), ("b", 10, 0.01), ("b", 40, 0.01), ("c", 10, 0.01)
+    }  # fmt: skip
+    fields = [(e, e.cell.config.flat) for e in grid if e.generator]
+    assert all(flat["sharing.p"] == pytest.approx(e.number / (1 + e.number)) for e, flat in fields)
+    assert all(flat["generator.rho"] == e.rho and flat["generator.epochs"] == e.epochs for e, flat in fields)
+    assert len({flat["client.lr"] for _, flat in fields}) == 1
+    assert {e.cell.config.sharing.setting for e in grid if not e.generator} == {"real"}
+
+
+def test_pools_of_one_generator_share_its_training(script: ModuleType) -> None:
+    grid = entries(script, "--preset", "smoke")
+    needs = {(e.panel, e.n_clients, e.rho, e.number, e.epochs): prepare(e.cell.config).needs
+             for e in grid if e.generator == "ddpm"}  # fmt: skip
+    for few, many in zip(needs["a", 4, 0.5, 0.25, 2], needs["a", 4, 0.5, 1.0, 2], strict=True):
+        assert few.course_facts == many.course_facts
+        assert few.n == round(many.n / 4)
+    for part, whole in zip(needs["a", 4, 0.5, 1.0, 2], needs["a", 4, 1.0, 1.0, 2], strict=True):
+        seen = {x.numpy().tobytes() for x in whole.examples.x}
+        assert {x.numpy().tobytes() for x in part.examples.x} <= seen
+        assert len(part.examples) == pytest.approx(len(whole.examples) / 2, abs=len(whole.labels.unique()))
+    for early, late in zip(needs["b", 4, 1.0, 1.0, 1], needs["b", 4, 1.0, 1.0, 2], strict=True):
+        assert early.course_facts == late.course_facts
+    usual = next(e for e in grid if (e.panel, e.n_clients, e.epochs) == ("b", 4, 2))
+    assert usual.cell.name == next(e for e in grid if (e.panel, e.generator) == ("c", "ddpm")).cell.name
+
+
+def test_ahead_is_by_students_interval() -> None:
+    assert is_above([1.0]) is None
+    assert is_above([1.0, 1.2, 1.1])
+    assert not is_above([1.0, 5.0, -0.5])
+    assert not is_above([-1.0, -1.2, -1.1])
+
+
+def row(panel: str, n: int, generator: str | None, number: float, epochs: int, last: float) -> dict[str, Any]:
+    return {"panel": panel, "n_clients": n, "generator": generator, "rho": 0.5 if generator else 0.0, "number": number,
+            "epochs": epochs, "seeds": 2, "last": last, "sd": 1.0, "accuracies": [last - 1, last + 1],
+            "ahead": last > 60}  # fmt: skip
+
+
+def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row("a", 4, None, 0, 0, 33.0), row("a", 4, "ddpm", 0.25, 8, 40.0), row("a", 4, "ddpm", 1, 8, 70.0),
+            row("b", 4, None, 0, 0, 33.0), row("b", 4, "ddpm", 1, 4, 50.0), row("c", 4, "gan", 1, 8, 50.0)]  # fmt: skip
+    lines, drawn = rows_of(table(rows)), saved_figures(monkeypatch)
+    assert lines[2] == ["(a)", "4", "no pool", "-", "-", "-", "33.0 ± 1.4", "no", "2"]
+    assert lines[4] == ["(a)", "4", "ddpm", "50 %", "1", "8", "70.0 ± 1.4", "yes", "2"]
+    figure(rows, [60.0, 62.0], tmp_path / "a.png", "title", smoke=True)
+    first = drawn[0].axes[0].get_lines()
+    assert [np.asarray(line.get_ydata()).tolist()[:2] for line in first] == [[40.0, 70.0], [33.0, 33.0], [61.0, 61.0]]
+
+
+@pytest.mark.long
+def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["--preset=smoke", "--rhos=1", "--numbers=1", "--clients=4", "--generators=ddpm", "--seeds=0,1",
+            "--federation.rounds=1", "--wandb=off", f"--artifacts={tmp_path}/artifacts", f"--out={out}"]  # fmt: skip
+    grid = entries(script, *argv)
+    lines = script.central_lines(grid)
+    assert {line.epochs for line in lines} == {grid[0].cell.config.client.epochs}  # of one round
+    cells = [e.cell for e in grid]
+    text = complete(
+        script.sensitivity, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines]
+    )
+    with (out / "sensitivity.csv").open() as file:
+        pools = [(line["panel"], line["generator"], line["epochs"]) for line in csv.DictReader(file)]
+    assert pools == [("a", "", "0"), ("a", "ddpm", "2"), ("b", "", "0"), ("b", "ddpm", "1"), ("b", "ddpm", "2"),
+                     ("c", "", "0"), ("c", "ddpm", "2")]  # fmt: skip
+    assert text.startswith("**SMOKE")
