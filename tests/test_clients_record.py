@@ -1,27 +1,23 @@
-"""What is recorded of each client: the server model on its own training images, round by round."""
+"""The record of each client: the server model on its own training images, round by round."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from report_runs import copies, quiet, small_run
 from torch.nn import functional as F
 
 from fedcommons import experiment, run
 from fedcommons.federation.evaluation import CLIENTS
-from fedcommons.federation.memory import ClientMemory
 from fedcommons.reports.frames import load_clients, load_runs
-from fedcommons.runs import build, measures
+from fedcommons.runs import build
 from fedcommons.tracking.run_folder import read_clients, read_rounds
 
 FIELDS = {
     "wandb": "off", "federation.rounds": 3, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,
     "measure.clients": True, "data.limit": 200, "partition.n_clients": 6, "alpha": 0.1,
 }  # fmt: skip
-
-
-def quiet(text: str) -> None: ...
+MANY = {"partition": "iid", "partition.n_clients": CLIENTS + 2, "federation.rounds": 1, "alpha": None}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_each_clients_line_is_the_server_model_on_its_own_images(folder: Path) -> None:
-    wanted = experiment("smoke", values=FIELDS)
-    result = run(wanted, folder, say=quiet)
-    own = build.prepare(wanted).dealt.own
-    last = load_clients(folder).query("round == 3")
-    assert last["client"].tolist() == list(range(6))
+@pytest.mark.parametrize("fields", [{}, MANY], ids=["one job", "two jobs"])
+@pytest.mark.long
+def test_each_clients_line_is_the_server_model_on_its_own_images(fields: dict[str, object], tmp_path: Path) -> None:
+    values = {name: value for name, value in {**FIELDS, **fields}.items() if value is not None}
+    wanted = experiment("smoke", values=values)
+    result = run(wanted, tmp_path, say=quiet)
+    own, rounds = build.prepare(wanted).dealt.own, values["federation.rounds"]
+    last = load_clients(tmp_path).query(f"round == {rounds}")
+    assert last["client"].tolist() == list(range(len(own)))
     for client, n, accuracy, loss in last[["client", "n", "accuracy", "loss"]].itertuples(index=False):
         data = own[client]
         with torch.no_grad():
@@ -46,6 +45,7 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(folder: Path) -
         assert loss == pytest.approx(F.cross_entropy(logits, data.y).item(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_worst_client_stands_in_the_rounds(folder: Path) -> None:
     lines, clients = read_rounds(folder), read_clients(folder)
     assert [line["round"] for line in clients] == [line["round"] for line in lines] == [0, 1, 2, 3]
@@ -56,32 +56,19 @@ def test_the_worst_client_stands_in_the_rounds(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "behind", "gone"])
+@pytest.mark.long
 def test_a_resumed_run_writes_the_same_lines(damage: str, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()
-    file = tmp_path / "run" / "clients.jsonl"
-    whole = file.read_text()
+    (path,) = copies(folder, tmp_path, "run")
+    (path / "summary.json").unlink()
+    whole = (path / "clients.jsonl").read_text()
     kept = {"cut": whole[:-20], "behind": "".join(whole.splitlines(keepends=True)[:3]), "gone": ""}[damage]
-    file.write_text(kept)
-    run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
+    (path / "clients.jsonl").write_text(kept)
+    run(experiment("smoke", values=FIELDS), path, say=quiet)
     for name in ("clients.jsonl", "rounds.jsonl", "summary.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (folder / name).read_bytes()
+        assert (path / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_how_clients_are_cut_into_jobs_changes_no_bit(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    assert CLIENTS > 6
-    monkeypatch.setattr("fedcommons.federation.evaluation.CLIENTS", 4)
-    ready = build.assemble(build.prepare(experiment("smoke", values=FIELDS)))
-    executor = ready.executor()
-    try:
-        found, _ = measures.of_clients(ready, executor, ready.start(ClientMemory()))
-        first = json.loads((folder / "clients.jsonl").read_text().splitlines()[0])
-        assert {"round": 0, **found} == first
-    finally:
-        executor.close()
-
-
-def test_nobody_is_recorded_unless_asked(tmp_path: Path) -> None:
-    run(experiment("smoke", values={**FIELDS, "measure.clients": False}), tmp_path / "run", say=quiet)
-    assert not (tmp_path / "run" / "clients.jsonl").exists()
+def test_no_client_is_recorded_by_default(tmp_path: Path) -> None:
+    small_run(tmp_path, {"federation.rounds": 1, "measure.every": 0})
+    assert not (tmp_path / "clients.jsonl").exists()
     assert load_clients(tmp_path).empty

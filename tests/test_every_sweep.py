@@ -131,7 +131,7 @@ REFUSED = [
     ("sensitivity", "--partition.name iid", "partition.alpha"),
     ("table2", "--methods fedsyn", "fedssyn"),
     ("table2", "--algorithm fedgen", "use --methods instead"),
-    ("table2", "--preset authors", "authors"),
+    ("table2", "--preset authors", "--preset must be one of"),
     ("table2", "--alphas=-1", "alpha"),
     ("table2", "--data.validation 0", "data.validation must be above 0"),
     ("table2", "--fedgen.batch_size 1", "fedgen.batch_size"),

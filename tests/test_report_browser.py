@@ -1,47 +1,39 @@
-"""The report in a real browser: it draws, filters, sorts and saves, asks nobody for anything, runs nobody's text."""
+"""The report in a real browser: it draws, filters, sorts and saves, makes no request, and runs no text of a user."""
 
 import csv
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from threading import Thread
-from typing import Any
 
 import browser
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from report_runs import change, quiet, small_runs, summary
 
-from fedcommons import experiment, report, run
+from fedcommons import report
 from fedcommons.reports.watching import Server, Watched
 
 pytestmark = browser.needed
 
-FIELDS = {"wandb": "off", "federation.rounds": 3, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
 HOSTILE = "<img src=x onerror=\"document.title='run'\">'</script><script>document.title='run'</script>"
-
-
 LINES = '.chart[data-kind="rounds"] svg path[aria-roledescription="line mark"]'
 """The lines of the curves of accuracy over rounds."""
 
 
-def quiet(text: str) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods at two alphas with three seeds each, of which one has a hostile statement."""
-    out = tmp_path_factory.mktemp("runs")
-    for algorithm in ("fedavg", "fedprox"):
-        for alpha in (0.1, 1.0):
-            for seed in (0, 1, 2):
-                fields = {**FIELDS, "algorithm": algorithm, "alpha": alpha, "seed": seed}
-                run(experiment("smoke", values=fields), out / f"{algorithm}-{alpha:g}-{seed}", say=quiet)
-    file = out / "fedavg-1-0" / "summary.json"
-    told = json.loads(file.read_text())
-    told["privacy"]["in_words"] = [HOSTILE]
-    file.write_text(json.dumps(told))
+    """Two methods at two alphas with three seeds each; one has a hostile statement."""
+    runs = {
+        f"{name}-{alpha:g}-{seed}": {"algorithm": name, "alpha": alpha, "seed": seed, "federation.rounds": 3}
+        for name in ("fedavg", "fedprox")
+        for alpha in (0.1, 1.0)
+        for seed in (0, 1, 2)
+    }
+    out = small_runs(tmp_path_factory.mktemp("runs"), runs)
+    of = out / "fedavg-1-0"
+    change(of / "summary.json", privacy={**summary(of)["privacy"], "in_words": [HOSTILE]})
     return out
 
 
@@ -53,16 +45,12 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with browser.chromium() as found:
-        yield found
-
-
-def summary(path: Path) -> dict[str, Any]:
-    return json.loads((path / "summary.json").read_text())
+    with browser.chromium() as started:
+        yield started
 
 
 def texts(page: Page, table: str, column: str) -> list[str]:
-    """Of the lines that are shown."""
+    """This column of the lines that are shown."""
     at = page.locator(f'table[data-name="{table}"] thead th').all_inner_texts()
     place = next(i for i, head in enumerate(at) if head.startswith(column))
     rows = page.locator(f'table[data-name="{table}"] tr[data-line]:visible').all()
@@ -84,7 +72,14 @@ def tick(page: Page, dim: str, value: str) -> None:
     page.keyboard.press("Escape")
 
 
-def test_it_draws_every_chart_without_an_error_and_without_a_request(chromium: Browser, url: str) -> None:
+def head(page: Page, table: str, column: str) -> tuple[str | None, list[str]]:
+    """Click on a head; its order, and its column then."""
+    found = page.locator(f'table[data-name="{table}"] thead th', has_text=column)
+    found.locator("button").click()
+    return found.get_attribute("aria-sort"), texts(page, table, column)
+
+
+def test_it_draws_every_chart_without_a_request_and_runs_no_text(chromium: Browser, url: str) -> None:
     with browser.opened(chromium, url) as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -93,12 +88,17 @@ def test_it_draws_every_chart_without_an_error_and_without_a_request(chromium: B
         assert page.locator(LINES).count() == 4
         assert not asked
         assert page.evaluate("performance.getEntriesByType('resource').length") == 0
+        lost = page.evaluate("[...document.links].map(a => a.hash.slice(1)).filter(id => !document.getElementById(id))")
+        assert not lost
+        assert page.locator("nav a").count() == page.locator("main > section").count()
+        assert page.title() == page.locator("h1").inner_text() == HOSTILE
+        assert page.locator("#privacy").get_by_text(HOSTILE).count() == 1
+        assert page.locator("script").count() == 3
 
 
 def test_a_number_is_that_of_the_summaries_and_leads_to_its_runs(chromium: Browser, url: str, folder: Path) -> None:
     with browser.opened(chromium, url) as page:
-        row = page.locator('table[data-name="results"] tr[data-line]').first
-        link = row.locator('td[data-c="last_accuracy"] a')
+        link = page.locator('table[data-name="results"] tr[data-line]').first.locator('td[data-c="last_accuracy"] a')
         names = [f"fedavg-0.1-{seed}" for seed in (0, 1, 2)]
         mean = 100 * fmean(summary(folder / name)["last_accuracy"] for name in names)
         assert link.inner_text().startswith(f"{mean:.1f} (")
@@ -108,13 +108,6 @@ def test_a_number_is_that_of_the_summaries_and_leads_to_its_runs(chromium: Brows
         assert page.evaluate("location.hash") == f"#{lit.first.get_attribute('id')}"
         values = lit.first.locator("data").evaluate_all("all => all.map(one => one.value)")
         assert repr(summary(folder / names[0])["last_accuracy"]) in values
-
-
-def test_every_link_resolves(chromium: Browser, url: str) -> None:
-    with browser.opened(chromium, url) as page:
-        lost = page.evaluate("[...document.links].map(a => a.hash.slice(1)).filter(id => !document.getElementById(id))")
-        assert not lost
-        assert page.locator("nav a").count() == page.locator("main > section").count()
 
 
 def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, folder: Path) -> None:
@@ -131,59 +124,43 @@ def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, fold
         tick(page, "seed", "0")
         tick(page, "seed", "2")
         two = [100 * summary(folder / f"fedprox-0.1-{seed}")["last_accuracy"] for seed in (0, 2)]
-        half = 12.706204736 * abs(two[0] - two[1]) / 2  # Student's t with one degree of freedom
-        mean = fmean(two)
-        assert texts(page, "results", "last accuracy") == [
-            f"{mean:.1f} ({max(mean - half, 0):.1f} to {min(mean + half, 100):.1f})"
-        ]
+        mean, half = fmean(two), 12.706204736 * abs(two[0] - two[1]) / 2  # t with one degree of freedom
+        interval = f"{mean:.1f} ({max(mean - half, 0):.1f} to {min(mean + half, 100):.1f})"
+        assert texts(page, "results", "last accuracy") == [interval]
         assert texts(page, "results", "seeds") == ["2 of 3"]
-        assert page.locator("#results .seeds").is_visible()
         page.get_by_role("button", name="show all").click()
         expect(page.locator("#filters output")).to_have_text("12 of 12 runs")
         assert texts(page, "results", "last accuracy") == before
 
 
-def test_sorting_sorts_within_groups_by_click_and_by_keyboard(chromium: Browser, url: str) -> None:
+def test_sorting_sorts_within_groups_and_files_have_the_lines_that_are_shown(
+    chromium: Browser, url: str, tmp_path: Path
+) -> None:
     with browser.opened(chromium, url) as page:
-        head = page.locator('table[data-name="runs"] thead th', has_text="last accuracy")
-        head.locator("button").click()
-        assert head.get_attribute("aria-sort") == "ascending"
-        values = [float(text) for text in texts(page, "runs", "last accuracy")]
-        assert values == sorted(values)
+        order, values = head(page, "runs", "last accuracy")
+        assert (order, values) == ("ascending", sorted(values, key=float))
         assert len(set(values)) > 1
-        head.locator("button").focus()
         page.keyboard.press("Enter")
-        assert head.get_attribute("aria-sort") == "descending"
-        assert [float(text) for text in texts(page, "runs", "last accuracy")] == sorted(values, reverse=True)
-        page.locator('table[data-name="results"] thead th', has_text="method").locator("button").click()
-        page.locator('table[data-name="results"] thead th', has_text="method").locator("button").click()
-        assert texts(page, "results", "method") == ["fedprox", "fedavg"] * 2
-
-
-def test_files_have_the_lines_that_are_shown_in_their_order(chromium: Browser, url: str, tmp_path: Path) -> None:
-    with browser.opened(chromium, url) as page:
+        assert texts(page, "runs", "last accuracy") == sorted(values, key=float, reverse=True)
+        head(page, "results", "method")
+        assert head(page, "results", "method")[1] == ["fedprox", "fedavg"] * 2
         tick(page, "alpha", "1")
-        head = page.locator('table[data-name="results"] thead th', has_text="method").locator("button")
-        head.click()
-        head.click()
-        found = {}
-        for name in ("CSV", "LaTeX"):
+        saved = {}
+        for name, ending in (("CSV", "csv"), ("LaTeX", "tex")):
             with page.expect_download() as started:
                 page.locator("#results .files").get_by_role("button", name=name).click()
-            started.value.save_as(tmp_path / started.value.suggested_filename)
-            found[name] = (tmp_path / started.value.suggested_filename).read_text()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.tex"]
-        lines = list(csv.DictReader(found["CSV"].splitlines()))
+            assert started.value.suggested_filename == f"results.{ending}"
+            started.value.save_as(tmp_path / name)
+            saved[name] = (tmp_path / name).read_text()
+        lines = list(csv.DictReader(saved["CSV"].splitlines()))
         assert [line["method"] for line in lines] == ["fedprox", "fedavg"]
         assert all("alpha = 1" in line["group"] for line in lines)
-        assert found["LaTeX"].count(r"\\") == 3
-        assert found["LaTeX"].index("fedprox") < found["LaTeX"].index("fedavg")
-        assert found["LaTeX"].rstrip().endswith(r"\end{tabular}")
+        assert saved["LaTeX"].count(r"\\") == 3
+        assert saved["LaTeX"].index("fedprox") < saved["LaTeX"].index("fedavg")
+        assert saved["LaTeX"].rstrip().endswith(r"\end{tabular}")
 
 
-@pytest.mark.parametrize(
-    ("size", "dark"), [((1280, 900), False), ((1280, 900), True), ((390, 844), False), ((320, 700), True)]
-)
+@pytest.mark.parametrize(("size", "dark"), [((1280, 900), False), ((1280, 900), True), ((320, 700), False)])
 def test_it_fits_its_screen_light_and_dark(chromium: Browser, url: str, size: tuple[int, int], dark: bool) -> None:
     with browser.opened(chromium, url, size=size, dark=dark) as page:
         see_all(page)
@@ -194,16 +171,7 @@ def test_it_fits_its_screen_light_and_dark(chromium: Browser, url: str, size: tu
         assert (page.evaluate(shade) < 128) != dark
 
 
-def test_texts_of_others_run_nothing(chromium: Browser, url: str) -> None:
-    with browser.opened(chromium, url) as page:
-        see_all(page)
-        assert page.title() == HOSTILE
-        assert page.locator("h1").inner_text() == HOSTILE
-        assert page.locator("#privacy").get_by_text(HOSTILE).count() == 1
-        assert page.locator("script").count() == 3
-
-
-def test_a_watched_page_follows_its_folder_and_keeps_what_was_ticked(
+def test_a_watched_page_follows_its_folder_and_keeps_its_filters(
     chromium: Browser, folder: Path, tmp_path: Path
 ) -> None:
     for name in ("fedavg-0.1-0", "fedprox-0.1-0"):

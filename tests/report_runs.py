@@ -1,0 +1,44 @@
+"""Small runs for tests of frames, tables and reports, and their records read without the package's own frames."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcommons import experiment, run
+
+FIELDS = {
+    "wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80, "alpha": 0.1,
+}  # fmt: skip
+
+
+def quiet(text: str) -> None: ...
+
+
+def small_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a run with these fields on top of ``FIELDS``."""
+    return run(experiment("smoke", values={**FIELDS, **fields}), folder, say=quiet).summary
+
+
+def small_runs(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> Path:
+    """A folder with a run for each name."""
+    for name, fields in runs.items():
+        small_run(out / name, fields)
+    return out
+
+
+def copies(source: Path, out: Path, *names: str) -> list[Path]:
+    """Copies of a run folder under these names."""
+    return [Path(shutil.copytree(source, out / name)) for name in names]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def change(file: Path, **values: Any) -> None:
+    """Replace values of a JSON file; None: remove them."""
+    content = {**json.loads(file.read_text(encoding="utf-8")), **values}
+    kept = {name: value for name, value in content.items() if value is not None}
+    file.write_text(json.dumps(kept), encoding="utf-8")
