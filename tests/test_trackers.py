@@ -1,25 +1,49 @@
-"""The package's trackers: each is read back by its own reader, and has every number of rounds.jsonl, in every round."""
+"""Trackers and measures, the package's and users': what they get, what their failures do, that they change nothing."""
 
 import csv
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedcommons import UserError, experiment
+from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
+from fedcommons.config import cli
+from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs.experiment import run
+from fedcommons.runs.worker import noise_key
+from fedcommons.sweeping.sweep import cell
 
 FIELDS = {
-    "federation.rounds": 2, "federation.checkpoint_every": 1, "client.epochs": 1, "data.limit": 60, "measure.every": 2,
-    "wandb": "off", "straggler.q": 0.3,
+    "wandb": "off", "federation.rounds": 3, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,
+    "data.limit": 80,
 }  # fmt: skip
 Rows = dict[tuple[int, str], float]
+
+
+def quiet(text: str) -> None: ...
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_after(number: int) -> Callable[[int, Mapping[str, float | None]], None]:
+    def on_round(round: int, metrics: object) -> None:
+        if round == number:
+            raise Killed
+
+    return on_round
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def of_csv(folder: Path) -> Rows:
@@ -43,17 +67,17 @@ def of_mlflow(folder: Path) -> Rows:
     client = MlflowClient(tracking_uri=(folder / "mlflow").absolute().as_uri())
     there = client.get_experiment_by_name("fedcommons")
     assert there
-    (found,) = client.search_runs([there.experiment_id])
-    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
-    of_each = [client.get_metric_history(found.info.run_id, name) for name in found.data.metrics]
-    return {(one.step, one.key): one.value for history in of_each for one in history}
+    (one,) = client.search_runs([there.experiment_id])
+    assert (one.info.run_name, one.info.status) == ("run", "FINISHED")
+    of_each = [client.get_metric_history(one.info.run_id, name) for name in one.data.metrics]
+    return {(value.step, value.key): value.value for history in of_each for value in history}
 
 
 def of_trackio(folder: Path) -> Rows:
-    """By a process of its own: trackio finds its folder where it is imported."""
+    """By a process of its own: trackio looks for its folder when it is imported."""
     read = "import json; from trackio import SQLiteStorage as s; print(json.dumps(s.get_logs('fedcommons', 'run')))"
-    said = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
-    rows = json.loads(said.stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout.splitlines()[-1])
     names = {name for row in rows for name in row} - {"step", "timestamp"}
     return {(row["step"], name): row[name] for row in rows for name in names if row.get(name) is not None}
 
@@ -63,45 +87,247 @@ READ: Mapping[str, Callable[[Path], Rows]] = {
 }  # fmt: skip
 
 
-class Killed(Exception):
-    pass
-
-
-def quiet(text: str) -> None:
-    pass
-
-
-def test_every_tracker_is_read_back() -> None:
-    assert READ.keys() == KINDS["tracker"].known.keys()
-
-
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", sorted(KINDS["tracker"].known))
 @pytest.mark.long
 def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a run that was killed and resumed, which tells the earlier rounds again."""
+    """Also of a run that was killed and resumed, whose earlier rounds are logged again."""
+    config = experiment("smoke", values={**FIELDS, "tracking.tracker": name, "measure.every": 2, "straggler.q": 0.3})
     if name != "csv" and find_spec(name) is None:
-        with pytest.raises(UserError, match=rf"tracker {name} needs a package: pip install 'fedcommons\[{name}\]'"):
-            run(experiment("smoke", values={**FIELDS, "tracking.tracker": name}), tmp_path / "run", say=quiet)
+        with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
+            run(config, tmp_path / "run", say=quiet)
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    config, said = experiment("smoke", values={**FIELDS, "tracking.tracker": name}), list[str]()
-
-    def kill(number: int, metrics: Mapping[str, float | None]) -> None:
-        if number == 1 and name != "trackio":
-            raise Killed
-
+    said: list[str] = []
     if name != "trackio":  # there the resumed run is one more
         with pytest.raises(Killed):
-            run(config, tmp_path / "run", say=said.append, on_round=kill)
+            run(config, tmp_path / "run", say=said.append, on_round=kill_after(1))
     run(config, tmp_path / "run", say=said.append, resume=True)
     assert not [text for text in said if "goes on without it" in text]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     expected = {
         (line["round"], key): value
-        for line in lines
+        for line in lines(tmp_path / "run" / "rounds.jsonl")
         for key, value in line.items()
         if key != "round" and isinstance(value, int | float)
     }
     assert READ[name](tmp_path / "run") == pytest.approx(expected, rel=1e-6)
     assert os.environ["TRACKIO_DIR"] == str(tmp_path / "trackio")
+
+
+LAB = '''
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Mine:
+    """Writes what it gets.
+
+    Args:
+        file: that it writes
+    """
+
+    folder: Path
+    config: dict
+    file: str = "mine.jsonl"
+
+    def __post_init__(self):
+        self.write("made", self.config["federation.rounds"], "w")
+
+    def write(self, what, value, mode="a"):
+        with open(self.folder / self.file, mode) as file:
+            file.write(json.dumps([what, value]) + "\\\\n")
+
+    def log(self, round, metrics):
+        self.write(round, metrics)
+        metrics.clear()
+
+    def finish(self, summary):
+        self.write("finished", summary and summary["rounds"])
+        summary.clear()
+
+
+@dataclass
+class Failing:
+    at: str = "log"
+
+    def __post_init__(self):
+        self.require("made")
+
+    def require(self, what):
+        if self.at == what:
+            raise OSError(28, "No space left on device")
+
+    def log(self, round, metrics):
+        self.require("log")
+
+    def finish(self, summary):
+        self.require("finish")
+
+
+def project(project: str = "mine"):
+    return None
+
+
+@dataclass(frozen=True)
+class Weights:
+    power: float = 2.0
+
+    def __call__(self, work, data, round, seed):
+        assert not work.module.training
+        size = sum((p.abs() ** self.power).sum() for p in work.module.parameters())
+        for p in work.module.parameters():
+            p.data.zero_()
+        return {"size": size, "clients": len(data.own), "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    gives: str = "list"
+
+    def __call__(self, work, data, round, seed):
+        return {"list": [1.0], "text": {"a": "b"}}[self.gives] if round else {"a": 1}
+'''
+TRACKER, MEASURE = "my_lab.py:Mine", "my_lab.py:Weights"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with my_lab.py in it."""
+    (tmp_path / "my_lab.py").write_text(LAB.replace("\\\\", "\\"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def described(**fields: Any) -> Experiment:
+    return experiment("smoke", values={**FIELDS, **{name.replace("__", "."): value for name, value in fields.items()}})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("rounds.jsonl", "summary.json")}
+
+
+@pytest.mark.long
+def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
+    """Also of a resumed run, which may have another tracker, a changed one, or none."""
+    wanted = described(tracking__tracker=TRACKER)
+    run(described(), lab / "without", say=quiet)
+    summary = run(wanted, lab / "with", say=quiet)
+    assert summary["rounds"] == 3  # though the tracker emptied its arguments
+    made, *rounds, finished = lines(lab / "with" / "mine.jsonl")
+    assert (made, finished) == (["made", 3], ["finished", 3])
+    recorded = lines(lab / "with" / "rounds.jsonl")
+    assert rounds == [[one.pop("round"), one] for one in recorded]
+    for name in ("same", "none"):
+        with pytest.raises(Killed):
+            run(wanted, lab / name, say=quiet, on_round=kill_after(2))
+    run(wanted, lab / "same", say=quiet, resume=True)
+    assert (lab / "same" / "mine.jsonl").read_bytes() == (lab / "with" / "mine.jsonl").read_bytes()
+    (lab / "my_lab.py").write_text((lab / "my_lab.py").read_text() + "# changed\n")
+    without = override(wanted, {"tracking.tracker": None})
+    for now in (described(tracking__tracker=TRACKER), without, described()):
+        assert same_results(wanted, now) == []
+    run(without, lab / "none", say=quiet, resume=True)
+    assert files(lab / "with") == files(lab / "same") == files(lab / "none") == files(lab / "without")
+
+
+@pytest.mark.parametrize("at", ["made", "log", "finish"])
+@pytest.mark.long
+def test_a_tracker_that_fails_is_named_once_and_dropped(lab: Path, at: str) -> None:
+    said: list[str] = []
+    run(described(tracking__tracker="my_lab.py:Failing", tracking__at=at), lab / "run", say=said.append)
+    (text,) = [text for text in said if "tracker" in text]
+    assert [part for part in ("my_lab.py:Failing", "No space left", "in require") if part not in text] == []
+    run(described(), lab / "plain", say=quiet)
+    assert files(lab / "run") == files(lab / "plain")
+
+
+@pytest.mark.long
+def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> None:
+    """The same after a kill; everything else is as without it."""
+    plain = run(described(measure__every=2), lab / "plain", say=quiet)
+    wanted = described(measure__every=2, measure__measure=MEASURE, measure__power=1)
+    measured = run(wanted, lab / "run", say=quiet)
+    rounds = lines(lab / "run" / "rounds.jsonl")
+    new = [{n.partition("/")[2]: v for n, v in one.items() if n.startswith("measure/")} for one in rounds]
+    assert [bool(one) for one in new] == [True, False, True, True]  # before round 1, every second round, the last
+    assert [one["round"] for one in new if one] == [0, 2, 3]
+    assert new[0]["clients"] == measured["n_clients"]
+    assert len({one["seed"] for one in new if one}) == len({one["drawn"] for one in new if one}) == 3
+    without = [{n: v for n, v in one.items() if not n.startswith("measure/")} for one in rounds]
+    assert without == lines(lab / "plain" / "rounds.jsonl")
+    assert {n: v for n, v in measured.items() if n != "config"} == {n: v for n, v in plain.items() if n != "config"}
+    assert load_rounds(lab / "run")["measure/size"].dropna().tolist() == [one["size"] for one in new if one]
+    assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
+    with pytest.raises(Killed):
+        run(wanted, lab / "killed", say=quiet, on_round=kill_after(2))
+    run(wanted, lab / "killed", say=quiet, resume=True)
+    assert files(lab / "killed") == files(lab / "run")
+
+
+@pytest.mark.parametrize(("gives", "part"), [("list", "must give numbers"), ("text", "could not")])
+def test_a_measure_that_fails_stops_the_run(lab: Path, gives: str, part: str) -> None:
+    wanted = described(measure__every=1, measure__measure="my_lab.py:Wrong", measure__gives=gives)
+    with pytest.raises(ClientError, match=rf"my_lab.py:Wrong, round 1: .*{part}"):
+        run(wanted, lab / "run", say=quiet)
+    assert len(lines(lab / "run" / "rounds.jsonl")) == 1
+    assert "my_lab.py" in (lab / "run" / "error.txt").read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_actors_give_the_numbers_of_one_process(lab: Path) -> None:
+    wanted = described(measure__every=1, measure__measure=MEASURE)
+    run(wanted, lab / "one", say=quiet)
+    run(override(wanted, {"federation.executor": "ray_actors"}), lab / "actors", say=quiet)
+    assert files(lab / "one") == files(lab / "actors")
+
+
+def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is(lab: Path) -> None:
+    plain, tracked = described(measure__every=1), described(measure__every=1, tracking__tracker=TRACKER)
+    assert not {"tracking.tracker", "measure.measure"} & plain.flat.keys()
+    assert "tracker" not in to_dict(plain)["tracking"]
+    assert "measure" not in to_dict(plain)["measure"]
+    assert not {"tracker", "measure"} & plain.chosen.keys()
+    assert described(measure__every=1, tracking__tracker=None, measure__measure=None) == plain
+    measured = override(plain, {"measure.measure": MEASURE})
+    for identity in (deciding, lambda config: cell(config, {}).name, noise_key):
+        assert identity(tracked) == identity(plain)
+    assert deciding(measured).keys() - deciding(plain).keys() == {"measure.measure", "source.measure"}
+    assert cell(measured, {}).name != cell(plain, {}).name
+
+
+@pytest.mark.parametrize(
+    ("field", "part", "constant", "value"),
+    [("tracking.tracker", TRACKER, "tracking.file", "x"), ("measure.measure", MEASURE, "measure.power", 3.0)],
+)
+@pytest.mark.usefixtures("lab")
+def test_a_config_with_them_is_read_as_it_was_written(field: str, part: str, constant: str, value: object) -> None:
+    wanted = experiment("smoke", values={**FIELDS, "measure.every": 1, field: part, constant: value})
+    assert from_dict(to_dict(wanted)).flat == wanted.flat
+    assert override(wanted, {field: None}).flat.keys() == described().flat.keys()
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"tracking.tracker": "excel"}, "Known: csv, mlflow, tensorboard, trackio"),
+        ({"tracking.tracker": "my_lab.py:Min"}, "did you mean 'Mine'"),
+        ({"measure.measure": "nothing.py:Sharpness"}, "there is no file"),
+        ({"measure.measure": MEASURE}, "measure.every must be at least 1"),
+        ({"tracking.tracker": "my_lab.py:project"}, "constant project"),
+        ({"measure.every": 1, "measure.measure": MEASURE, "measure.powr": 1.0}, "powr"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_any_work(lab: Path, values: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        run(experiment("smoke", values={**FIELDS, **values}), lab / "run", say=quiet)
+    assert not (lab / "run").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--tracking.tracker=null"], ["--tracking.tracker", "~"]])
+def test_a_command_line_may_name_no_tracker(words: Sequence[str]) -> None:
+    assert cli.experiment(cli.parse(cli.parser("a test", words, {}), words)).tracking.tracker is None

@@ -1,4 +1,4 @@
-"""Pictures of a run for W&B: what they show, and what they must not give away."""
+"""Pictures of a run for W&B: what they show, and what they must not disclose."""
 
 import io
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from report_runs import quiet
 
 from fedcommons import experiment, run
 from fedcommons.tracking.wandb_media import CLASSES, EXAMPLES, KEYS, allowed, grid, heat_map, histogram, pool_images
@@ -29,22 +30,20 @@ def uploaded(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"setting": "real"}, {PARTITION, SIZES}),
         ({"setting": "shuffled_real", "p": 0.2}, {PARTITION, SIZES}),
         ({"setting": "raw_copies", "sharing.c": 0.2}, {PARTITION, SIZES}),
-        ({"setting": "local_synthetic"}, {PARTITION, SIZES}),  # these images leave nobody
+        ({"setting": "local_synthetic"}, {PARTITION, SIZES}),  # these images leave no client
         ({"setting": "shuffled_synthetic"}, {POOL, PARTITION, SIZES}),
         ({"setting": "shuffled_synthetic", "dp.local": True}, {SIZES}),  # noise, and a pool that no epsilon covers
         ({"dp.local": True, "dp.noise": "secret"}, {SIZES}),
-        ({"dp.noise": "secret", "dp.local": True, "setting": "shuffled_real", "p": 0.2}, {SIZES}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 @pytest.mark.long
-def test_what_a_run_shows(fields: dict[str, Any], expected: set[str], tmp_path: Path) -> None:
+def test_the_pictures_of_a_run(fields: dict[str, Any], expected: set[str], tmp_path: Path) -> None:
     more = {"generator.epochs": 1, "generator.sampling_steps": 2} if "synthetic" in fields.get("setting", "") else {}
     values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), **more, **fields}
-    run(experiment("smoke", values=values), tmp_path / "run", say=lambda text: None)
+    run(experiment("smoke", values=values), tmp_path / "run", say=quiet)
     assert uploaded(tmp_path / "run") == expected
 
 
@@ -63,29 +62,29 @@ class Copying(ShuffledSynthetic):
 """
 
 
-def test_a_stage_of_ones_own_that_passes_real_images_off_as_made_shows_none(
+def test_a_users_stage_that_declares_real_images_as_synthetic_shows_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "generator.epochs": 1, "generator.sampling_steps": 2}
-    run(experiment("smoke", values={**values, "setting": "mine.py:Copying"}), tmp_path / "run", say=lambda text: None)
+    run(experiment("smoke", values={**values, "setting": "mine.py:Copying"}), tmp_path / "run", say=quiet)
     assert uploaded(tmp_path / "run") == {PARTITION, SIZES}
 
 
-def said(noise: str | None, commons: str, **config: Any) -> dict[str, Any]:
-    """A summary, as far as it decides."""
+def statement(noise: str | None, commons: str, **config: Any) -> dict[str, Any]:
+    """The part of a summary that decides."""
     usual = {"dp.noise": "seeded", "sharing.setting": "shuffled_synthetic", "generator.name": "ddpm"}
     return {"config": {**usual, **config}, "privacy": {"noise": noise, "commons": commons}}
 
 
 def test_a_pool_that_an_epsilon_covers_may_be_shown_and_class_counts_may_not() -> None:
-    assert allowed(said(None, "uncovered")) == {*KEYS}
-    assert allowed(said("secret", "covered", **{"dp.noise": "secret"})) == {POOL, SIZES}
-    assert allowed(said("secret", "uncovered", **{"dp.noise": "secret"})) == {SIZES}
-    assert allowed(said("seeded", "uncovered")) == {SIZES}
-    assert allowed(said(None, "uncovered", **{"dp.noise": "secret"})) == {SIZES}
-    assert allowed(said(None, "uncovered", **{"generator.name": "mine.py:Painter"})) == {PARTITION, SIZES}
+    assert allowed(statement(None, "uncovered")) == {*KEYS}
+    assert allowed(statement("secret", "covered", **{"dp.noise": "secret"})) == {POOL, SIZES}
+    assert allowed(statement("secret", "uncovered", **{"dp.noise": "secret"})) == {SIZES}
+    assert allowed(statement("seeded", "uncovered")) == {SIZES}
+    assert allowed(statement(None, "uncovered", **{"dp.noise": "secret"})) == {SIZES}
+    assert allowed(statement(None, "uncovered", **{"generator.name": "mine.py:Painter"})) == {PARTITION, SIZES}
 
 
 def test_a_pool_with_one_real_row_has_no_images() -> None:
@@ -99,9 +98,9 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
     assert pool_images(x, y / 3, np.arange(24)) == ()
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (1, 28, 28)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 64, 64)])
 def test_a_picture_of_noise_is_small(shape: tuple[int, ...]) -> None:
-    """Noise is what PNG cannot press together."""
+    """Noise is what PNG cannot compress."""
     noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, *shape), dtype=np.uint8)
     content = io.BytesIO()
     grid([(f"{c} (5000)", list(images)) for c, images in enumerate(noise)], "noise").save(content, "PNG")
