@@ -18,7 +18,7 @@ def quiet(text: str) -> None: ...
 
 def small_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a run with these fields on top of ``FIELDS``."""
-    return run(experiment("smoke", values={**FIELDS, **fields}), folder, say=quiet).summary
+    return dict(run(experiment("smoke", values={**FIELDS, **fields}), folder, say=quiet).summary)
 
 
 def small_runs(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -203,23 +203,3 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
     assert "DENSE, alpha 0.1: no row" in text
     assert "real, alpha 0.1: of 1 of 2 seeds" in text
     assert (out / "commons.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_client_work_is_of_the_clients_alone(commons: ModuleType) -> None:
-    """Of one-shot Fedssyn that of its generators; of FedAvg more with more epochs."""
-    from papers.commons.work import client_seconds
-
-    def config(way: str, *argv: str) -> Any:
-        return entries(commons, "--ways", way, *argv)[0].cell.config
-
-    few, many = (client_seconds(config("real", "--client.epochs", epochs), {}) for epochs in ("1", "50"))
-    assert 0 < few < many
-    prices: dict[tuple, Any] = {}
-    once = config("one-shot Fedssyn (DDPM)")
-    seconds = client_seconds(once, prices)
-    timed = dict(prices)
-    assert len(timed) > 0
-    assert client_seconds(once, prices) == seconds  # its clients make nothing but generators, timed before
-    client_seconds(config("Fedssyn (DDPM)"), prices)
-    assert prices == timed

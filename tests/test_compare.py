@@ -74,48 +74,40 @@ def test_a_panel_for_each_facet_and_a_point_for_each_cell(compare: ModuleType, f
 
 
 @pytest.mark.parametrize(
-    ("options", "part"),
+    ("words", "part"),
     [
-        ("--x lrr", "did you mean 'lr'"),
-        ("--y zeta_hat_q", "did you mean 'zeta_hat_sq'"),
-        ("--y algorithm", "--y takes a number"),
-        ("--facet seed", "means over seeds"),
+        ("FOLDER --x lrr", "did you mean 'lr'"),
+        ("FOLDER --y zeta_hat_q", "did you mean 'zeta_hat_sq'"),
+        ("FOLDER --y algorithm", "--y takes a number"),
+        ("FOLDER --facet seed", "means over seeds"),
+        ("--x=lr", "at least one folder"),
+        (".", "holds no run"),
+        ("FOLDER --x=lr --out=.", "is not empty"),
     ],
 )
 @pytest.mark.long
-def test_a_column_that_cannot_be_shown_is_refused(
-    compare: ModuleType, folder: Path, tmp_path: Path, options: str, part: str
+def test_a_request_that_cannot_be_met_is_refused(
+    words: str, part: str, compare: ModuleType, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=part):
-        compare.compare([str(folder), *options.split(), f"--out={tmp_path / 'c'}"])
-    assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.long
-def test_folders_must_have_runs_and_the_output_must_be_its_own(
-    compare: ModuleType, folder: Path, tmp_path: Path
-) -> None:
-    for words, part in ((["--x=lr"], "at least one folder"), ([str(tmp_path)], "holds no run")):
-        with pytest.raises(UserError, match=part):
-            compare.compare(words)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="is not empty"):
-        compare.compare([str(folder), "--x=lr", f"--out={tmp_path}"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=part):
+        compare.compare(words.replace("FOLDER", str(folder)).split())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def point(name: str, y: str, series_name: str = "", **columns: list[Any]) -> series.Point | None:
-    return series.point(Cell({}, pd.DataFrame(columns)), name, y, series_name)
+def _cell(**columns: list[Any]) -> Cell:
+    return Cell({}, pd.DataFrame(columns))
 
 
 def test_a_point_is_the_mean_over_seeds_and_a_bound_where_one_missed_the_target() -> None:
-    rates, rounds = {"lr": [0.1, 0.1]}, {"rounds": [30, 30]}
-    reached = point("lr", "rounds_to_target", **rates, **rounds, rounds_to_target=[4, 6])
-    assert reached == series.Point(0.1, 5.0, stdev([4, 6]), "", False)
-    missed = point("lr", "rounds_to_target", **rates, **rounds, rounds_to_target=[4, None])
-    assert missed == series.Point(0.1, 17.0, stdev([4, 30]), "", True)
-    assert point("lr", "MB", lr=[0.1], MB=[None]) is None
-    assert point("p", "MB", "a", p=[0.3, 0.31], MB=[1, 1]) == series.Point(0.305, 1.0, 0.0, "a", False)
-    assert point("model", "MB", model=["cnn"], MB=[1]) == series.Point("cnn", 1.0, 0.0, "", False)
+    reached = _cell(lr=[0.1, 0.1], rounds_to_target=[4, 6], rounds=[30, 30])
+    missed = _cell(lr=[0.1, 0.1], rounds_to_target=[4, None], rounds=[30, 30])
+    assert series.point(reached, "lr", "rounds_to_target", "") == series.Point(0.1, 5.0, stdev([4, 6]), "", False)
+    assert series.point(missed, "lr", "rounds_to_target", "") == series.Point(0.1, 17.0, stdev([4, 30]), "", True)
+    assert series.point(_cell(lr=[0.1], MB=[None]), "lr", "MB", "") is None
+    assert series.point(_cell(p=[0.3, 0.31], MB=[1, 1]), "p", "MB", "a") == series.Point(0.305, 1.0, 0.0, "a", False)
+    assert series.point(_cell(model=["cnn"], MB=[1]), "model", "MB", "") == series.Point("cnn", 1.0, 0.0, "", False)
 
 
 def test_the_picture_is_drawn_for_numbers_names_and_bounds(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from sweep_runs import complete
 
 from fedcommons.convergence.names import NAMES
@@ -80,10 +78,6 @@ def test_the_table_shows_some_rounds_of_what_was_measured() -> None:
     assert [(line["curve"], line["round"]) for line in lines] == [
         (label, r) for label in ("p = 0", "p = 0.5") for r in ("0", "5", "10")
     ]
-    assert lines[1] == {
-        "curve": "p = 0", "round": "5", "accuracy": "0.550", "zeta_hat_sq": "15", "zeta_hat_sq / Lemma 1": "",
-        "sigma_hat_sq": lines[4]["sigma_hat_sq"], "sigma_hat_sq / Lemma 1": "", "sigma_pool_sq": "", "delta_sq": "",
-    }  # fmt: skip
     assert lines[5] == {
         "curve": "p = 0.5", "round": "10", "accuracy": "0.600", "zeta_hat_sq": "27.5", "zeta_hat_sq / Lemma 1": "1.250",
         "sigma_hat_sq": "209", "sigma_hat_sq / Lemma 1": "0.950", "sigma_pool_sq": "176", "delta_sq": "44",
@@ -147,49 +141,26 @@ def test_smoothness_has_its_columns_where_it_was_measured() -> None:
     assert "L_p" not in courses.section("", [curve("p = 0.5", [run(0.5)])])
 
 
-def panels(draw: Callable[[list[Curve], str], Figure], curves: list[Curve]) -> list[Axes]:
-    """The panels of a picture."""
-    return draw(curves, "digits").axes
+def test_the_pictures_draw_the_courses_beside_their_bounds() -> None:
+    def drawn(axes: Any) -> list[tuple[Any, ...]]:
+        return [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.get_lines()]
 
-
-def drawn(axes: Axes) -> list[tuple]:
-    """Label, x and y of each line."""
-    return [(line.get_label(), *np.asarray(line.get_xydata()).T.tolist()) for line in axes.get_lines()]
-
-
-def test_the_picture_over_rounds_has_own_models_above_and_one_model_below() -> None:
-    runs = {
-        "IID": [run(0)],
-        "p = 0": [run(0)],
-        "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
-        "p = 0.5": [run(0.5)],
-    }
-    result = panels(courses.over_rounds, [curve(label, some) for label, some in runs.items()])
-    assert [len(drawn(axes)) for axes in result] == [4, 4, 4, 4, 7, 2]
-    assert [axes.get_yscale() for axes in result] == ["linear", "log", "log", "log", "log", "linear"]
-    assert drawn(result[0])[0][:2] == ("IID", list(range(11)))  # accuracy was result in every round
-    assert drawn(result[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
-    assert [len(axes.collections) for axes in result] == [0, 1, 0, 1, 0, 1]  # the range over the seeds of p = 0.06
-    assert all("models of p = 0.06" in axes.get_title() for axes in result[3:])
-    assert drawn(result[3])[0][0] == "Lemma 1"
-    assert drawn(result[5]) == [
-        (r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3),
-        (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3),
-    ]
-    assert len(panels(courses.over_rounds, [curve("p = 0", [run(0)])])) == 3  # without a pool
-
-
-def test_the_picture_of_a8_has_a_line_for_each_round_and_one_for_its_bound() -> None:
-    def of(n: int) -> Curve:
-        return curve(f"{n} epochs", [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)])
-
-    result = panels(courses.over_generator_epochs, [of(3), of(9)])
-    assert [len(drawn(axes)) for axes in result] == [3, 6, 6, 3, 3, 3]
-    assert [axes.get_yscale() for axes in result] == ["linear", "log", "log", "log", "log", "linear"]
-    assert [len(axes.collections) for axes in result] == [0, 0, 0, 3, 0, 0]
-    assert drawn(result[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
-    assert drawn(result[1])[0][1:] == ([3, 9], [2.0, 2.0])
-    assert drawn(result[1])[1] == ("round 0", [3, 9], [2.5, 2.5])
+    labels = {"IID": [run(0)], "p = 0": [run(0)], "p = 0.06": [run(0.06), run(0.06, 1, zeta_hat_sq=3.0)],
+              "p = 0.5": [run(0.5)]}  # fmt: skip
+    axes = courses.over_rounds([curve(label, some) for label, some in labels.items()], "digits").axes
+    assert [len(drawn(one)) for one in axes] == [4, 4, 4, 4, 7, 2]
+    assert [one.get_yscale() for one in axes] == ["linear", "log", "log", "log", "log", "linear"]
+    assert drawn(axes[0])[0][:2] == ("IID", list(range(11)))  # accuracy is there in every round
+    assert drawn(axes[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
+    assert drawn(axes[3])[0][0] == "Lemma 1"
+    assert drawn(axes[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
+    assert len(courses.over_rounds([curve("p = 0", [run(0)])], "digits").axes) == 3  # without a pool
+    runs = {n: [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)] for n in (3, 9)}
+    axes = courses.over_generator_epochs([curve(f"{n} epochs", of) for n, of in runs.items()], "digits").axes
+    assert [len(drawn(one)) for one in axes] == [3, 6, 6, 3, 3, 3]
+    assert [len(one.collections) for one in axes] == [0, 0, 0, 3, 0, 0]  # the range over the seeds
+    assert drawn(axes[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
+    assert [line[1:] for line in drawn(axes[1])[:2]] == [([3, 9], [2.0, 2.0]), ([3, 9], [2.5, 2.5])]
 
 
 @pytest.fixture(scope="module")
@@ -204,15 +175,14 @@ def cells(sweep: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]
 
 
 def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: ModuleType) -> None:
-    result = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
-    assert list(result) == ["IID", "p = 0", "p = 0.06", "p = 0.5"]
-    facts = {label: (c.partition.name, c.sharing.setting, c.flat.get("sharing.p")) for label, (c, _) in result.items()}
+    curves = cells(sweep, "figure_a7", "--seeds=0,1", "--p=0.5,0,0.06")
+    facts = {label: (c.partition.name, c.sharing.setting, c.flat.get("sharing.p")) for label, (c, _) in curves.items()}
     assert facts == {
         "IID": ("iid", "real", None), "p = 0": ("dirichlet_classes", "real", None),
         "p = 0.06": ("dirichlet_classes", "shuffled_synthetic", 0.06),
         "p = 0.5": ("dirichlet_classes", "shuffled_synthetic", 0.5),
     }  # fmt: skip
-    every = [c for several in result.values() for c in several]
+    every = [c for several in curves.values() for c in several]
     assert {(c.algorithm, c.partition.n_clients, c.federation.participation) for c in every} == {("fedavg", 10, 1.0)}
     assert {c.flat.get("partition.alpha") for c in every} == {0.1, None}
     assert [c.seed for c in every] == [0, 1] * 4
@@ -223,34 +193,38 @@ def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: 
     assert c.generator.steps == 7  # which is refused where A.8 sets epochs
 
 
-def test_a8_takes_shares_of_the_generators_epochs_by_default(sweep: ModuleType) -> None:
-    def epochs(*options: str) -> list[int]:
-        result = cells(sweep, "figure_a8", *options)
-        assert list(result) == [f"{c.generator.epochs} epochs" for (c,) in result.values()]
-        return [c.generator.epochs for (c,) in result.values()]
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ("", [9, 27, 45, 63, 81]),
+        ("--preset=smoke", [1, 2]),
+        ("--generator-epochs=40,5", [5, 40]),
+        ("--generator-epochs=", []),
+        ("--generator-epochs= --generator-p=0", []),  # not needed, so not refused
+        ("--preset=paper", [50, 150, 250, 350, 450]),
+    ],
+)
+def test_a8_takes_shares_of_the_generators_epochs_by_default(
+    sweep: ModuleType, options: str, epochs: list[int]
+) -> None:
+    curves = cells(sweep, "figure_a8", *options.split())
+    assert list(curves) == [f"{n} epochs" for n in epochs]
+    assert [c.generator.epochs for (c,) in curves.values()] == epochs
 
-    assert epochs() == [9, 27, 45, 63, 81]
-    assert epochs("--preset=smoke") == [1, 2]
-    assert epochs("--generator-epochs=40,5") == [5, 40]
-    assert epochs("--generator-epochs=") == []
-    assert epochs("--generator-epochs=", "--generator-p=0") == []  # not asked for, so not refused
-    (c,) = cells(sweep, "figure_a8", "--generator-epochs=5", "--generator-p=0.3")["5 epochs"]
-    assert (c.sharing.setting, c.sharing.p, c.partition.n_clients) == ("shuffled_synthetic", 0.3, 10)
 
-
-def test_preset_paper_has_the_papers_federations_unless_others_are_asked_for(sweep: ModuleType) -> None:
-    def facts(c: Any) -> tuple:
+def test_preset_paper_has_the_papers_federations_by_default(sweep: ModuleType) -> None:
+    def facts(figure: str, curve: str, *options: str) -> tuple:
+        c = cells(sweep, figure, *options)[curve][0]
         return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
 
-    assert facts(cells(sweep, "figure_a7", "--preset=paper")["p = 0.06"][0]) == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
-    result = cells(sweep, "figure_a8", "--preset=paper")
-    assert list(result) == [f"{n} epochs" for n in (50, 150, 250, 350, 450)]
-    assert facts(result["50 epochs"][0]) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
-    asked = cells(sweep, "figure_a8", "--preset=paper", "--partition.n_clients=10")
-    assert facts(asked["50 epochs"][0]) == ("cifar10", "vgg11", 10, 0.01, 0.75, 0.57)
+    paper = "--preset=paper"
+    assert facts("figure_a7", "p = 0.06", paper) == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
+    assert facts("figure_a8", "50 epochs", paper) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
+    assert facts("figure_a8", "50 epochs", paper, "--partition.n_clients=10")[2] == 10
+    assert facts("figure_a8", "5 epochs", "--generator-epochs=5", "--generator-p=0.3")[5] == 0.3
 
 
-def test_runs_have_names_that_tell_them_apart_and_a_run_of_both_figures_one(sweep: ModuleType) -> None:
+def test_a_run_of_both_figures_has_one_name(sweep: ModuleType) -> None:
     options = sweep.arguments(["--seeds=0,1", "--generator-epochs=9,90"])
     a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
     names = [cell.name for figure in (a7, a8) for several in figure.values() for cell in several]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -195,41 +194,30 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         load_rounds(tmp_path / "nowhere")
 
 
-OWN = """
+DEAL = """
 import numpy as np
 
 
-def spread(labels, n_clients, alpha=(0.1, 1.0)):
-    return np.array_split(np.arange(len(labels)), n_clients)
-
-
-def named(labels, n_clients, alpha="low"):
-    return np.array_split(np.arange(len(labels)), n_clients)
-
-
-def scaled(labels, n_clients, scale=1e200):
+def deal(labels, n_clients, {constant}):
     return np.array_split(np.arange(len(labels)), n_clients)
 
 
 class Huge:
     def __call__(self, work, data, round, seed):
-        return {"n": 1e150}
+        return {{"n": 1e150}}
 """
 
 
-@pytest.mark.parametrize(
-    ("field", "name"),
-    [("partition.name", "spread"), ("partition.name", "named"), ("partition.name", "scaled"),
-     ("measure.measure", "Huge")],
-)  # fmt: skip
+@pytest.mark.parametrize("constant", ["alpha=(0.1, 1.0)", "alpha='low'", "scale=1e200"])
 def test_runs_with_odd_values_of_own_components_are_read_again(
-    field: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """alpha of two numbers or of a word, a field of 1e200, a measure of 1e150."""
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(DEAL.format(constant=constant))
     monkeypatch.chdir(tmp_path)
-    fields: dict[str, Any] = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 80}
-    run(experiment("smoke", values={**fields, "measure.every": 1, field: f"own.py:{name}"}), tmp_path / "run")
+    fields = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 80, "measure.every": 1}
+    own = {"partition.name": "own.py:deal", "measure.measure": "own.py:Huge"}
+    run(experiment("smoke", values={**fields, **own}), tmp_path / "run")
     assert len(load_runs(tmp_path / "run")) == len(load_rounds(tmp_path / "run")) - 1 == 1
     assert read_summary(tmp_path / "run") is not None
     assert read_rounds(tmp_path / "run")[-1].get("measure/n") is None

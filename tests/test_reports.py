@@ -63,6 +63,10 @@ def test_what_was_not_reached_is_censored() -> None:
     both = compared(run("real", 0, None), run("shuffled_synthetic", 0, None))
     assert rounds_column(tables.table1_markdown(both, {}, [])) == [">30", ">30"]
     assert tables.speed_up(both[0], both[1]) == "-"
+    pair = compared(run("shuffled_synthetic", 0, 3), run("real", 0, 24))
+    head = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
+    assert tables.effect(pair) == f"{head}  shuffled_synthetic 3 rounds  8.0x"
+    assert tables.effect(pair[1:]) == head
     slower = compared(run("real", 0, 10), run("shuffled_synthetic", 0, None))
     assert tables.speed_up(slower[0], slower[1]) == "<0.3x"
 
@@ -76,6 +80,8 @@ def test_the_learning_rate_is_chosen_by_validation_alone_one_for_all_seeds() -> 
     assert (cell.values("lr"), cell.values("seed")) == ([0.1, 0.1], [0, 1])
     (tie,) = compared(*(run("real", 0, 3, lr=lr) for lr in (0.1, 0.01, 0.05)))
     assert tie.values("lr") == [0.01]
+    with pytest.raises(UserError, match=r"no validation accuracy .* 0\.1, 0\.2"):
+        compared(*(run("real", 0, None, lr=lr, validation=float("nan")) for lr in (0.1, 0.2)))
     pool = [run("shuffled_synthetic", 0, 1, lr=lr, validation=lr) for lr in (0.1, 0.01)]
     first, second = compared(*runs, *pool)  # each setting has its own, and they are compared all the same
     assert columns.without_sharing([first, second]) == [first, first]
@@ -186,13 +192,6 @@ def test_downloads_of_late_clients_are_noted() -> None:
     assert tables.lost_notes(pd.DataFrame([{"run": "runs/old"}])) == []
 
 
-def test_a_pair_in_a_line() -> None:
-    pool, real = run("shuffled_synthetic", 0, 3), run("real", 0, 24)
-    line = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds  shuffled_synthetic 3 rounds  8.0x"
-    assert tables.effect(compared(pool, real)) == line
-    assert tables.effect(compared(real)) == "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
-
-
 def test_the_epsilon_of_what_was_shared_has_a_column_only_where_one_can_be_stated() -> None:
     """The largest over seeds; none for a pool without a guarantee, a dash without sharing."""
     pools: list[dict] = [{"generator.name": "private", "pool_epsilon": e, "commons": "covered"} for e in (3.0, 4.25)]
@@ -223,9 +222,3 @@ def test_accuracies_over_clients_have_columns_where_they_are_there() -> None:
     assert "fedper" not in tables.spread(cells)
     train = run("real", 0, 5, **{"personal/train_accuracy_mean": 0.8})
     assert "| personal acc. (training data), mean |" in tables.table1_markdown(compared(train), {}, [])
-
-
-def test_without_validation_accuracy_no_rate_is_chosen() -> None:
-    runs = [run("real", 0, None, lr=lr, validation=float("nan")) for lr in (0.1, 0.2)]
-    with pytest.raises(UserError, match=r"no validation accuracy .* 0\.1, 0\.2"):
-        compared(*runs)

@@ -20,7 +20,6 @@ import fedcommons
 from fedcommons import experiment
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
-from fedcommons.sharing import needs
 from fedcommons.sweeping.display import EVERY, Display, LogFile, duration
 from fedcommons.sweeping.progress import Pile, Progress
 from fedcommons.sweeping.screen import Rounds, ending, line
@@ -320,14 +319,3 @@ def test_a_generator_reports_each_of_its_steps_and_reporting_changes_no_bit(name
             assert [number for _, number, _, what in mine if what == doing] == list(range(1, end + 1))
     one, other = ((tmp_path / folder / "rounds.jsonl").read_bytes() for folder in ("0", "1"))
     assert one == other
-
-
-def test_a_generator_without_progress_gets_none() -> None:
-    class Silent:
-        def fit(self, examples: Any, n_classes: int, seed: int, epochs: Any, *, flip: bool = False) -> None: ...
-
-    class Reports:
-        def fit(self, progress: Any = None) -> None: ...
-
-    assert not needs.takes(Silent().fit, "progress")
-    assert needs.takes(Reports().fit, "progress")

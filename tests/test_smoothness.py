@@ -174,13 +174,10 @@ def _one_product(module: LightningModule, n: int = 6) -> Tensor:
     return hessian_vector(module, [batch], v)
 
 
-def test_samples_that_meet_in_batch_norm_are_refused() -> None:
+def test_batch_norm_with_the_batchs_statistics_is_refused_and_running_ones_are_left() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False))
     with pytest.raises(ValueError, match=r"network\.2 .*batch"):
         _one_product(Classifier(network, lr=0.1))
-
-
-def test_batch_norm_takes_its_running_statistics_and_leaves_them() -> None:
     torch.manual_seed(0)
     module = Classifier(CNN((1, 8, 8), 10, channels=(2, 3), hidden=5, batch_norm=True), lr=0.1).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -231,6 +228,8 @@ def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") ->
     assert smoothness(executor, at, "pool", 2, blocks) == pytest.approx(np.linalg.norm(of_pool, 2), rel=5e-3)
     eigenvalues = np.linalg.eigvalsh(mean)
     assert strong_convexity(executor, at, "own", 4, blocks) == pytest.approx(eigenvalues[0], abs=1e-6 * eigenvalues[-1])
+    executor, at, hessians, _ = _with_pool(least_squares(sizes=(2, 1)), 1)  # two examples in three dimensions
+    assert abs(strong_convexity(executor, at, "own", 1, 1)) < 1e-6 * np.linalg.norm(hessians[0], 2)
 
 
 def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -> None:
@@ -251,12 +250,6 @@ def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -
     assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
     ones = each([np.ones(len(b)) for b in problem.b])[0]
     assert ones == smoothness_of_each(plain.serial(ALGORITHM), ModelTask(plain.model), "own", 3, 2)
-
-
-def test_a_problem_with_flat_directions_is_not_strongly_convex(least_squares: "Problem") -> None:
-    """Two examples in three dimensions."""
-    executor, at, hessians, _ = _with_pool(least_squares(sizes=(2, 1)), 1)
-    assert abs(strong_convexity(executor, at, "own", 1, 1)) < 1e-6 * np.linalg.norm(hessians[0], 2)
 
 
 def test_on_a_part_it_is_the_parts_own_hessian(least_squares: "Problem") -> None:

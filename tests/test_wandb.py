@@ -99,7 +99,7 @@ def test_the_config_is_nested_and_has_the_chosen_components_only(tracked: "tuple
     assert not {"generator", "feddyn", "moon"} & config.keys()
     assert not [name for name in keys(config) if "." in name]
     assert effective(file) == {"alpha": 0.1, "p": 0.0, "lr": 0.1, "rho": 0, "noise_multiplier": 0}
-    assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn"}
+    assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn", "fastest"}
 
 
 def test_effective_values_are_those_that_resulted(

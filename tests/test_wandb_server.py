@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
-from report_runs import quiet
 
 from fedcommons import experiment, run
 from fedcommons.tracking.wandb_media import KEYS
@@ -71,22 +68,3 @@ def test_a_run_that_the_server_refuses_is_kept_offline(
     assert "kept offline" in text
     rows = wandb_file(tmp_path / "mine").history
     assert [row["test/accuracy"] for row in rows] == [line["test/accuracy"] for line in lines(tmp_path / "mine")]
-
-
-@pytest.mark.long
-def test_a_run_that_was_kept_offline_is_synced_as_it_is(wandb_online: "Server", tmp_path: Path) -> None:
-    """By W&B's own command. It sends its own path, unless WANDB_PROGRAM says another."""
-    run(experiment("smoke", values={**SMALL, "wandb": "offline"}), tmp_path / "mine", say=quiet)
-    assert wandb_online.received == []
-    (kept,) = (tmp_path / "mine" / "wandb").glob("offline-run-*")
-    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--yes", str(kept)]
-    environment = {**os.environ, "WANDB_PROGRAM": "fedcommons", "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    rows = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
-    assert rows == lines(tmp_path / "mine")
-    assert wandb_online.bucket["displayName"] == "mine"
-    assert {f"effective/{axis}" for axis in AXES} <= wandb_online.config.keys()
-    assert "zeta_hat_sq_mean" in wandb_online.summary
-    assert len([name for name in wandb_online.uploads if name.startswith("media/")]) == 2
-    assert not [body for body in wandb_online.received if str(tmp_path).encode() in body]
