@@ -226,19 +226,15 @@ GOOD = "cifar10,fedavg,10,1.0,0.1,8,68"
     [
         (HEAD.replace("alpha,", ""), GOOD, ["lacks the column 'alpha'"]),
         (HEAD, GOOD.replace("68", "many"), ["line 2", "rounds", "must be a number"]),
-        (HEAD, GOOD.replace("68", "<68"), ["must be a number", "'<68'"]),
         (HEAD, GOOD.replace(",8,", ",0,"), ["finite and above 0", "'0'"]),
         (HEAD, GOOD.replace("0.1", "nan"), ["alpha", "finite"]),
-        (HEAD, GOOD.replace("1.0", "x"), ["participation_rate"]),
         (HEAD, GOOD.replace("1.0", "1.5"), ["from 1 to N clients"]),
         (HEAD, GOOD.replace("1.0", "0.05"), ["from 1 to N clients"]),
         (HEAD, GOOD.replace("10,1.0", "2.5,1.0"), ["N must be whole"]),
         (HEAD, GOOD.replace("cifar10", "cifar"), ["dataset", "did you mean 'cifar10'"]),
         (HEAD, GOOD.replace("fedavg", "fedavgg"), ["algorithm", "did you mean 'fedavg'"]),
         (HEAD, GOOD + ",1", ["line 2", "values"]),
-        (HEAD, GOOD[:-3], ["line 2", "values"]),
         (HEAD, "", ["has no rows"]),
-        ("", "", ["lacks the column 'dataset'"]),
     ],
 )
 def test_a_bad_csv_is_refused(script: ModuleType, tmp_path: Path, head: str, row: str, parts: list[str]) -> None:

@@ -128,9 +128,9 @@ def test_it_resumes_with_the_curves_that_are_there(script: ModuleType, out: Path
     """A curve that is there is kept, also a changed one; the others are computed."""
     again, argv = tmp_path / "again", [*QUICK, f"--out={tmp_path / 'again'}"]
     (again / "curves").mkdir(parents=True)
-    names = sorted(path.name for path in (out / "curves").iterdir())
-    for name in names[:3]:
-        (again / "curves" / name).write_bytes((out / "curves" / name).read_bytes())
+    names = sorted(f"curves/{path.name}" for path in (out / "curves").iterdir())
+    for name in (".lock", *names[:3]):
+        (again / name).write_bytes((out / name).read_bytes())
     with pytest.raises(UserError, match="add --resume"):
         script.gradient_coding(argv)
     assert script.gradient_coding([*argv, "--resume"]) == 0

@@ -117,5 +117,4 @@ def test_a_rows_page_is_written_from_its_runs(
     assert script.replicate([*argv, "--resume"]) == 0
     (line,) = rows_of((tmp_path / "replicate.md").read_text(), "| R6")
     assert line[:4] == ["R6", "FedAvg", "accuracy after round 100, %", "81 (FLUTE, about)"]
-    assert "85.0" in line[4]
-    assert line[-1].startswith("cannot tell")
+    assert line[4:] == ["2", "80.00, 90.00", "cannot tell"]
