@@ -132,6 +132,34 @@ def test_a_request_that_cannot_be_met_is_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("mnist_softmax", "mnist_softmax", "--dry-run --p=0,1 --epochs=1 --rounds=1 --noise=0"),
+        ("mnist_softmax", "mnist_softmax", "--dry-run --rounds=1000000"),
+        ("quadratics", "quadratics", "--dry-run --p=0,1 --rounds=1 --zeta-sq=0 --sigma-sq=0"),
+        ("quadratics", "quadratics", "--dry-run --rounds=100000 --p=0 --seeds=0"),
+        ("gradient_coding", "gradient_coding", "--dry-run --shares=0,1 --pairs=0:1,0.9:9 --repetitions=2 --workers=1"),
+        ("sensitivity", "arguments", "--rhos=1 --clients=2 --checkpoints=1 --numbers=1000000"),
+        ("figure3", "arguments", "--p-real=0 --central-epochs=1"),
+        ("feddpms", "arguments", "--preliminary=0"),
+        ("convergence_parameters", "arguments", "--p=0 --generator-p=0.999 --measure.every=1"),
+        ("advise", "arguments", "--p=0 --check-p=0 --probe-rounds=1 --speed-up=1.001"),
+    ],
+)
+def test_the_smallest_and_largest_allowed_values_are_taken(
+    name: str, check: str, words: str, sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    module, argv = sweeps(name), ["--preset=smoke", *words.split(), f"--out={tmp_path / 'out'}"]
+    if check == "arguments":
+        options = module.arguments(argv)
+        grid = {"sensitivity": "entries", "advise": "configs", "convergence_parameters": "figure_a8"}.get(name, "grid")
+        assert getattr(module, grid)(options)
+    else:
+        assert getattr(module, check)(argv) == 0
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", SWEEPS)
 def test_an_unknown_option_exits_with_2(name: str, command: Callable[..., Any], tmp_path: Path) -> None:
     done = command(name, "--outt=x", cwd=tmp_path)
