@@ -14,7 +14,6 @@ from sweep_runs import complete
 
 from fedcommons.convergence.names import NAMES
 from fedcommons.reports.frames import load_rounds, load_runs
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn import courses
 from papers.fedssyn.courses import Curve
@@ -203,27 +202,6 @@ def test_preset_paper_has_the_papers_federations_by_default(sweep: ModuleType) -
     assert facts("figure_a8", "50 epochs", paper) == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
     assert facts("figure_a8", "50 epochs", paper, "--partition.n_clients=10")[2] == 10
     assert facts("figure_a8", "5 epochs", "--generator-epochs=5", "--generator-p=0.3")[5] == 0.3
-
-
-@pytest.mark.long
-def test_a_report_is_made_of_the_runs_that_are_done(
-    sweep: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    options = sweep.arguments(["--generator-epochs=9", f"--out={tmp_path}", "--measure.samples=64", "--hessians"])
-    a7, a8 = sweep.figure_a7(options), sweep.figure_a8(options)
-    with Display() as display:
-        sweep.report(a7, a8, options, tmp_path, display)
-        assert not list(tmp_path.iterdir())  # nothing is done
-        for label, p in (("p = 0", 0), ("p = 0.06", 0.06)):
-            (cell,) = a7[label]
-            metrics = {f"convergence/{name}": result[0][1] for name, result in run(p).items() if name in NAMES}
-            recorded(tmp_path / cell.name, cell.config, 1, metrics, p=p)
-        sweep.report(a7, a8, options, tmp_path, display)
-    text = (tmp_path / "convergence_parameters.md").read_text()
-    assert [line["curve"] for line in table_of(text, "last acc., %")] == ["p = 0", "p = 0.06"]
-    assert "Figure A.8" not in text
-    assert "on 64 (standard errors" in text
-    assert not (tmp_path / "generator_epochs.png").exists()
 
 
 @pytest.mark.long

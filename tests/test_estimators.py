@@ -195,25 +195,17 @@ def test_parts_are_disjoint_and_together_have_the_requested_size(samples: int) -
     assert sum(map(len, parts)) == samples
 
 
-def test_parts_are_drawn_anew_for_each_seed_set_and_client() -> None:
-    def rows(seed: int, which: str, client: int) -> list[int]:
-        return Part(16, 0, seed).rows(which, client, 1000).tolist()
-
+def test_parts_are_drawn_for_each_seed_set_and_client_and_a_small_client_is_measured_whole(digits: "Digits") -> None:
     keys = [(0, "own", 0), (1, "own", 0), (0, "train", 0), (0, "own", 1)]
-    assert len({tuple(rows(*key)) for key in keys}) == len(keys)
-    assert rows(*keys[0]) == rows(*keys[0])
-
-
-@pytest.mark.parametrize(("samples", "n"), [(16, 15), (1000, 15), (16, 1)])
-def test_a_client_too_small_to_be_cut_is_measured_whole(samples: int, n: int) -> None:
-    assert all(Part(samples, k, seed=0).rows("own", 0, n).tolist() == list(range(n)) for k in range(PARTS))
-
-
-def test_a_part_is_examples_with_their_labels(digits: "Digits") -> None:
+    rows = [tuple(Part(16, 0, seed).rows(which, client, 1000).tolist()) for seed, which, client in [*keys, keys[0]]]
+    assert len(set(rows)) == len(keys)
+    assert rows[0] == rows[-1]
+    for samples, n in ((16, 15), (1000, 15), (16, 1)):
+        assert all(Part(samples, k, seed=0).rows("own", 0, n).tolist() == list(range(n)) for k in range(PARTS))
     examples = digits(sizes=(5, 40)).data.own[1]
-    rows, part = Part(20, 2, seed=0).rows("own", 1, 40), Part(20, 2, seed=0).of("own", 1, examples)
-    assert torch.equal(part.x, examples.x[rows])
-    assert torch.equal(part.y, examples.y[rows])
+    some, part = Part(20, 2, seed=0).rows("own", 1, 40), Part(20, 2, seed=0).of("own", 1, examples)
+    assert torch.equal(part.x, examples.x[some])
+    assert torch.equal(part.y, examples.y[some])
 
 
 def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(least_squares: "Problem") -> None:
@@ -240,19 +232,18 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
     assert delta_sq(own, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
 
 
-def test_where_clients_are_alike_estimates_scatter_around_zero(least_squares: "Problem") -> None:
+def test_where_clients_are_alike_estimates_scatter_around_zero_and_exact_ones_are_not_negative(
+    least_squares: "Problem",
+) -> None:
     alike = _share(least_squares(sizes=(40,)).federation(0.1), [40] * 3, np.tile(np.arange(40), 3))
     result = [_measure(alike, part=Part(16, 0, seed)).zeta_sq for seed in range(100)]
     assert min(result) < 0 < max(result)
     assert abs(np.mean(result)) < 4 * np.std(result) / len(result) ** 0.5
-
-
-def test_an_exact_measurement_is_not_negative_by_rounding(least_squares: "Problem") -> None:
     alike = _share(least_squares(sizes=(5,)).federation(0.1), [5] * 3, np.tile(np.arange(5), 3))
     draw, layout = np.random.default_rng(0), alike.model.layout
-    result = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]
-    assert min(m.mean_sq - m.sq_of_mean for m in result) < 0
-    assert min(m.zeta_sq for m in result) == 0
+    exact = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]
+    assert min(m.mean_sq - m.sq_of_mean for m in exact) < 0  # by rounding
+    assert min(m.zeta_sq for m in exact) == 0
 
 
 def _estimates(own: Moments, pool: Moments) -> list[float]:

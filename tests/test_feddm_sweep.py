@@ -140,17 +140,6 @@ def test_tables_have_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> Non
     assert ends([2.0]) == "-"
 
 
-def test_preset_small_has_other_numbers_on_large_images(feddm: ModuleType) -> None:
-    """Network, rounds and server stay."""
-    digits, mnist = (
-        feddm.entries(feddm.arguments(["--dataset", name]))[0].cell.config.flat for name in ("digits", "mnist")
-    )
-    wanted = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "target": 0.8}
-    assert {name: mnist[name] for name in wanted} == wanted
-    same = ("federation.rounds", "model.width", "feddm.server_epochs", "client.batch_size", "feddm.least")
-    assert {name: mnist[name] for name in same} == {name: digits[name] for name in same}
-
-
 def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
     result = frame(("methods", "feddm", 0.3, 0, 0.5, 0.8), ("methods", "feddm", 0.3, 1, 0.5, 0.6))
     result = result.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])

@@ -159,22 +159,14 @@ def test_workers_change_no_bit(script: ModuleType, tmp_path: Path) -> None:
     assert one["scalar_products"] == two["scalar_products"]
 
 
-def test_presets(script: ModuleType) -> None:
-    result = {name: script.arguments([f"--preset={name}"]) for name in script.PRESETS}
-    assert {name: (o.dataset, o.repetitions) for name, o in result.items()} == {
-        "authors": ("mnist", 1000), "paper": ("mnist", 1000), "small": ("digits", 200), "smoke": ("digits", 4),
-    }  # fmt: skip
-    for options in result.values():
-        assert options.pairs == [(0.3, 2), (0.5, 3), (0.7, 4)]
-        assert options.shares == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
-        assert options.sharing == "exact"
-    assert len(script.settings(result["authors"])) == 3 * 3 * 6 + 2
-    assert {s.per_class for s in script.settings(result["authors"]).values()} == {False}
-    assert {s.rounds for s in script.settings(result["paper"]).values()} == {50}
+def test_the_problem_of_the_released_code_and_of_the_paper(script: ModuleType) -> None:
+    authors, paper = (script.arguments([f"--preset={name}", "--dataset=digits"]) for name in ("authors", "paper"))
+    assert (authors.repetitions, authors.sharing, authors.pairs) == (1000, "exact", [(0.3, 2), (0.5, 3), (0.7, 4)])
+    assert len(script.settings(authors)) == 3 * 3 * 6 + 2
+    assert {s.per_class for s in script.settings(authors).values()} == {False}
+    assert {s.rounds for s in script.settings(paper).values()} == {50}
     assert len(script.settings(script.arguments(["--shares=0"]))) == 9 + 2
-    problem = load_problem(script.arguments(["--preset=authors", "--dataset=digits"]))
-    digits = load(Data(validation=0))
-    first = chosen(digits, 30, first=True, seed=0).x.flatten(1)
-    assert (problem.x[:, :-1] == first).all()
+    problem, digits = load_problem(authors), load(Data(validation=0))
+    assert (problem.x[:, :-1] == chosen(digits, 30, first=True, seed=0).x.flatten(1)).all()
     assert (problem.x.max(), len(problem.test_y)) == (255, 359)
     assert load_problem(script.arguments([])).x.max() == 1

@@ -47,7 +47,7 @@ def _mixture(own: np.ndarray, pool: np.ndarray, p: float) -> tuple[np.ndarray, f
 
 @pytest.mark.parametrize("shift", [0, 1, 300])
 def test_dissimilarity_and_noise_of_exact_mixtures_are_the_lemmas(shift: float) -> None:
-    """And are so result from the moments, without the gradients of a mixture."""
+    """Also from the moments, without the gradients of a mixture."""
     for seed in range(6):
         problem, w = _problem(seed, shift), np.random.default_rng(seed).normal(size=3)
         each = [a * (a @ w - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]

@@ -126,7 +126,10 @@ def test_intervals_end_where_no_mean_can_lie_and_a_missed_target_has_none() -> N
     assert intervals.text([1.0, 3.0], loss) == "2 (0 to 14.7)"
     assert intervals.text([-1.0, 1.0], loss) == "0 (-12.7 to 12.7)"
     assert intervals.interval([0.9, 1.0], accuracy.most / accuracy.scale)[1] == 1.0
-    numbers = {0.0: "0", 12345.0: "12300", 0.5: "0.5", 1.2345e-7: "1.23e-7", 2.5e9: "2.50e9", -0.00012345: "-0.000123"}
+    assert [intervals.text(values, accuracy) for values in ([], [0.9], [0.5, 0.5])] == ["-", "90.0", "50.0"]
+    assert intervals.student([1.0]) is None
+    numbers = {0.0: "0", 12345.0: "12300", 0.5: "0.5", 1.2345e-7: "1.23e-7", 2.5e9: "2.50e9", -0.00012345: "-0.000123",
+               1e-4: "0.0001", 9.9e-5: "9.90e-5", 999999.0: "1000000", 1e6: "1.00e6"}  # fmt: skip
     assert {value: intervals.number(value, None) for value in numbers} == numbers
 
 

@@ -79,7 +79,7 @@ def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
 
 
 def test_it_takes_no_more_products_than_it_may() -> None:
-    """With eigenvalues this close it would go on, and what it result never falls."""
+    """With eigenvalues this close it would go on, and its result never falls."""
     matrix, steps = _symmetric([1 - 1e-3 * k for k in range(30)]), 0
 
     def apply(v: Tensor) -> Tensor:

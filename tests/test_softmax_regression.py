@@ -299,10 +299,3 @@ def test_a_folder_that_cannot_be_made_and_a_loss_that_overflows(script: ModuleTy
     with pytest.raises(UserError, match=r"--lr 1e\+308 .*not finite"):
         script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'out'}"])
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
-
-
-def test_preset_paper_is_on_mnist_with_1024_images_per_class(script: ModuleType) -> None:
-    options = script.arguments(["--preset=paper"])
-    assert (options.dataset, options.p, options.epochs) == ("mnist", (0.0, 0.02, 0.1, 0.5, 1.0), (1, 5))
-    assert script.PER_CLASS == 1024
-    assert script.arguments(["--preset=paper", "--dataset=digits"]).dataset == "digits"
