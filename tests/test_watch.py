@@ -79,6 +79,7 @@ def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Pat
     status, html, headers = ask(server, page)
     assert (status, headers["Cache-Control"], headers["Referrer-Policy"]) == (200, "no-store", "no-referrer")
     assert "holds no run" in html
+    assert ask(server, page, host=f"localhost:{server.server_port}")[0] == 200
     before = ask(server, state)[1]
     shutil.copytree(finished, tmp_path / "a", ignore=shutil.ignore_patterns("summary.json"))
     now = ask(server, state)[1]
