@@ -212,7 +212,7 @@ def test_the_check_compares_predictions_with_finished_runs(sweep: ModuleType, tm
     """First the probe alone predicts for an ideal pool, then for the pool that the finished runs used."""
     out = tmp_path / "advise"
     argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.2,0.5", "--target=0.1", "--check-p=0.5",
-            "--probe-rounds=1", "--data.limit=80", "--generator.channels=8,8", "--generator.sampling_steps=2",
+            "--probe-rounds=1", "--data.limit=80", "--generator.channels=[8,8]", "--generator.sampling_steps=2",
             f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
     assert sweep.advise(argv) == 0
     assert "an ideal pool" in (out / "advise.md").read_text()

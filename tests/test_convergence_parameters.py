@@ -209,7 +209,7 @@ def test_both_figures_from_small_runs(sweep: ModuleType, tmp_path: Path) -> None
     out = tmp_path / "out"
     argv = ["--preset=smoke", "--p=0,0.3", "--federation.rounds=1", "--hessians", "--wandb=off", "--data.limit=80",
             "--model.name=linear", "--partition.n_clients=4", "--generator.sampling_steps=2",
-            "--generator.channels=8,8", f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
+            "--generator.channels=[8,8]", f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
     options = sweep.arguments(argv)
     figures = sweep.figure_a7(options), sweep.figure_a8(options)
     runs = [cell for figure in figures for several in figure.values() for cell in several]

@@ -106,7 +106,7 @@ def test_cells_share_their_central_models(figure3: ModuleType) -> None:
 def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=2", "--p-real=0.3", "--wandb=off", f"--out={out}",
-            "--generator.channels=8,8", "--generator.sampling_steps=2",
+            "--generator.channels=[8,8]", "--generator.sampling_steps=2",
             "--settings=real,shuffled_synthetic,shuffled_real", f"--artifacts={tmp_path / 'artifacts'}"]  # fmt: skip
     options = figure3.arguments(argv)
     cells = figure3.grid(options)
@@ -203,7 +203,7 @@ def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["--preset=smoke", "--rhos=1", "--numbers=1", "--clients=4", "--generators=ddpm", "--data.limit=80",
-            "--generator.channels=8,8", "--generator.sampling_steps=2", "--federation.rounds=1",
+            "--generator.channels=[8,8]", "--generator.sampling_steps=2", "--federation.rounds=1",
             "--wandb=off", f"--artifacts={tmp_path}/artifacts", f"--out={out}"]  # fmt: skip
     grid = entries(script, *argv)
     lines = script.central_lines(grid)

@@ -249,7 +249,7 @@ def test_the_sweeps_cells_are_those_of_training_and_its_table_has_their_numbers(
     lines = {tuple(row[:4]): row[4:] for row in rows_of(text)[2:]}
     assert len(lines) == len(cells)
     for c in cells:
-        key = "iid" if c["partition"] == "iid" else "one class per client"
+        key = "iid clients" if c["partition"] == "iid" else "one class per client"
         line = lines[key, f"{c['epochs']}", f"{c['noise']:g}", f"{c['p']:g}"]
         rounds = ">3" if c["rounds_to_target"] is None else f"{c['rounds_to_target']}"
         assert line == [f"{c['swapped']}", f"{c['zeta_sq']:.5f}", f"{c['last_loss']:.4f}", rounds]
