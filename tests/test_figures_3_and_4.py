@@ -105,7 +105,8 @@ def test_cells_share_their_central_models(figure3: ModuleType) -> None:
 @pytest.mark.long
 def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=2", "--p-real=0.3", "--wandb=off", f"--out={out}",
+    argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=1", "--p-real=0.3", "--central-epochs=2",
+            "--data.limit=80", "--wandb=off", f"--out={out}",
             "--generator.channels=[8,8]", "--generator.sampling_steps=2",
             "--settings=real,shuffled_synthetic,shuffled_real", f"--artifacts={tmp_path / 'artifacts'}"]  # fmt: skip
     options = figure3.arguments(argv)
@@ -116,7 +117,7 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     assert len((out / "figure3.csv").read_text().splitlines()) == 1 + 3 + 2
     summary = json.loads((out / "summary.json").read_text())
     shares = {c["setting"]: c["p"] for c in summary["cells"]}
-    assert shares == pytest.approx({"real": 0, "shuffled_synthetic": 0.5, "shuffled_real": 0.3}, abs=0.01)
+    assert shares == pytest.approx({"real": 0, "shuffled_synthetic": 0.5, "shuffled_real": 0.3}, abs=0.05)
     n = len(prepared.train)
     assert [(c["setting"], c["epochs"], c["images"]) for c in summary["central"]] == [
         ("central_real", 2, n), ("central_synthetic", 2, n),

@@ -221,6 +221,7 @@ def test_curves_are_thinned_and_keep_their_ends() -> None:
 
 def test_lines_beyond_the_most_are_in_the_csv_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_tables, "SHOWN", 2)  # of a thousand
+    monkeypatch.setattr(cell_tables, "LATEX", 1)
     html = page.page([folder], None, quiet)
     assert results(html).count("<tr data-cell") == 2
     assert "2 of 4 lines" in results(html)

@@ -204,8 +204,12 @@ def test_a_disk_that_fills_up_ends_the_log_and_not_the_command(
 
 @pytest.mark.long
 def test_the_library_prints_nothing_and_logs_all(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [caplog.handler])  # without those of opacus, if it was imported
     with caplog.at_level(logging.INFO, "fedcommons"):
         for _ in range(2):
             fedcommons.run(experiment("smoke", values=FIELDS), tmp_path / "run")
