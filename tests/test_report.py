@@ -209,13 +209,13 @@ def test_a_folder_without_runs_is_refused_and_an_earlier_report_stays(make: bool
 
 
 def test_curves_are_thinned_and_keep_their_ends() -> None:
-    rounds: list[float | None] = [float(r) for r in range(201)]
-    curve = {"round": rounds, "accuracy": [r / 200 for r in range(201)], "loss": [None] * 201, "bytes": rounds}
+    rounds: list[float | None] = [float(r) for r in range(202)]
+    curve = {"round": rounds, "accuracy": [r / 201 for r in range(202)], "loss": [None] * 202, "bytes": rounds}
     whole, every = contents.thin([curve])
     assert (every, whole[0][0]) == (1, rounds)
     thinned, every = contents.thin([curve] * 1000)
     assert every == 4
-    assert [*thinned[0][0][:3], thinned[0][0][-1]] == [0, 4, 8, 200]
+    assert [*thinned[0][0][:3], thinned[0][0][-1]] == [0, 4, 8, 201]
     assert sum(len(one[0]) for one in thinned) < 1.1 * contents.POINTS
 
 
