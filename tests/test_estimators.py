@@ -224,6 +224,7 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
     assert pool.v == pytest.approx(v[n:], rel=1e-10)
     v_of_pooled = (20 / 70) ** 2 * v[3] + (50 / 70) ** 2 * v[4]
     assert own.v_of_mean == pytest.approx(sum(v[:n]) / 9)
+    assert own.sigma_sq_of_each.mean() == pytest.approx(own.sigma_sq, rel=1e-12)
     assert own.v_of_pooled == pytest.approx((60**2 * v[0] + 40**2 * v[1]) / 110**2)
     assert pool.v_of_pooled == pytest.approx(v_of_pooled)
     pooled = (20 * means[3] + 50 * means[4]) / 70
