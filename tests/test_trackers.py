@@ -175,7 +175,7 @@ class Weights:
         size = sum((p.abs() ** self.power).sum() for p in work.module.parameters())
         for p in work.module.parameters():
             p.data.zero_()
-        return {"size": size, "clients": len(data.own), "seed": seed % 1000, "drawn": torch.rand(())}
+        return {"size": size, "clients": len(data.own), "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
 
 
 @dataclass(frozen=True)
