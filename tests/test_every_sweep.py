@@ -176,7 +176,7 @@ def test_an_unknown_option_exits_with_2(name: str, command: Callable[..., Any], 
         ("quadratics", "--p=0.5 --seeds=0,1,2", "31 step sizes x 2 p x 3 seeds"),
         (
             "convergence_parameters",
-            "--p=0.5 --model.name=linear --data.limit=80",
+            "--p=0.5 --generator.channels=[8,8] --data.limit=80",
             "3 cells, 4 generators",
         ),  # IID, p = 0.5, and 1 epoch
         ("sensitivity", "--rhos=1 --numbers=1 --clients=4 --generators=ddpm", "cells"),
