@@ -186,7 +186,9 @@ def test_a_block_is_one_program_unless_the_method_has_its_own_loss(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recordings"), [(None, 1), (lambda round: 1.0, 1), (lambda round: 1 / round, 2)], ids=str
+    ("schedule", "recordings"),
+    [(None, 1), (lambda round: 1.0, 1), (lambda round: 1 / round, 2)],
+    ids=["none", "constant", "falling"],
 )
 def test_a_schedules_rates_are_recorded_anew(schedule: Callable[[int], float] | None, recordings: int) -> None:
     federation = digits((10, 10), method=FedAvg()).training(replace(LOCAL, schedule=schedule))
