@@ -96,6 +96,7 @@ def test_a_few_copies_among_fresh_images_are_caught_by_the_near_copies() -> None
         assert near[:270].mean() < 0.06
 
 
+@pytest.mark.long
 def test_the_same_image_again_and_again_is_no_evidence() -> None:
     """A fresh image that is drawn 300 times is closer to one side 300 times: it counts once."""
     found = [

@@ -185,6 +185,7 @@ def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, 
     ],
     ids=["merf-half", "ndpdc-half", "ndpdc-the same in all steps"],
 )
+@pytest.mark.long
 def test_a_broken_stream_of_secret_noise_is_found(
     sweep: ModuleType, setting: str, change: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 
 
 @pytest.mark.parametrize("look", [Look(down=1), Look(-1, 1, True)])
+@pytest.mark.long
 def test_copies_that_are_moved_or_mirrored_are_found_and_withheld(look: Look) -> None:
     found = made_by(experiment(sharing__withhold="near_copies"), lambda examples: look.of(examples.x))
     assert found.audited is not None
@@ -116,6 +117,7 @@ def test_where_everything_is_withheld_clients_train_on_their_own() -> None:
     assert found.shared.data.clients.sizes == found.shared.data.own.sizes
 
 
+@pytest.mark.long
 def test_held_out_images_are_what_generators_did_not_see() -> None:
     """Of the client itself, and the validation set; test images take no part."""
     found = made_by(experiment(sharing__audit=True), same)

@@ -35,6 +35,7 @@ def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_sweep_leaves_what_it_promises(script: ModuleType, out: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == FILES
     for name in ("figure1", "figure2", "figure3", "iid"):

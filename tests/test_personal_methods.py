@@ -55,6 +55,7 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
         assert np.allclose(v, alone, rtol=0, atol=1e-13)
 
 
+@pytest.mark.long
 def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_squares: Problem) -> None:
     """v* = (H_i + lam)^-1 (b_i + lam x), so the distance to x is at most |grad f_i(x)| / lam."""
     problem = least_squares()

@@ -160,6 +160,7 @@ def test_the_audit_finds_faults_of_noise(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("loop", [LOOP, ALL], ids=["q 0.1", "q 1"])
+@pytest.mark.long
 def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
     for seed in (1, 2) if loop is LOOP else (1,):
         found = audit(loop, seed)

@@ -303,6 +303,7 @@ def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) ->
     assert spent[3] == whole["privacy"]["epsilon_local_training_if_secret"]["largest"]
 
 
+@pytest.mark.long
 def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Path) -> None:
     """What was rejected was sent all the same."""
     summaries = []

@@ -274,6 +274,7 @@ def bounded(tmp_path: Path) -> Experiment:
     return presets.experiment("smoke", "digits", fields)
 
 
+@pytest.mark.long
 def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     bounded: Experiment, tmp_path: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:

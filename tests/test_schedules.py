@@ -95,6 +95,7 @@ def test_gradient_coding_steps_at_the_rounds_rate(least_squares: "Problem") -> N
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_local_steps_converge_at_the_rate_one_over_t_if_the_rate_falls_so(least_squares: "Problem") -> None:
     """Li et al. (ICLR 2020): with E > 1 local steps and eta_t ~ 1/t the error of FedAvg is O(1/t); else it stays."""
     problem, errors = least_squares(), {}

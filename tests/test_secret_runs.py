@@ -122,6 +122,7 @@ def test_a_secret_run_that_goes_on_ends_as_if_nothing_had_happened(tmp_path: Pat
     assert len(list(state.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_a_secret_run_that_is_broken_off_before_its_first_round_keeps_its_salt(tmp_path: Path, state: Path) -> None:
     def stop(number: int, metrics: object) -> None:
         raise KeyboardInterrupt
@@ -195,6 +196,7 @@ class Split:
 
 
 @pytest.mark.parametrize("salt", [b"", bytes(range(32))], ids=["seeded", "secret"])
+@pytest.mark.long
 def test_any_number_of_workers_draws_the_same_noise(salt: bytes, tmp_path: Path) -> None:
     noise = "secret" if salt else "seeded"
     c = config(tmp_path, federation__blocks=3, algorithm="scaffold", dp__noise=noise)

@@ -73,6 +73,7 @@ def require_served(place: str | Snapshots, folder: Path, **files: str) -> None:
     assert found == {name.replace("_", "/"): content for name, content in files.items()}
 
 
+@pytest.mark.long
 def test_a_folder_is_the_same_on_another_machine(place: str, tmp_path: Path) -> None:
     here = write(tmp_path / "a", x="1", empty="", sub_y="2")
     write(here, OTHER="not of a run", sub_sub_z="nor this")
@@ -191,6 +192,7 @@ def damage(place: str, key: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
+@pytest.mark.long
 def test_a_damaged_object_is_reported_and_not_served(how: str, place: str, tmp_path: Path) -> None:
     one = snapshots(place)
     one.send(write(tmp_path / "a", x="a long text", y="another"))
@@ -321,6 +323,7 @@ def test_a_wrong_url_is_refused_and_no_password_repeated(url: str) -> None:
     assert "pass-word" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_the_storage_decides_no_name_and_is_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 

@@ -119,6 +119,7 @@ CALLS: list[Callable[[Experiment, Path, Path], object]] = [
 ]
 
 
+@pytest.mark.long
 def test_another_thread_is_refused_and_the_first_has_its_bits(config: Config, plain: Plain, tmp_path: Path) -> None:
     refused: list[int] = []
 
@@ -133,6 +134,7 @@ def test_another_thread_is_refused_and_the_first_has_its_bits(config: Config, pl
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.long
 def test_one_thread_after_another_also_in_an_event_loop_has_the_same_bits(
     config: Config, plain: Plain, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ NESTED: dict[str, Callable[[str, Path], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", NESTED)
+@pytest.mark.long
 def test_a_run_within_a_run_changes_no_bit_of_either(name: str, lab: Path, config: Config, tmp_path: Path) -> None:
     alone, inside = tmp_path / "alone", tmp_path / "inside"
     for folder in (alone, inside):
@@ -170,6 +173,7 @@ def test_a_run_within_a_run_changes_no_bit_of_either(name: str, lab: Path, confi
         assert bits(folder) == bits(alone / "inner-0")
 
 
+@pytest.mark.long
 def test_a_fork_is_free_whichever_thread_made_it(config: Config, plain: Plain, tmp_path: Path) -> None:
     ended: dict[str, int] = {}
 
@@ -195,6 +199,7 @@ def test_a_fork_is_free_whichever_thread_made_it(config: Config, plain: Plain, t
 
 
 @pytest.mark.parametrize("error", [ClientError, UserError, MemoryError])
+@pytest.mark.long
 def test_a_run_that_fails_lets_other_threads_in(
     error: type[BaseException], config: Config, plain: Plain, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ class Copying(ShuffledSynthetic):
 """
 
 
+@pytest.mark.long
 def test_a_users_stage_that_declares_real_images_as_synthetic_shows_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
