@@ -21,22 +21,17 @@ from fedcommons.federation import kinds
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parent.parent
-TABLE1 = (
-    "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real,shuffled_synthetic "
-    "--generator.epochs 1"
-)
-RUN = (
-    "sweeps/run.py --preset smoke --wandb off --partition.n_clients 4 --client.lr 0.02 --federation.rounds 2 "
-    "--dp.local true --dp.noise_multiplier 1.0"
-)
+TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg"
+RUN = "sweeps/run.py --preset smoke --wandb off --partition.n_clients 4 --client.lr 0.02 --federation.rounds 3"
+KINDS = {
+    "private": "--dp.local true --dp.noise_multiplier 1.0",
+    "late": "--straggler.rule deadline --straggler.partial take",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Lab:
-    """The hosts, and the folder that all of them have as /mnt.
-
-    other: has the secrets and another CPU, is not in the file, and has joined by hand. stranger: has no secret.
-    """
+    """The hosts, and the folder that all of them have as /mnt. other: has the secrets, and is not in the file."""
 
     head: Host
     worker: Host
@@ -46,29 +41,34 @@ class Lab:
     shared: Path
 
     def ray(self, line: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Run Ray's launcher as the operator."""
+        """What the operator does with Ray's launcher."""
         given = f"cd /mnt/code && RAY_UP_enable_autoscaler_v2=0 ray {line}"
         return self.operator.run("sh", "-c", given, timeout=timeout)
 
     def start(self, line: str) -> subprocess.Popen[str]:
-        """Start a command in the code's folder on the head, by ``ray exec``."""
+        """A command in the code's folder on the head, by ``ray exec``."""
         given = f". ~/fedcommons/cluster/environment.sh && cd ~/fedcommons && export RAY_ADDRESS=auto && {line}"
         command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec cluster.yaml '{given}'")
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def refuses(self, line: str, *words: str) -> None:
-        """A command on the head refuses with exit code 2, and its last line has these words."""
-        printed = ends(self.start(f"{line}; echo ended with $?"))
-        assert "ended with 2" in printed, printed
-        (error,) = re.findall(r"^error: .*$", printed, re.MULTILINE)
-        assert all(word in error for word in words), error
+    def on_head(self, line: str) -> str:
+        """The same to its end, which is a good one; what it printed."""
+        process = self.start(line)
+        said, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, said
+        return said
+
+    def nodes(self) -> int:
+        """How many nodes Ray says it has."""
+        found = re.search(r"^(\d+) nodes", self.on_head("python /mnt/nodes.py"), re.MULTILINE)
+        assert found
+        return int(found[1])
 
 
-WAIT = """
-import sys, time, ray
+NODES = """
+import ray
 ray.init(log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[1]):
-    time.sleep(0.5)
+print(sum(node["Alive"] for node in ray.nodes()), "nodes")
 """
 
 
@@ -83,28 +83,16 @@ while pathlib.Path("/mnt/reserve").exists():
     time.sleep(0.1)
 """
 
-JOIN = (
-    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
-    '--labels="$(python -m fedcommons.federation.kinds)"'
-)
-
-
-def ends(process: subprocess.Popen[str]) -> str:
-    """Wait for a good end; what it printed."""
-    printed, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, printed
-    return printed
-
 
 def processes(host: Host) -> list[str]:
-    """Return what runs on a host, without its first process and its SSH server."""
+    """What runs on a host, without its first process and its SSH server."""
     lines = host.run("ps", "ax", "-o", "args=").stdout.splitlines()
     return [line for line in lines if not line.startswith(("sh -c", "sleep", "sshd", "ps ax"))]
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The cluster of cluster/onprem.yaml with two nodes, and a third of another CPU, of which /proc/cpuinfo tells."""
+    """The cluster of cluster/onprem.yaml, with two nodes."""
     if why := hosts.missing():
         pytest.skip(why)
     shared = tmp_path_factory.mktemp("shared")
@@ -114,7 +102,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         if not name.startswith("docs/results") and (ROOT / name).is_file():
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, shared / "code" / name)
-    (shared / "wait.py").write_text(WAIT)
+    (shared / "nodes.py").write_text(NODES)
     (shared / "reserve.py").write_text(RESERVE)
     with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
         operator, stranger, other = rest
@@ -135,17 +123,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         other.run("sh", "-c", "mv /mnt/secrets ~/.fedcommons && cp -r /mnt/code ~/fedcommons")
         done = made.ray("up -y cluster.yaml")
         assert done.returncode == 0, done.stdout + done.stderr
-        (shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t: 49\nflags\t: avx2\n")
-        other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
-        done = other.run("bash", "-lc", JOIN.format(head=head.ip, ip=other.ip))
-        assert done.returncode == 0, done.stdout + done.stderr
-        ends(made.start("python /mnt/wait.py 3"))
+        wait_for_nodes(made, 2)
         yield made
+
+
+def wait_for_nodes(lab: Lab, n: int) -> None:
+    """Until Ray has so many nodes."""
+    deadline = time.monotonic() + 180
+    while (found := lab.nodes()) != n:
+        assert time.monotonic() < deadline, f"{found} nodes"
+        time.sleep(2)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sweep on this machine alone."""
+    """The table on this machine alone."""
     out = tmp_path_factory.mktemp("reference")
     here(f"{TABLE1} --artifacts {out / 'artifacts'} --out {out / 'table1'}")
     return out / "table1"
@@ -157,54 +149,71 @@ def here(line: str) -> None:
 
 
 def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
-    """Return each run's rounds and summary."""
+    """What a run's folder says of its course and its end, by the run."""
     return {
         path.parent.name: (path.read_bytes(), (path.parent / "summary.json").read_bytes())
         for path in sorted(out.rglob("rounds.jsonl"))
     }
 
 
-def hosts_of(lab: Lab, process: subprocess.Popen[str], name: str) -> set[str]:
-    """Return the hosts on which processes of Ray with names that begin so run before the command ends."""
-    seen, three = set[str](), (lab.head, lab.worker, lab.other)
+def ends(process: subprocess.Popen[str]) -> None:
+    """It comes to a good end."""
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+
+
+def both_work(lab: Lab, process: subprocess.Popen[str], name: str) -> None:
+    """Processes of Ray with names that begin so run on both hosts before the command ends."""
+    seen = set[str]()
     while process.poll() is None:  # what it prints fits into the pipe
-        seen |= {host.name for host in three for line in processes(host) if line.startswith(name)}
+        seen |= {host.name for host in (lab.head, lab.worker) for line in processes(host) if line.startswith(name)}
         time.sleep(0.5)
-    return seen
+    assert seen == {"head", "worker"}
 
 
-def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
+def test_a_sweep_runs_on_both_hosts_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/table1")
-    assert hosts_of(lab, process, "ray::ImplicitFunc") == {"head", "worker"}
-    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
-    assert results(lab.shared / "table1") == results(reference)
-    environments = [json.loads(path.read_text()) for path in (lab.shared / "table1").rglob("environment.json")]
-    assert [facts["cpu_kinds"] for facts in environments] == [[kinds.cpu()]] * len(results(reference))
-    unkind = f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind"
-    lab.refuses(unkind, "FEDCOMMONS_CPU", "'amd-23-49'", "did you mean 'amd-23-49-avx2'")
-
-
-def test_private_clients_train_on_both_hosts_to_the_bits_of_one(lab: Lab, tmp_path: Path) -> None:
-    actors = "--federation.executor ray_actors --federation.actors 4"
-    process = lab.start(f"python {RUN} {actors} --artifacts /mnt/artifacts --out /mnt/private")
-    assert hosts_of(lab, process, "ray::_Actor") == {"head", "worker"}
+    both_work(lab, process, "ray::ImplicitFunc")
     ends(process)
-    here(f"{RUN} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / 'private'}")
-    assert results(lab.shared / "private") == results(tmp_path / "private")
+    assert results(lab.shared / "table1") == results(reference)
 
 
-def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(lab: Lab) -> None:
-    """Other code: as after a `ray rsync-up` without -A, which reaches the head only."""
-    alone = f"python {TABLE1} --out ~/alone"
-    lab.refuses(f"{alone} --artifacts /mnt/artifacts", "--out", "host worker", "/root/alone", "--storage")
-    lab.refuses(f"{alone} --artifacts ~/a --resume --storage ~/storage", "--storage", "host worker", "/root/storage")
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp_path: Path) -> None:
+    actors = "--federation.executor ray_actors --federation.actors 4"
+    process = lab.start(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
+    both_work(lab, process, "ray::_Actor")
+    ends(process)
+    here(f"{RUN} {KINDS[kind]} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / kind}")
+    assert results(lab.shared / kind) == results(tmp_path / kind)
+
+
+def refused(lab: Lab, line: str) -> str:
+    """The last line of what a command on the head says that refuses, with exit code 2."""
+    said = lab.on_head(f"{line}; echo ended with $?")
+    assert "ended with 2" in said, said
+    (found,) = re.findall(r"^error: .*$", said, re.MULTILINE)
+    return found
+
+
+def test_hosts_that_share_no_folder_are_refused_before_any_run(lab: Lab) -> None:
+    """Without that the runs of the other hosts would be missing in the table."""
+    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone")
+    assert all(word in said for word in ("--out", "host worker", "/root/alone", "--storage"))
+    said = refused(lab, f"python {TABLE1} --artifacts ~/artifacts --out ~/alone --resume --storage ~/storage")
+    assert all(word in said for word in ("--storage", "host worker", "/root/storage"))
     assert lab.head.run("ls", "-A", "/root/alone").stdout.split() == [".lock"]
-    changed = "lightning_modules/classifier.py"
-    lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
-    mixed = f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed"
-    lab.refuses(mixed, "host worker has other code", changed)
+
+
+def test_a_host_with_other_code_is_refused_by_name_before_any_run(lab: Lab) -> None:
+    """As after a `ray rsync-up` without -A, which reaches the head only."""
+    changed = "fedcommons/lightning_modules/classifier.py"
+    lab.worker.run("sh", "-c", f"echo >> ~/{changed}")
+    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed")
+    assert "host worker has other code" in said
+    assert "lightning_modules/classifier.py" in said
     assert lab.head.run("ls", "-A", "/mnt/mixed").stdout.split() == [".lock"]
-    lab.worker.run("sh", "-c", f"cp /mnt/code/{changed} ~/fedcommons/{changed}")
+    lab.worker.run("sh", "-c", f"cp /mnt/code/{changed.removeprefix('fedcommons/')} ~/{changed}")
 
 
 def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
@@ -318,13 +327,48 @@ print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.
 """
 
 
-def test_a_host_without_the_token_or_with_another_python_is_refused(lab: Lab) -> None:
-    """Ray itself would try for minutes. Another patch of Python is another one, too: actors are pickled."""
-    lab.other.run("bash", "-lc", "ray stop")
+def test_a_host_without_the_token_is_told_so_in_a_sentence(lab: Lab) -> None:
+    """Ray itself would try for minutes, and say nothing."""
     line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
     done = lab.stranger.run("sh", "-c", line)
     assert done.returncode == 2
-    assert "/root/.fedcommons/auth_token is missing" in done.stderr
+    assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
+
+
+JOIN = (
+    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
+    '--labels="$(python -m fedcommons.federation.kinds)"'
+)
+
+
+def test_a_host_with_another_kind_of_cpu_joins_and_gets_no_work(lab: Lab, reference: Path) -> None:
+    """All that tells of its CPU is /proc/cpuinfo."""
+    (lab.shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t\t: 49\nflags\t\t: avx2\n")
+    lab.other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
+    done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_for_nodes(lab, 3)
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-kinds --out /mnt/kinds")
+    seen = set[str]()
+    while process.poll() is None:
+        seen |= {line for line in processes(lab.other) if line.startswith("ray::ImplicitFunc")}
+        time.sleep(0.5)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in said
+    assert not seen
+    assert results(lab.shared / "kinds") == results(reference)
+    played = {
+        path: json.loads(path.read_text())["cpu_kinds"] for path in (lab.shared / "kinds").rglob("environment.json")
+    }
+    assert list(played.values()) == [[kinds.cpu()]] * len(results(reference))
+    said = lab.on_head(f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind || true")
+    assert "FEDCOMMONS_CPU: no node is of the kind 'amd-23-49'; did you mean 'amd-23-49-avx2'?" in said
+    lab.other.run("bash", "-lc", "ray stop")
+
+
+def test_a_host_with_another_python_is_refused_by_name(lab: Lab) -> None:
+    """Of another patch, too: actors are pickled."""
     found = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True).stdout.split()[-1:]
     ours = platform.python_version()
     if not found or found == [ours] or found[0].rpartition(".")[0] != ours.rpartition(".")[0]:
