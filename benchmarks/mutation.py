@@ -7,8 +7,9 @@
     python benchmarks/mutation.py table before.jsonl after.jsonl
 
 ``reach`` inserts a probe in front of each mutant's statement into a checkout and runs the tests once, to record which
-test reaches which mutant, in subprocesses too. ``run`` runs each mutant against the tests that reach it, the shortest
-first, for at most ``SECONDS``. A mutant that no test reaches survives. ``mutants.py`` draws the mutants.
+test reaches which mutant, in subprocesses too. ``run`` runs each mutant against the tests that reach it for at most
+``SECONDS``: first short tests that reach few mutants. A mutant that no test reaches survives. ``mutants.py`` draws the
+mutants.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -193,12 +194,17 @@ def verdict(mutant: Mapping[str, Any], server: Server, tests: Sequence[str]) -> 
 def run(drawn: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkouts: Sequence[Path], out: Path) -> None:
     """Run all mutants that ``out`` does not have yet, one at a time in each checkout."""
     done = {json.loads(line)["number"] for line in out.read_text("utf-8").splitlines()} if out.exists() else set()
+    reaches = Counter(test for tests in contexts["reach"].values() for test in tests)
+
+    def cost(test: str) -> float:
+        return reaches[test] * (0.02 + contexts["seconds"].get(test, 0.0))
+
     free: Queue[Server] = Queue()
     for checkout in checkouts:
         free.put(Server(checkout))
 
     def play(mutant: Mapping[str, Any]) -> None:
-        tests = sorted(contexts["reach"].get(str(mutant["number"]), ()), key=lambda t: contexts["seconds"].get(t, 0.0))
+        tests = sorted(contexts["reach"].get(str(mutant["number"]), ()), key=cost)
         server = free.get()
         try:
             result = verdict(mutant, server, tests)
