@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +15,17 @@ from torch.nn import functional
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
+from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import probe
-from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.build import _load, assemble, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.testing import check_algorithm
+
+Context = Callable[[], AbstractContextManager]
 
 
 def _settings() -> tuple:
@@ -71,94 +74,169 @@ ASKED: tuple[Callable[[], object], ...] = (
 )
 
 
-def _apart(action: Callable[[], object]) -> Any:
-    """What it returns in a fork of this process, which takes all that it sets with it; JSON."""
-    read, write = os.pipe()
-    if not (process := os.fork()):
-        try:
-            os.write(write, json.dumps(action()).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, encoding="utf-8") as file:
-        text = file.read()
-    os.waitpid(process, 0)
-    return json.loads(text)
+@contextmanager
+def _float64_and_no_grad() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
 
 
-def _quiet(text: str) -> None: ...
+@contextmanager
+def _default_device_and_no_gradients() -> Iterator[None]:
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_device(None)
+
+
+@contextmanager
+def _inference_mode_on_a_device() -> Iterator[None]:
+    with torch.inference_mode(), torch.device("meta"):
+        yield
+
+
+@contextmanager
+def _no_onednn() -> Iterator[None]:
+    with onednn(False):
+        yield
+
+
+@contextmanager
+def _half_precision() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
+@pytest.fixture(
+    params=[
+        _float64_and_no_grad,
+        _default_device_and_no_gradients,
+        _inference_mode_on_a_device,
+        _no_onednn,
+        _half_precision,
+    ]
+)
+def setting(request: pytest.FixtureRequest) -> Context:
+    _load.cache_clear()  # data that another test has loaded are not made under its setting
+    return request.param
 
 
 def _config(folder: Path, **values: object) -> Experiment:
-    """MOON compares with models of the server. The limit is of no other test, whose data would be in memory."""
+    """MOON compares with models of the server, the batches are augmented, and everything is measured."""
     base = {
-        "federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 1, "data.limit": 61,
+        "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 1, "data.limit": 60,
         "algorithm": "moon", "artifacts": str(folder / "artifacts"),
     }  # fmt: skip
     return presets.experiment("smoke", "digits", {**base, **values})
 
 
-def _run(folder: Path, **values: object) -> str:
-    run(_config(folder, **values), folder / "run", say=_quiet)
-    return "".join((folder / "run" / name).read_text() for name in ("rounds.jsonl", "summary.json", "partition.json"))
+def _run(config: Experiment, folder: Path) -> tuple[bytes, ...]:
+    run(config, folder, say=lambda text: None)
+    return tuple((folder / name).read_bytes() for name in ("rounds.jsonl", "summary.json", "partition.json"))
 
 
-def _with_generators(folder: Path) -> str:
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[bytes, ...]]:
+    """A run with DP-SGD and without any settings: its folder and its record."""
+    folder = tmp_path_factory.mktemp("usual") / "run"
+    return folder, _run(_config(folder.parent, **{"dp.local": True}), folder)
+
+
+def test_a_run_has_the_same_bits_and_the_setting_is_restored(
+    setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
+) -> None:
+    with setting():
+        before = _settings()
+        record = _run(_config(tmp_path, **{"dp.local": True}), tmp_path / "run")
+        assert _settings() == before
+    assert record == usual[1]
+
+
+@pytest.mark.parametrize("setting", [_float64_and_no_grad])
+def test_a_run_with_generators_has_the_same_bits(setting: Context, tmp_path: Path) -> None:
     """Their training and sampling draw numbers, which are others in another type."""
     fields = {
         "sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "generator.sampling_steps": 2,
-        "generator.channels": (8, 8), "measure.every": 0, "partition.n_clients": 2,
+        "generator.channels": (8, 8), "measure.every": 0, "federation.rounds": 1, "partition.n_clients": 2,
     }  # fmt: skip
-    return _run(folder, **fields)
+    usual = _run(_config(tmp_path / "usual", **fields), tmp_path / "usual" / "run")
+    with setting():
+        assert _run(_config(tmp_path / "set", **fields), tmp_path / "set" / "run") == usual
 
 
-def _started(folder: Path) -> str:
-    ready = assemble(prepare(_config(folder)))
-    ready.executor().close()
-    return str(ready.start(ClientMemory()).model.buffer.double().tolist())
-
-
-def _by_hand(folder: Path) -> str:
-    ready = assemble(prepare(_config(folder)))
-    now, _ = next(rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory())))
-    return str(now.model.buffer.double().tolist())
-
-
-def _ends_early(folder: Path) -> str:
+def test_a_run_that_ends_early_restores_the_setting(setting: Context, tmp_path: Path) -> None:
     def stop(number: int, metrics: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run(_config(folder), folder / "run", on_round=stop, say=_quiet)
-    return ""
+    with setting():
+        before = _settings()
+        with pytest.raises(KeyboardInterrupt):
+            run(_config(tmp_path), tmp_path / "run", on_round=stop, say=lambda text: None)
+        assert _settings() == before
 
 
-ENTRIES: dict[str, Callable[[Path], object]] = {
-    "a run": lambda folder: _run(folder, **{"dp.local": True}),
-    "a run with generators": _with_generators,
-    "the model of its parts": _started,
-    "a round by hand": _by_hand,
-    "a run that ends early": _ends_early,
-    "a probe": lambda f: probe.probe(_config(f, **{"algorithm": "fedavg", "model.name": "linear"}), None, _quiet),
-    "a check": lambda folder: check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"]),
-    "a replay": lambda folder: replay(folder.parent / "usual" / "run", 1, 1, _quiet),
-}
-
-
-@pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.long
-def test_every_entry_gives_the_same_bits_and_the_settings_are_restored(name: str, tmp_path: Path) -> None:
-    def under_settings() -> tuple[str, str, str]:
-        for each in ("float64", "no gradients", "threads", "autocast", "no oneDNN"):
-            SET[each]()
-        before = str(_settings())
-        return str(ENTRIES[name](tmp_path / "set")), before, str(_settings())
+def test_replays_and_probes_are_the_same(
+    setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
+) -> None:
+    config = _config(tmp_path, **{"federation.rounds": 1, "algorithm": "fedavg", "model.name": "linear"})
 
-    if name == "a replay":
-        _run(tmp_path / "usual", **{"data.limit": 60})
-    found, before, after = _apart(under_settings)
-    assert after == before or name in ("the model of its parts", "a round by hand")  # these begin a process of a run
-    assert found == str(ENTRIES[name](tmp_path / "plain"))
+    def play() -> tuple:
+        return str(replay(usual[0], 2, 1, lambda text: None)), probe.probe(config, None, lambda text: None)
+
+    plain = play()
+    with setting():
+        before = _settings()
+        assert play() == plain
+        assert _settings() == before
+
+
+def test_the_parts_of_a_run_called_one_by_one_start_from_the_same_model(setting: Context, tmp_path: Path) -> None:
+    def start() -> torch.Tensor:
+        ready = assemble(prepare(_config(tmp_path)))
+        ready.executor().close()
+        return ready.start(ClientMemory()).model.buffer
+
+    usual = start()
+    with setting():
+        found = start()
+    assert found.dtype == torch.float32
+    assert found.equal(usual)
+
+
+@pytest.mark.parametrize("setting", [_float64_and_no_grad])
+def test_a_round_that_is_played_by_hand_has_the_same_bits(setting: Context, tmp_path: Path) -> None:
+    def play() -> torch.Tensor:
+        ready = assemble(prepare(_config(tmp_path)))
+        now, _ = next(rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory())))
+        return now.model.buffer
+
+    usual = play()
+    with setting():
+        assert play().equal(usual)
+
+
+def test_an_algorithm_can_be_checked(setting: Context) -> None:
+    with setting():
+        check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"])
+
+
+def test_inside_torch_is_as_in_a_fresh_process(setting: Context) -> None:
+    fresh = (torch.float32, True, False, torch.device("cpu"))
+    with setting():
+        before = _settings()
+        with fresh_torch():
+            assert _settings()[:4] == fresh
+            torch.set_num_threads(3)
+        assert _settings() == before
 
 
 SET: dict[str, Callable[[], object]] = {
@@ -166,8 +244,8 @@ SET: dict[str, Callable[[], object]] = {
     "autocast on a GPU": lambda: torch.autocast("cuda", torch.float16).__enter__(),
     "medium": lambda: torch.set_float32_matmul_precision("medium"),
     "high": lambda: torch.set_float32_matmul_precision("high"),
-    "tf32 for all": lambda: setattr(backends, "fp32_precision", "tf32"),
     "precision of all": lambda: setattr(backends, "fp32_precision", "bf16"),
+    "tf32 for all": lambda: setattr(backends, "fp32_precision", "tf32"),
     "precision of oneDNN": lambda: backends.mkldnn.flags(enabled=True, fp32_precision="bf16").__enter__(),
     "precision of its products": lambda: setattr(_of("mkldnn.matmul"), "fp32_precision", "bf16"),
     "precision of its convolutions": lambda: setattr(_of("mkldnn.conv"), "fp32_precision", "bf16"),
@@ -183,9 +261,9 @@ SET: dict[str, Callable[[], object]] = {
     "no gradients": lambda: torch.set_grad_enabled(False),
     "inference mode": lambda: torch.inference_mode().__enter__(),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
-    "deterministic": lambda: torch.use_deterministic_algorithms(True),
     "anomalies but NaN": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
-    "deterministic or warned": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic or told": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "threads": lambda: torch.set_num_threads(2),
     "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),
@@ -204,7 +282,7 @@ def _of(name: str) -> object:
 
 
 def _work() -> str:
-    """Numbers on which settings act (products, convolutions, attention, denormals, an overflow), and the settings."""
+    """Numbers on which settings act: products, convolutions, attention, denormals, an overflow."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x, w = torch.rand(20, 1, 8, 8), torch.rand(32, 1, 3, 3, requires_grad=True)
@@ -215,8 +293,22 @@ def _work() -> str:
     attended = functional.scaled_dot_product_attention(query, key, value)
     small, large = torch.full((3,), 1e-39) * 0.5, np.float64(1e308) * np.float64(10)
     found: list[Tensor | None] = [hidden, loss, w.grad, attended, small, torch.tensor([float(large)])]
-    numbers = [(str(t.dtype), t.double().sum().item()) for t in found if t is not None]
-    return f"{numbers} {_settings()}".replace("ieee", "none")  # which mean the same
+    return repr([(str(t.dtype), t.double().sum().item()) for t in found if t is not None])
+
+
+def _apart(action: Callable[[], object]) -> object:
+    """What it gives in a fork of this process, which takes all that it sets with it; JSON."""
+    read, write = os.pipe()
+    if not (process := os.fork()):
+        try:
+            os.write(write, json.dumps(action()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as file:
+        text = file.read()
+    os.waitpid(process, 0)
+    return json.loads(text)
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +334,21 @@ def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, pl
     found, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
     assert found == plain
     assert after == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "names",
+    [["autocast", "denormals", "deterministic", "anomalies", "numpy"], ["medium", "no NNPACK"], ["precision of all"]],
+)
+def test_a_whole_run_has_the_same_bits_under_several(names: list[str], tmp_path: Path) -> None:
+    """On softmax regression, whose products are large enough for oneDNN to round them to bfloat16."""
+    fields = {"algorithm": "fedavg", "model.name": "linear", "federation.rounds": 1, "measure.every": 0}
+
+    def play(folder: Path, names: list[str]) -> list[str]:
+        for name in names:
+            SET[name]()
+        return [record.decode() for record in _run(_config(tmp_path, **fields), folder)]
+
+    usual = [record.decode() for record in _run(_config(tmp_path, **fields), tmp_path / "usual")]
+    assert _apart(lambda: play(tmp_path / "set", names)) == usual

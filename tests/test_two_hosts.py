@@ -239,7 +239,7 @@ def start_on_the_worker(lab: Lab, line: str) -> subprocess.Popen[str]:
 
 def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
     """Until a trial of the sweep runs on the worker."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not [line for line in processes(lab.worker) if line.startswith("ray::ImplicitFunc.train")]:
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -260,7 +260,7 @@ def bucket(lab: Lab) -> Iterator[str]:
         host.run("sh", "-c", f"mkdir -p ~/.aws && printf '{config}' > ~/.aws/config")
         host.run("sh", "-c", f"printf '{credentials}' > ~/.aws/credentials")
     make = "import boto3, sys; boto3.client('s3').create_bucket(Bucket='commons')"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while lab.head.run("python", "-c", make).returncode:
         assert time.monotonic() < deadline
     yield "s3://commons/lab"
