@@ -79,6 +79,26 @@ def test_a_run_of_a_page(page: str, line: str, tmp_path: Path, command: Command)
         assert (summary["p"] > 0, summary["privacy"]["epsilon_of_messages"]) == (True, None)
 
 
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [one for one in COMMANDS if "tune.py" in one[1] or (one[0] == "start.md" and "table1.py" in one[1])],
+    ids=lambda v: v.rpartition(" ")[2],
+)
+@pytest.mark.long
+def test_the_dry_run_of_a_sweep_of_a_page(page: str, line: str, tmp_path: Path, command: Command) -> None:
+    write_files(tmp_path, page)
+    _, script, *words = shlex.split(line)
+    done = command(Path(script).stem, *words, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_command_of_a_page_is_left_out() -> None:
+    """A new kind of command must get a test here."""
+    other = [line for _, line in COMMANDS if not re.match(r"python (sweeps/(run|tune|table1)|\w+)\.py", line)]
+    assert other == ['make table1 ARGS="--preset smoke"']  # CI runs this command
+
+
 @pytest.mark.parametrize("line", [line for _, line in COMMANDS if re.match(r"python \w+\.py$", line)])
 @pytest.mark.long
 def test_a_program_of_start(tmp_path: Path, line: str) -> None:
