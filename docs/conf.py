@@ -21,7 +21,7 @@ html_show_sphinx = html_use_index = False
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4  # links such as privacy.md#threat-model work here as they do on a git host
-nb_execution_mode = "off"  # the notebook holds what it showed; tests/test_examples.py runs it
+nb_execution_mode = "off"  # the notebook holds its outputs; tests/test_examples.py runs the notebook
 suppress_warnings = ["myst.header"]  # a page of results may go from # to ###
 
 autodoc_member_order = "bysource"

@@ -51,7 +51,7 @@ def beta_model(shape: tuple[int, ...] = SHAPE, **constants: Any) -> BetaVAE:
 
 
 @pytest.mark.parametrize(("capacity", "gamma"), [(20.0, 100.0), (0.5, 7.0)])
-def test_the_loss_of_a_beta_vae_is_the_papers(capacity: float, gamma: float) -> None:
+def test_the_beta_vae_loss_equals_the_formula_of_its_paper(capacity: float, gamma: float) -> None:
     model = beta_model(gamma=gamma, capacity=capacity, ramp=4)
     noise = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))  # what it will draw
     loss = model.training_step((X, Y), 0)

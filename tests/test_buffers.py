@@ -95,7 +95,7 @@ def test_statistics_come_singly_to_who_asks_and_are_averaged_and_counted_as_ever
     assert set(kept.state) == {"model"}  # what clients keep does not travel, also for a method that asks
 
 
-def test_kept_statistics_never_travel_and_wait_for_their_client(federation: Federation) -> None:
+def test_local_batch_norm_statistics_are_not_sent_and_reach_the_same_client_again(federation: Federation) -> None:
     algorithm = FedAvg()
     plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
     now = federation.start(algorithm, plan)

@@ -39,14 +39,14 @@ def test_the_curve_is_that_of_two_normal_distributions(mu: float) -> None:
     assert norm.sf(edge - mu) - exp(e + norm.logsf(edge)) == pytest.approx(DELTA, rel=1e-5)
 
 
-def test_the_curve_at_its_ends() -> None:
+def test_the_exact_gaussian_epsilon_at_its_limits() -> None:
     assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
     assert gaussian_epsilon(1.0, 0.9) == 0
     assert gaussian_epsilon(inf, DELTA) == inf
     assert gaussian_epsilon(1000.0, DELTA) == pytest.approx(500_000, rel=0.01)
 
 
-def test_the_accountant_counts_a_little_more_than_the_curve() -> None:
+def test_the_renyi_accountant_reports_a_little_more_than_the_exact_gaussian_epsilon() -> None:
     """A single Gaussian: Renyi divergences lose some percent, never the other way."""
     for sigma in (0.5, 1.0, 4.0):
         e = estimate(np.arange(8.0), np.arange(8) > 3, gaussian(1.0, sigma, 1), DELTA)

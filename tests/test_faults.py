@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Choice:
-    """A field, and the options that choose the component that has it."""
+    """A config field, and the options that select its component."""
 
     options: Mapping[str, str]
     name: str
@@ -83,7 +83,7 @@ def judged(field: Field, value: float) -> Value:
 
 
 def limits_of(field: Field, kind: type) -> list[float]:
-    """The limits of a range, and the numbers next to them."""
+    """Return the limits of a range and the adjacent numbers, inside and outside of it."""
     limits: list[float] = []
     for bound in range_of(field)[1:]:
         if isfinite(bound):

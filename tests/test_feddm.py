@@ -269,7 +269,7 @@ def test_a_step_draws_its_real_images_anew_if_a_class_has_more_than_a_batch() ->
     assert set(drawn[:, 5:].flatten().tolist()) == set(range(5, 45))
 
 
-def test_dropout_is_off_while_images_are_matched(digits: Digits) -> None:
+def test_feddm_distils_images_with_dropout_layers_in_evaluation_mode(digits: Digits) -> None:
     ends = []
     for dropout in (0.0, 0.9):
         federation = digits(sizes=(30,), dropout=dropout)

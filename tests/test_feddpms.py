@@ -244,7 +244,8 @@ def test_with_sound_the_receiver_keeps_what_the_servers_model_recognises(helpers
     method = replace(SOUND, sigma=0.1, preliminary_rounds=2, helpers=helpers)
     played, spy, _ = _play(digits, method, 4)
     module = digits(sizes=SIZES, method=method).module()
-    work, result, agreed, most = Work(module, torch.device("cpu")), 0, 0, 0  # most: means that one client received
+    work, result, agreed = Work(module, torch.device("cpu")), 0, 0
+    most = 0  # the largest number of latent means that one client received
     work.load(played[2].model)
     for call in (call for call in spy.calls if call.round == 4 and "codes" in call.message.own):
         kept = call.reply.memory or {}

@@ -167,7 +167,7 @@ def with_algorithm(
 
 
 def where(worker: Any, shared: Any, job: int) -> list[Any]:
-    """Return the labels and the id of the node of this process of Ray, and the GPUs that it sees."""
+    """Return the labels and id of this process's Ray node, and the GPUs that this process sees."""
     import ray
 
     context = ray.get_runtime_context()
@@ -272,7 +272,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_nodes_give_the_bits_of_one_process(name: str, found: dict[str, Any]) -> None:
+def test_two_ray_nodes_and_one_process_give_bitwise_equal_results(name: str, found: dict[str, Any]) -> None:
     assert found["digests"][name] == digest(name)
 
 

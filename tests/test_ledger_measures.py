@@ -54,7 +54,7 @@ class Listens(FedAvg):
         return {**after, "heard": torch.tensor(heard)}
 
 
-def test_metrics_reach_the_record_and_never_the_server(digits: Digits) -> None:
+def test_training_metrics_are_recorded_and_not_sent_to_the_server(digits: Digits) -> None:
     federation = digits()
     now, facts = federation.play(Listens(), federation.plan(2))[-1]
     assert len(now.state["heard"]) == 0
@@ -267,7 +267,7 @@ class BareAtFirst(DPSGD):
 
 @pytest.mark.parametrize("bare_steps", [0, 1])
 def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: Digits) -> None:
-    """The first one, so that it is not the last that decides."""
+    """The first private step has no noise: a ledger that reads only the last step would miss it."""
     federation = digits(sizes=(40,)).training(LocalSGD(1, 5, dp=BareAtFirst(2.0, 1.0)))
     LEFT[0] = bare_steps * int((torch.bincount(federation.data.clients[0].y) >= 5).sum())
     method = FedDM(init="noise", iterations=3, match_batch=4, least=5)

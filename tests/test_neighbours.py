@@ -228,7 +228,7 @@ def test_components_that_import_the_same_neighbour_share_it(lab: Lab) -> None:
         lab.net(name, "from helper import Thing", "Thing")
     assert values("one.py:Net") is values("two.py:Net")
     lab.write("itself.py", "from fedcommons.config import parts\nparts.source('asks.py:Net')")
-    lab.net("asks.py", "import itself")  # for itself while it is imported
+    lab.net("asks.py", "import itself")  # the module imports itself
     assert values("asks.py:Net") == ()
 
 

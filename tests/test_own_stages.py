@@ -1,4 +1,4 @@
-"""User-defined stages and methods: owners, weights, bytes, and what they disclose without declaring it."""
+"""User-defined stages and methods: row owners, example weights, bytes, and undeclared disclosure in the ledger."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -100,7 +100,7 @@ def test_a_component_is_loaded_by_file_and_by_module(lab: Path) -> None:
     sys.modules.pop("my_lab", None)
 
 
-def test_only_constants_of_chosen_components_are_fields() -> None:
+def test_the_config_has_fields_of_selected_components_only() -> None:
     names = set(Experiment().flat)
     assert not [n for n in names if n.startswith(("feddyn.", "generator.", "fedprox.")) or n == "sharing.p"]
     changed = override(Experiment(), {"algorithm": "fedprox", "fedprox.mu": 0.3, "model.name": "linear"})

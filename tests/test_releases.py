@@ -337,7 +337,7 @@ def test_made_rows_may_repeat_as_their_receipt_covers_all_that_is_made_of_them()
 
 @pytest.mark.parametrize("weight", [1.0, 1e6])
 def test_weights_do_not_change_what_an_example_may_do_under_dp_sgd(weight: float) -> None:
-    """The gradient of one weighted loss is clipped to C all the same: one example moves the sum by C at most."""
+    """DP-SGD clips the gradient of each example's weighted loss: one example moves the sum by at most C."""
     set_default_generator("weights of the tests")
     module = Classifier(Linear((1, 8, 8), 10), lr=1.0, mean=DATASET.mean, std=DATASET.std)
     work = Work(module, torch.device("cpu"), LocalSGD(1, 6, dp=DPSGD(1e-6, 0.5)))

@@ -77,7 +77,7 @@ def test_the_plus_corrects_once_after_the_first_slow_round(federation: Federatio
 
 
 @pytest.mark.long
-def test_a_diffusion_model_is_federated(tmp_path: Path) -> None:
+def test_federated_training_of_a_diffusion_model_lowers_its_test_loss(tmp_path: Path) -> None:
     """Its loss on test data falls, and the model of the last round draws images."""
     values = {
         "algorithm": "fedddpm", "model": "ddpm", "model.channels": (8, 8), "sharing": "server_synthetic",

@@ -71,7 +71,7 @@ def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted
 
 
 @pytest.mark.parametrize("names", [["network.last.bias"], ["network.last.weight", "network.last.bias"]])
-def test_estimates_are_of_the_trained_parameters_alone(names: list[str]) -> None:
+def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -> None:
     """The parts of the whole gradient, and the block of the whole Hessian, in the rows and columns that are trained."""
     federation = digits()
     batch = federation.data.clients[1].columns
