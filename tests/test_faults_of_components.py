@@ -9,73 +9,30 @@ import pytest
 from forked import SIZES, SMALL, Script, call, camp, examine, ran, warm_up, words
 from hypothesis import strategies as st
 
-SOURCE = '''
+SOURCE = (
+    Path(__file__).with_name("right_parts.py").read_text(encoding="utf-8")
+    + '''
+
 import sys
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import ClassVar
-
-import numpy as np
-import torch
-from pytorch_lightning import LightningModule
-
-import fedcommons as fc
-from fedcommons.algorithms.fedavg import FedAvg
+from dataclasses import fields, is_dataclass, replace
 
 
-class Method(FedAvg):
-    def participants(self, state, round): return [0, 1]
-
-
-class Shares(FedAvg):
-    def share(self, clients, n_classes, seed): return fc.Common(clients.store[:2], 8, [])
-
-
-class Stage:
+class Stage(Plain):
     def check(self, fields): pass
     def check_dealt(self, dealt): pass
-    def make(self, dealt, drawn):
-        return fc.Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
-    def release(self, dealt, contributed): return contributed, contributed.releases("examples")
-    def assign(self, dealt, released):
-        given = released.of_each(len(dealt.own))
-        return fc.Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
 
 
-@dataclass(frozen=True)
-class Maker:
-    sampling: ClassVar[tuple[str, ...]] = ()
-    epochs: ClassVar[int] = 1
+class Shaped(Maker):
     def check_shape(self, shape, data): pass
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {epoch: fc.TrainedGenerator({"mean": examples.x.float().mean(0)}) for epoch in epochs}
-    def sample(self, weights, shape, n_classes, labels, seed):
-        return weights["mean"].to(torch.uint8).expand(len(labels), *shape).clone()
 
 
-@dataclass(frozen=True)
-class Late:
-    def __call__(self, joined, facts, round, seed): return {i: 0.0 for i in joined if i == 0}
-
-
-class Net(LightningModule):
-    def __init__(self, shape, n_classes, lr):
-        super().__init__()
-        self.lr, self.last = lr, torch.nn.Linear(int(np.prod(shape)), n_classes)
-    def forward(self, x): return self.last(x.float().flatten(1) / 255)
-    def training_step(self, batch, batch_idx): return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+class Judged(Net):
     def validation_step(self, batch, batch_idx):
         return {"accuracy": (self(batch[0]).argmax(1) == batch[1]).float().mean()}
-    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), self.lr)
 
 
-class Watch:
+class Started(Watch):
     def __init__(self, folder, config): pass
-    def log(self, round, metrics): pass
-    def finish(self, summary): pass
-
-
-class Look:
-    def __call__(self, work, data, round, seed): return {"one": 1.0}
 
 
 class Table:
@@ -84,9 +41,6 @@ class Table:
     def __getitem__(self, i):
         if i >= 60: raise IndexError(i)
         return torch.full((1, 8, 8), i, dtype=torch.uint8), i % 3
-
-
-def cut(labels, n_clients, rng): return [np.arange(i, len(labels), n_clients) for i in range(n_clients)]
 
 
 def table(seed):
@@ -109,6 +63,7 @@ def spoilt(r, way, bad):
         return [[bad, *r[1:]], r[:-1], r + r, iter(r)][way % 4]
     return bad
 '''
+)
 
 BAD = (
     "None", "{}", "[]", "()", "3", "-1", "0", "10**400", "0.5", "float('nan')", "float('inf')", "1j", "'x'", "b'x'",
@@ -150,13 +105,14 @@ class Seam:
 
 GENERATES = {"sharing.setting": "shuffled_synthetic", "sharing.p": "0.5"}
 SEAMS = (
-    Seam("algorithm", "Method", ("start", "down", "client", "merge", "participants")),
+    Seam("algorithm", "Method", ("start", "down", "client", "merge")),
+    Seam("algorithm", "Chooses", ("participants",)),
     Seam("algorithm", "Shares", ("share",)),
     Seam("sharing.setting", "Stage", ("make", "release", "assign", "check", "check_dealt")),
-    Seam("generator.name", "Maker", ("fit", "sample", "check_shape"), GENERATES),
+    Seam("generator.name", "Shaped", ("fit", "sample", "check_shape"), GENERATES),
     Seam("straggler.rule", "Late", ("__call__",)),
-    Seam("model.name", "Net", ("__init__", "forward", "training_step", "validation_step", "configure_optimizers")),
-    Seam("tracking.tracker", "Watch", (), {}, ("__init__", "log", "finish")),
+    Seam("model.name", "Judged", ("__init__", "forward", "training_step", "validation_step", "configure_optimizers")),
+    Seam("tracking.tracker", "Started", (), {}, ("__init__", "log", "finish")),
     Seam("measure.measure", "Look", ("__call__",), {"measure.every": "1"}),
     Seam("data.name", "Table", ("__len__", "__getitem__")),
     Seam("partition.name", "cut", ("",)),
@@ -227,12 +183,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("components")
 
 
-TOGETHER = [seam for seam in SEAMS if seam.name not in ("Shares", "Maker", "table")]
+BY_NAME = {seam.name: seam for seam in SEAMS}
+ALONE = ("Chooses", "Shares", "Shaped", "table")
+"""Components that exclude another one of ``SEAMS``."""
+TOGETHER = [seam for seam in SEAMS if seam.name not in ALONE]
 
 
-@pytest.mark.parametrize(
-    "seams", [TOGETHER, SEAMS[1:2], SEAMS[3:4], SEAMS[-1:]], ids=["all", "Shares", "Maker", "table"]
-)
+@pytest.mark.parametrize("seams", [TOGETHER, *([BY_NAME[name]] for name in ALONE)], ids=["all", *ALONE])
 @pytest.mark.long
 def test_the_right_components_run(seams: Sequence[Seam], script: Script, root: Path) -> None:
     """Otherwise the campaign would look at refusals only."""
@@ -245,7 +202,9 @@ def test_the_right_components_run(seams: Sequence[Seam], script: Script, root: P
         assert ran(here, lambda: call(script, *asked)).code == 0
 
 
-@pytest.mark.parametrize(("seam", "method"), [(SEAMS[0], "client"), (SEAMS[2], "make"), (SEAMS[-1], "")])
+@pytest.mark.parametrize(
+    ("seam", "method"), [(BY_NAME["Method"], "client"), (BY_NAME["Stage"], "make"), (BY_NAME["table"], "")]
+)
 @pytest.mark.long
 def test_a_component_that_exits_does_not_end_a_run_well(seam: Seam, method: str, script: Script, root: Path) -> None:
     check(Fault(seam, wrapped(seam, method, "sys.exit(0)"), must_fail=True), script, root)
