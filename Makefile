@@ -39,7 +39,7 @@ cluster-check: $(VENV)/.installed
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"
 BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py weighted_examples.py \
   dp_vectorised.py private_steps.py private_ddpm.py planted_faults.py codes.py feddpms.py)
-TEXTS := $(addprefix tests/test_,cli.py own_parts.py report.py)
+TEXTS := $(addprefix tests/test_,cli.py report.py)
 LOCALE := LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(LOCALE) $(RUN) -m pytest -m "not slow and not ray and not browser" -n 2 \
