@@ -157,7 +157,8 @@ def test_the_command_judges_a_client_of_another_form_and_runs_its_row(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(theirs, "CHECKS", {})
-    monkeypatch.setattr(script, "ROW", {**script.ROW, "federation.rounds": 2})
+    fewer = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 500}
+    monkeypatch.setattr(script, "ROW", {**script.ROW, **fewer})
     monkeypatch.chdir(tmp_path)
     argv = [f"{FOREIGN}:FlowerProximal", "--strategy", f"{FOREIGN}:Average", "--constants", "mu=0.1", "--down", "1"]
     assert script.referee([*argv, "--special-case", "mu=0.0 is fedavg", "--out", "out"]) == 0
