@@ -18,7 +18,7 @@ from fedcommons.core.algorithm import Facts, Message
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.tensors import flat
-from fedcommons.testing import referee, theirs
+from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.federations import digits
 from fedcommons.testing.referee import Claims, Verdict
@@ -39,7 +39,6 @@ class Counted(Seeding):
 
 
 RIGHT = {
-    "Flower": (FlowerStyle, None),
     "Flower, with a strategy": (FlowerStyle, Average),
     "Flower, with our seed": (SeededByUs, None),
     "PFLlib": (Counted, None),
@@ -91,8 +90,14 @@ FAULTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(referee, "ROUNDS", 20)
+    monkeypatch.setattr(rate, "ROUNDS", 20)
+
+
 def judged(method: Adapted, claims: Claims | None = None, until: str = "") -> dict[str, Verdict]:
-    """The verdicts up to this one, so that least squares, which take seconds, can be left out."""
+    """The verdicts up to this one."""
     result: dict[str, Verdict] = {}
     for one in referee.referee(method, claims or Claims((method, FedAvg()), down=1, up=1)):
         result[one.check] = one
@@ -122,22 +127,24 @@ def test_a_fault_is_detected(fault: str) -> None:
 
 @pytest.mark.long
 def test_what_cannot_be_judged_is_reported() -> None:
-    verdicts = judged(adapted(FlowerStyle), Claims(rate=True, down=1, up=1))
+    verdicts = judged(adapted(FlowerStyle), Claims((adapted(FlowerStyle), FedAvg()), rate=True, down=1, up=1))
     assert failed(verdicts) == {}
-    assert verdicts["rate"].passed
-    assert verdicts["models"].passed
+    assert all(verdicts[what].passed for what in ("special case", "rate", "models"))
     assert all(verdicts[what].passed is None for what in theirs.NOT_JUDGED)
 
 
 @pytest.mark.long
-def test_a_constant_is_passed_and_a_client_without_loss_is_not_asked_for_least_squares() -> None:
-    special = adapted(FlowerProximal, constants={"mu": 0.0}), FedAvg()
-    verdicts = judged(adapted(FlowerProximal), Claims(special, exact=True))
+def test_a_constant_is_passed_and_a_client_without_loss_is_not_asked_for_least_squares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(theirs, "CHECKS", {})
+    proximal, special = adapted(FlowerProximal), adapted(FlowerProximal, constants={"mu": 0.0})
+    verdicts = judged(proximal, Claims((special, FedAvg()), exact=True))
     assert failed(verdicts) == {}
     assert "takes no loss=" in verdicts["least squares"].said
-    for wrong in (Claims((adapted(FlowerProximal), FedAvg()), down=1, up=2), Claims(down=2, up=1)):
-        result = [*failed(judged(adapted(FlowerProximal), wrong, "models"))]
-        assert result == (["special case", "models"] if wrong.special_case else ["models"])
+    wrong = judged(proximal, Claims((proximal, FedAvg()), down=1, up=2), "models")
+    assert [*failed(wrong)] == ["special case", "models"]
+    assert [*failed(judged(proximal, Claims(down=2, up=1), "models"))] == ["models"]
 
 
 def test_a_strategy_keeps_its_state_within_a_run_and_begins_anew_in_the_next() -> None:
@@ -145,9 +152,7 @@ def test_a_strategy_keeps_its_state_within_a_run_and_begins_anew_in_the_next() -
         def __init__(self) -> None:
             self.rounds: list[int] = []
 
-        def aggregate_fit(
-            self, server_round: int, results: list, failures: list
-        ) -> tuple[list[np.ndarray] | None, dict]:
+        def aggregate_fit(self, server_round: int, results: list, failures: list) -> tuple[list | None, dict]:
             self.rounds.append(server_round)
             return super().aggregate_fit(server_round, results, failures)
 
@@ -188,10 +193,8 @@ ORDERS: dict[str, Callable[[Any, int], Any]] = {
 class Ordered(Seeding):
     """It seeds all that it draws from when it is built."""
 
-    def __init__(
-        self, by: str, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
-    ) -> None:
-        super().__init__(module, loss, x, y, rate, epochs, batch_size)
+    def __init__(self, by: str, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int) -> None:
+        super().__init__(module, loss, x, y, rate, epochs, batch_size=4)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
         self.by, self.of_torch, self.of_numpy = by, torch.Generator().manual_seed(0), np.random.default_rng(0)

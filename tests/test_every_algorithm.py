@@ -29,7 +29,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL
-from fedcommons.testing.elsewhere import require_the_bits_of_one_process
+from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process
 
 
 class _RoundsOfTheServerAlone(FedAvg):
@@ -58,6 +58,7 @@ IMPLIED = {
     "a_client_that_sits_out_keeps_its_memory",
     "continuing_from_a_checkpoint_is_never_having_stopped",
     "neither_the_worker_nor_the_order_decides_a_bit",
+    "what_a_module_draws_is_keyed_in_every_mode",
 }
 """Checks that repeat, under easier conditions, what late clients and a module that draws show."""
 
@@ -72,7 +73,7 @@ FEWER = {"tries": 2, "iterations": 2, "local_epochs": 2, "samples": 20, "generat
 """Constants of methods, with values that suffice for all checks but that of learning."""
 
 
-def with_fewer(method: Any) -> Any:
+def fewer(method: Any) -> Any:
     has = {field.name for field in fields(method)} if is_dataclass(method) else set()
     return replace(method, **{name: value for name, value in FEWER.items() if name in has})
 
@@ -93,7 +94,16 @@ def test_contract(name: str, check: str, make: Callable[[str], Algorithm]) -> No
     if check == "the_loss_falls":
         CHECKS[check](make(name), LOCAL)
     else:
-        CHECKS[check](with_fewer(make(name)), LocalSGD(epochs=1, batch_size=8 if check in SEVERAL_STEPS else 32))
+        CHECKS[check](fewer(make(name)), LocalSGD(epochs=1, batch_size=8 if check in SEVERAL_STEPS else 32))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONTRACT)
+def test_what_a_module_draws_in_a_round_is_keyed(name: str, make: Callable[[str], Algorithm]) -> None:
+    """Its evaluation and measurement are the same for all methods: test_contract.py."""
+    method = fewer(make(name))
+    federation = digits(noise=0.5, method=method).training(LocalSGD(epochs=1, batch_size=32))
+    require_the_bits_of_one_process(method, federation, Apart(federation, method))
 
 
 @dataclass
