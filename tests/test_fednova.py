@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Problem, fixed_point, optimum, round_from, slope
+from closed_forms import FULL, Problem, fixed_point, optimum, round_from, slope, weights_of
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
@@ -70,36 +70,26 @@ def test_the_server_takes_the_mean_direction_for_the_mean_number_of_steps(
     weighting: str, least_squares: Problem
 ) -> None:
     """x - (sum_i w_i a_i)(sum_i w_i d_i), with w_i summing to one, from steps taken by hand."""
-    sizes, lr = (16, 8, 40, 24), 0.05
+    sizes, lr, a = (16, 8, 40, 24), 0.05, np.array(STEPS, float)
     problem, y = least_squares(sizes=sizes), np.zeros((4, 3))
     for i, steps in enumerate(STEPS):
         for _ in range(steps):
             y[i] = y[i] - lr * problem.gradients(y[i])[i]
-    w = np.array(sizes if weighting == "samples" else (1, 1, 1, 1), float)
-    w, a = w / w.sum(), np.array(STEPS, float)
-    expected = -(w @ a) * (w @ (-y / a[:, None]))
+    w = weights_of(weighting, sizes) / weights_of(weighting, sizes).sum()
     federation = replace(unequal(problem, lr), weighting=weighting)
-    assert np.allclose(round_from(federation, FedNova(), np.zeros(3)), expected, rtol=0, atol=1e-14)
+    result = round_from(federation, FedNova(), np.zeros(3))
+    assert np.allclose(result, (w @ a) * (w @ (y / a[:, None])), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: float, least_squares: Problem) -> None:
-    """FedNova's error is of order eta (slope 1); FedAvg's tends to a constant (slope 0).
+    """FedNova's error is of order eta; FedAvg's limit is the optimum of sum_i K_i f_i (objective inconsistency).
 
     With momentum r that needs the right a_i: for 8 steps it is 14.0 at r = 1/2, for one it is 1.
     """
-    problem, rates, slopes = least_squares(), np.array([0.00025, 0.0005, 0.001, 0.002]), {}
-    for method in (FedNova, FedAvg):
-        ends = [fixed_point(unequal(problem, lr, momentum), method()) for lr in rates]
-        slopes[method] = slope(rates, [float(np.linalg.norm(x - problem.optimum)) for x in ends])
-    assert abs(slopes[FedNova] - 1) < 0.05
-    assert abs(slopes[FedAvg]) < 0.05
-
-
-def test_fedavg_minimises_the_losses_weighted_by_the_steps_instead(least_squares: Problem) -> None:
-    """Its limit for eta -> 0 is the optimum of sum_i K_i f_i (objective inconsistency)."""
     problem, rates = least_squares(), np.array([0.0005, 0.001, 0.002])
-    wrong = optimum(problem, STEPS)
-    errors = [float(np.linalg.norm(fixed_point(unequal(problem, lr), FedAvg()) - wrong)) for lr in rates]
-    assert abs(slope(rates, errors) - 1) < 0.05
+    wrong = optimum(problem, [normaliser(steps, momentum) for steps in STEPS])
+    for method, limit in ((FedNova(), problem.optimum), (FedAvg(), wrong)):
+        errors = [np.linalg.norm(fixed_point(unequal(problem, lr, momentum), method) - limit) for lr in rates]
+        assert abs(slope(rates, [*map(float, errors)]) - 1) < 0.05
     assert np.linalg.norm(wrong - problem.optimum) > 0.05

@@ -114,54 +114,26 @@ def test_the_control_of_option_1_is_the_full_gradient_at_x_in_evaluation_mode(di
     assert torch.allclose(flat(reply.memory, "control").buffer, expected, rtol=0, atol=1e-6)
 
 
-CONTROLS: list[tuple[Algorithm, str, str]] = [
-    (SCAFFOLD(1), "control", "control"),
-    (SCAFFOLD(2), "control", "control"),
-    (FedPVR("*"), "control", "control"),
-    (FedDyn(0.5), "h", "gradient"),
-]
-
-
-@both_weightings
-@all_or_half
-@pytest.mark.parametrize(("algorithm", "server", "client"), CONTROLS)
-def test_the_mean_of_all_clients_controls_is_the_servers(
-    algorithm: Algorithm, server: str, client: str, participation: float, weighting: str, least_squares: Problem
-) -> None:
-    """After every round, over all N clients, those never drawn counted with zero."""
-    problem, w = least_squares(sizes=SIZES), weights_of(weighting, SIZES)
-    played = play(problem, algorithm, LocalSGD(2, 3), 5, 0.05, participation, weighting)
-    for now in played:
-        assert np.allclose(w @ memories(now, client) / w.sum(), state(now, server), rtol=0, atol=1e-12)
-        assert np.abs(state(now, server)).max() > 1e-3
-    assert len(played[0].memory) == 4 * participation
-
-
-OPTIMAL: list[tuple[Algorithm, str, int]] = [
-    (SCAFFOLD(1), "control", 3), (SCAFFOLD(2), "control", 3), (FedDyn(1.0, clip=None), "gradient", 5),
+OPTIMAL: list[tuple[Algorithm, str, int, float]] = [
+    (SCAFFOLD(1), "control", 3, 1.0), (SCAFFOLD(2), "control", 3, 0.5), (FedDyn(1.0, clip=None), "gradient", 5, 1.0),
 ]  # fmt: skip
 
 
 @pytest.mark.long
-@both_weightings
-@all_or_half
-@pytest.mark.parametrize(("algorithm", "client", "steps"), OPTIMAL)
+@pytest.mark.parametrize(("algorithm", "client", "steps", "participation"), OPTIMAL)
 def test_it_reaches_the_joint_optimum_of_different_clients(
-    algorithm: Algorithm, client: str, steps: int, weighting: str, participation: float, least_squares: Problem
+    algorithm: Algorithm, client: str, steps: int, participation: float, least_squares: Problem
 ) -> None:
-    """That of sum_i f_i, or of sum_i n_i f_i; there the controls are the clients' gradients. FedAvg stops elsewhere."""
+    """There the controls are the clients' gradients. FedAvg stops elsewhere."""
     sizes = (6, 9, 7, 17)
-    problem, local, rounds = least_squares(sizes=sizes), LocalSGD(steps, FULL), 60 if participation == 1 else 110
-    best = optimum(problem, weights_of(weighting, sizes))
-    other = optimum(problem, weights_of("uniform" if weighting == "samples" else "samples", sizes))
-    end = play(problem, algorithm, local, rounds, 0.2, participation, weighting)[-1]
+    problem, local = least_squares(sizes=sizes), LocalSGD(steps, FULL)
+    best, other = (optimum(problem, weights_of(weighting, sizes)) for weighting in ("samples", "uniform"))
+    rounds = 60 if participation == 1 else 110
+    end = play(problem, algorithm, local, rounds, 0.2, participation, "samples")[-1]
     assert np.linalg.norm(end.model.buffer.numpy() - best) < 1e-8
     assert np.allclose(memories(end, client), problem.gradients(best), rtol=0, atol=1e-7)
-    if isinstance(algorithm, FedDyn):
-        assert np.linalg.norm(state(end, "model/mean") - best) < 1e-8
-    stuck = play(problem, FedAvg(), local, 20, 0.2, weighting=weighting)[-1].model.buffer.numpy()
-    assert np.linalg.norm(stuck - best) > 1e-2
-    assert np.linalg.norm(other - best) > 1e-2
+    stuck = play(problem, FedAvg(), local, 20, 0.2, weighting="samples")[-1].model.buffer.numpy()
+    assert min(np.linalg.norm(stuck - best), np.linalg.norm(other - best)) > 1e-2
 
 
 def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None:
