@@ -1,5 +1,6 @@
 """FedGEN beside an independent slow loop, FedAvg, and its closed forms."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +12,14 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.feature_generator import STATISTICS, label_weights, labels_at
 from fedcommons.algorithms.fedgen import FedGEN, _evaluated, in_chunks
-from fedcommons.core.algorithm import State
+from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, add, data, flat, flatten
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
-from lightning_modules.networks import CNN
 
 TINY = FedGEN(iterations=4, noise_size=3, hidden=8, batch_size=6)
 NO_ORDER = LocalSGD(epochs=2, batch_size=100)
@@ -37,8 +36,8 @@ class _Slow:
     """The paper's equations one after another, in modules of torch, for clients that train on all examples at once."""
 
     def __init__(self, federation: Federation, method: FedGEN, g: Flat) -> None:
-        self.method, self.clients, self.server = method, federation.data.clients, federation.module()
-        self.counts = [torch.bincount(c.y, minlength=10).double() for c in map(self.data, range(len(self.clients)))]
+        self.method, self.clients, self.server = method, [*federation.data.clients], federation.module()
+        self.counts = [torch.bincount(rows.y, minlength=10).double() for rows in self.clients]
         self.first, self.norm = nn.Linear(method.noise_size + 10, method.hidden), nn.BatchNorm1d(method.hidden)
         self.last, self.seen = nn.Linear(method.hidden, 16), torch.zeros(10)
         self.g = nn.ModuleDict({"first": self.first, "norm": self.norm, "last": self.last}).double()
@@ -46,9 +45,6 @@ class _Slow:
             for name, parameter in self.g.named_parameters():
                 parameter.copy_(g[name])
         self.adam = torch.optim.Adam(self.g.parameters(), method.server_lr, weight_decay=method.weight_decay)
-
-    def data(self, client: int) -> ClientData:
-        return self.clients[client]
 
     def make(self, eps: Tensor, y: Tensor) -> Tensor:
         hidden = self.first(torch.cat([eps, F.one_hot(y, 10).double()], 1))
@@ -71,7 +67,9 @@ class _Slow:
         self.seen = self.seen + sum(self.counts[i] for i in joined)
 
     def train(self, client: int, round: int, seed: int) -> Any:
-        method, module, mine = self.method, _copy(self.server), self.data(client)
+        method, mine, module = self.method, self.clients[client], deepcopy(self.server)
+        assert isinstance(module, Classifier)
+        head: Any = module.network.last
         sgd, factor = torch.optim.SGD(module.parameters(), 0.1), method.decay**round
         self.g.eval()
         for step in range(2):
@@ -81,11 +79,11 @@ class _Slow:
                 drawn = self.seen if self.seen.any() else torch.ones(10)
                 y = self.classes(drawn, torch.rand(method.batch_size, generator=draws))
                 z = self.make(self.noise((method.batch_size, method.noise_size), draws), y).detach()
-                loss = loss + method.weight * factor * F.cross_entropy(module.network.last(z), y)
+                loss = loss + method.weight * factor * F.cross_entropy(head(z), y)
                 eps = self.noise((100, method.noise_size), generator("kl", seed, step))[: len(mine)]
-                wanted = F.softmax(module.network.last(self.make(eps, mine.y)), 1).detach()
-                said, known = F.log_softmax(module(mine.x), 1), drawn[mine.y] > 0
-                loss = loss + method.kl * factor * ((wanted * (wanted.log() - said)).sum(1) * known).mean()
+                wanted = F.softmax(head(self.make(eps, mine.y)), 1).detach()
+                logs, known = F.log_softmax(module(mine.x), 1), drawn[mine.y] > 0
+                loss = loss + method.kl * factor * ((wanted * (wanted.log() - logs)).sum(1) * known).mean()
             sgd.zero_grad()
             loss.backward()
             sgd.step()
@@ -117,15 +115,6 @@ class _Slow:
             self.adam.step()
 
 
-def _copy(module: Any) -> Any:
-    network = CNN((1, 8, 8), 10, channels=(3, 4), hidden=16)
-    network.hidden = nn.Sequential(network.hidden, nn.Dropout(0.0))  # pyright: ignore[reportAttributeAccessIssue]
-    copied = Classifier(network, lr=0.1).double()
-    copied.load_state_dict(module.state_dict())
-    copied.mean, copied.std = module.mean, module.std
-    return copied
-
-
 def _round(federation: Federation, method: FedGEN, state: State, joined: list[int], round: int, seed: int) -> State:
     """A round as the engine plays it, with seeds of ours."""
     work, total = federation.work(), {}
@@ -147,24 +136,20 @@ def test_three_rounds_agree_with_the_papers_equations_one_by_one(name: str, digi
     for round, joined in enumerate([[0, 2], [0, 1, 2], [0, 1]], 1):
         state = _round(federation, method, state, joined, round, 100 * round)
         slow.play(joined, round, 100 * round)
-        model = flatten(dict(slow.server.named_parameters()))
-        assert torch.allclose(flat(state, "model").buffer, model.buffer, rtol=0, atol=1e-6)
-        g = {n: t for n, t in flat(state, "generator").items() if n not in STATISTICS}
-        assert all(torch.allclose(t, dict(slow.g.named_parameters())[n], rtol=0, atol=1e-6) for n, t in g.items())
-        variance = slow.norm.running_var
-        assert variance is not None
-        assert torch.allclose(flat(state, "generator")["norm.variance"], variance, rtol=0, atol=1e-6)
+        g = slow.g.state_dict() | {"norm.variance": slow.norm.running_var}
+        result = {name: values for name, values in flat(state, "generator").items() if name in g}
+        pairs = [(flat(state, "model").buffer, flatten(dict(slow.server.named_parameters())).buffer)]
+        for ours, theirs in [*pairs, *((values, g[name]) for name, values in result.items())]:
+            assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+        assert len(result) == 7
 
 
-def test_label_weights_sum_to_one_in_every_class_that_anybody_owns() -> None:
+def test_label_weights_and_shares_leave_out_a_class_that_no_client_has() -> None:
     counts = torch.randint(0, 4, (6, 9), generator=generator("counts"))
     counts[:, 4] = 0
     sums = label_weights(counts).sum(0)
     assert sums[4] == 0
     assert torch.allclose(sums[counts.sum(0) > 0], torch.ones(1))
-
-
-def test_labels_come_by_their_shares_and_never_a_class_that_no_client_has() -> None:
     shares, n = torch.tensor([0, 0.75, 0, 0.25, 0]), 20_000
     y = labels_at(shares.cumsum(0), torch.rand(n, generator=generator("places")))
     assert torch.allclose(torch.bincount(y, minlength=5) / n, shares, atol=4 / n**0.5)
@@ -172,33 +157,21 @@ def test_labels_come_by_their_shares_and_never_a_class_that_no_client_has() -> N
 
 
 def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: Digits) -> None:
-    federation = digits().training(LocalSGD(1, 8))
-    played = federation.play(TINY, federation.plan(3))
-    standing, n = played[-1][0], 5
+    """DP-SGD covers the model and not the counts."""
+    federation = digits().training(LocalSGD(1, 8, dp=DPSGD(1.0, 1.0)))
+    standing = federation.play(TINY, federation.plan(2))[-1][0]
     inputs, hidden, width = 3 + 10, 8, 16
     g = 4 * (inputs * hidden + hidden + 4 * hidden + hidden * width + width + 10)  # the shares of ten classes too
-    counts = 8 * 10
-    assert standing.traffic.down + standing.traffic.up == 3 * n * (2 * data(federation.model).nbytes + g + counts)
+    expected = 2 * 5 * (2 * data(federation.model).nbytes + g + 8 * 10)
+    assert standing.traffic.down + standing.traffic.up == expected
+    assert list(standing.ledger.uncovered) == ["counts"]
+    assert standing.ledger.updates.covered
 
 
 def test_the_papers_generator_has_302080_parameters() -> None:
-    method, head = FedGEN(), nn.Linear(512, 10)
-    model = flatten({f"head.{name}": p for name, p in head.named_parameters()})
-    g = flat(method.start(model, _facts(tuple(model)), 0), "generator")
+    model = flatten({f"head.{name}": p for name, p in nn.Linear(512, 10).named_parameters()})
+    g = flat(FedGEN().start(model, Facts(2, [3, 4], 5, n_classes=10, head=tuple(model)), 0), "generator")
     assert sum(t.numel() for name, t in g.items() if name not in STATISTICS) == 302_080
-
-
-def _facts(head: tuple[str, ...], batch_norm: tuple[str, ...] = ()) -> Any:
-    from fedcommons.core.algorithm import Facts
-
-    return Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
-
-
-def test_dp_sgd_covers_the_model_and_not_the_counts(digits: Digits) -> None:
-    federation = digits().training(replace(NO_ORDER, dp=DPSGD(1.0, 1.0)))
-    ledger = federation.play(TINY, federation.plan(2))[-1][0].ledger
-    assert list(ledger.uncovered) == ["counts"]
-    assert ledger.updates.covered
 
 
 def test_the_head_judges_features_without_dropout_and_then_trains_on() -> None:
