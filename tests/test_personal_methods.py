@@ -20,7 +20,7 @@ from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, copy, data, flat, put, select
+from fedcommons.tensors import EMPTY, Flat, data, flat, put, select
 from fedcommons.testing.federations import Federation, LeastSquares
 
 
@@ -39,7 +39,7 @@ def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
 @pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("steps", [1, 6])
 def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squares: Problem) -> None:
-    """And its server model is FedAvg's, bit for bit. With lam = 0 clients train alone."""
+    """And its server model is FedAvg's, bit for bit. With lam = 0 clients train alone, as with FedPer on all layers."""
     problem, lr = least_squares(), 0.1
     federation = problem.federation(lr).training(LocalSGD(steps, FULL))
     algorithm, plan, x = Ditto(lam), federation.plan(3), np.zeros(3)
@@ -51,27 +51,18 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
         assert torch.equal(now.model.buffer, other.model.buffer)
         x = now.model.buffer.numpy()
     if lam == 0:
-        alone = [descended(problem, i, np.zeros(3), x, 0.0, lr, 3 * steps) for i in range(4)]
-        assert np.allclose(v, alone, rtol=0, atol=1e-13)
+        now, facts = federation.play(FedPer("*"), plan)[-1]
+        assert np.allclose([own(FedPer("*"), now, i) for i in range(4)], v, rtol=0, atol=1e-13)
+        assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 0
 
 
-@pytest.mark.long
-def test_dittos_fixed_point_goes_from_the_local_to_the_server_model(least_squares: Problem) -> None:
-    """v* = (H_i + lam)^-1 (b_i + lam x), so the distance to x is at most |grad f_i(x)| / lam."""
-    problem = least_squares()
-    for lam, lr in ((0.0, 0.2), (1e5, 1e-5)):
-        federation = problem.federation(lr).training(LocalSGD(200, FULL))
-        algorithm, plan = Ditto(lam), federation.plan(2)
-        (before, _), (now, _) = federation.play(algorithm, plan)
-        x = before.model.buffer.numpy()
-        gradients = problem.gradients(x)
-        for i in range(4):
-            hessian, b = quadratic(problem, i)
-            result = own(algorithm, now, i)
-            if lam:
-                assert np.linalg.norm(result - x) <= np.linalg.norm(gradients[i]) / lam
-            else:
-                assert np.allclose(result, np.linalg.solve(hessian, b), rtol=0, atol=1e-4)
+@pytest.mark.parametrize("algorithm", [FedPer(""), FedBN()])
+def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: Problem) -> None:
+    federation = least_squares().federation(0.1)
+    (now, facts), (other, others) = (federation.play(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
+    assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
+    assert all(np.array_equal(own(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
+    assert facts == others
 
 
 def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: Digits) -> None:
@@ -87,31 +78,12 @@ def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: Dig
         assert buffers.buffer.equal(now.buffers.buffer) == is_shared
 
 
-def test_fedper_with_all_layers_personal_is_local_training(least_squares: Problem) -> None:
-    problem, algorithm = least_squares(), FedPer("*")
-    federation = problem.federation(0.1).training(LocalSGD(4, FULL))
-    now, facts = federation.play(algorithm, federation.plan(3))[-1]
-    alone = [descended(problem, i, np.zeros(3), np.zeros(3), 0.0, 0.1, 12) for i in range(4)]
-    assert np.allclose([own(algorithm, now, i) for i in range(4)], alone, rtol=0, atol=1e-13)
-    assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 0
-
-
-@pytest.mark.parametrize("algorithm", [FedPer(""), FedBN()])
-def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: Problem) -> None:
-    federation = least_squares().federation(0.1)
-    (now, facts), (other, others) = (federation.play(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
-    assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
-    assert all(np.array_equal(own(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
-    assert facts == others
-
-
 def test_fedper_is_the_plain_loop(digits: Digits) -> None:
     """Each client trains (x, h_i), the server takes the mean of the x; only these travel."""
     federation, algorithm = digits(), FedPer()
     plan, work = federation.plan(2, blocks=1), federation.work()
-    head = list(plan.facts.head)
+    head = ["network.last.weight", "network.last.bias"]
     body = [name for name in federation.model if name not in head]
-    assert head == ["network.last.weight", "network.last.bias"]
     x, heads = select(federation.model, body), [select(federation.model, head)] * 5
     for now, facts in federation.play(algorithm, plan):
         ends = []
@@ -121,9 +93,9 @@ def test_fedper_is_the_plain_loop(digits: Digits) -> None:
             heads[i] = select(y, head)
         x = Flat(x.layout, (x.buffer.double() + torch.stack(ends).double().mean(0)).float())
         assert torch.allclose(flat(now.state, "shared").buffer, x.buffer, rtol=0, atol=1e-7)
-        for i in range(5):
+        for i, expected in enumerate(heads):
             result, _ = personal_model(algorithm, now, i, keep_buffers=False)
-            assert torch.allclose(select(result, head).buffer, heads[i].buffer, rtol=0, atol=1e-6)
+            assert torch.allclose(select(result, head).buffer, expected.buffer, rtol=0, atol=1e-6)
         assert facts["comm/up_bytes"] == 5 * x.buffer.nbytes
 
 
@@ -132,15 +104,14 @@ def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(dig
     federation = digits(method=algorithm)
     plan, executor = federation.plan(2), federation.serial(algorithm)
     now, facts = federation.play(algorithm, plan, executor)[-1]
-    inside = {name for name in federation.model if "norm" in name}
-    assert inside
-    assert inside == set(plan.facts.batch_norm) == federation.model.keys() - flat(now.state, "shared").keys()
-    assert facts["comm/up_bytes"] == 5 * flat(now.state, "shared").buffer.nbytes
+    shared, inside = flat(now.state, "shared"), {name for name in federation.model if "norm" in name}
+    assert inside == set(plan.facts.batch_norm) == federation.model.keys() - shared.keys() != set()
+    assert facts["comm/up_bytes"] == 5 * shared.buffer.nbytes
     result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
     statistics = [flat(now.memory[i], BUFFERS) for i in range(5)]
     assert not torch.equal(statistics[0].buffer, statistics[1].buffer)
     for i, mine in enumerate(federation.data.own):
-        whole = put(put(federation.model, flat(now.state, "shared")), flat(now.memory[i], "own"))
+        whole = put(put(federation.model, shared), flat(now.memory[i], "own"))
         module = module_with(federation.module(), whole, statistics[i]).eval()
         with torch.no_grad():
             assert result["loss"][i] == pytest.approx(F.cross_entropy(module(mine.x), mine.y).item(), rel=1e-5)
@@ -160,16 +131,13 @@ def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: Dig
     federation, algorithm = digits(), FedProto()
     before = torch.zeros(10, 16)
     for now, _ in federation.play(algorithm, federation.plan(3, participation=0.4)):
-        drawn = list(now.memory)
-        z = {i: embeddings(federation, flat(now.memory[i], "own"), federation.data.own[i].x) for i in drawn}
+        z = {i: embeddings(federation, flat(m, "own"), federation.data.own[i].x) for i, m in now.memory.items()}
         result, known = data(now.state["prototypes"]), data(now.state["known"])
         for label in range(10):
-            rows = [z[i][federation.data.own[i].y == label] for i in drawn]
-            mean = torch.cat(rows).mean(0) if sum(map(len, rows)) else None
-            assert (known[label] > 0) == (mean is not None)
+            rows = torch.cat([z[i][federation.data.own[i].y == label] for i in z])
+            assert (known[label] > 0) == (len(rows) > 0)
             # a class has one client here, and one that sat out left its prototype and its model as they were
-            expected = before[label] if mean is None else mean
-            assert torch.allclose(result[label], expected, rtol=0, atol=1e-5)
+            assert torch.allclose(result[label], rows.mean(0) if len(rows) else before[label], rtol=0, atol=1e-5)
         before = result
 
 
@@ -197,28 +165,19 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
     assert (differ > 0) == (predict == "prototype")
 
 
-def test_fedproto_with_lam_0_is_local_training(digits: Digits) -> None:
-    federation, algorithm = digits(), FedProto(0.0)
-    work, models = federation.work(), [federation.model] * 5
-    for now, facts in federation.play(algorithm, federation.plan(2)):
-        for i, mine in enumerate(federation.data.clients):
-            models[i] = copy(work.local(models[i], mine, seed_for(0, "client", now.round, i)).model)
-            assert torch.allclose(models[i].buffer, flat(now.memory[i], "own").buffer, rtol=0, atol=1e-6)
-        assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)  # of no model
-
-
-def test_a_step_of_fedproto_is_that_of_its_loss(digits: Digits) -> None:
-    """y - eta grad (CE + lam mean ||z - C^label||^2 / d), by autograd on the module itself."""
-    federation, algorithm, lam = digits(lr=0.1).training(LocalSGD(1, FULL)), FedProto(2.0), 2.0
-    (first, _), (second, _) = federation.play(algorithm, federation.plan(2))
+@pytest.mark.parametrize("lam", [0.0, 2.0])
+def test_a_step_of_fedproto_is_that_of_its_loss(lam: float, digits: Digits) -> None:
+    """y - eta grad (CE + lam mean ||z - C^label||^2 / d), by autograd on the module itself; no model travels."""
+    federation, algorithm = digits(lr=0.1).training(LocalSGD(1, FULL)), FedProto(lam)
+    (first, _), (second, facts) = federation.play(algorithm, federation.plan(2))
+    assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)
     prototypes = data(first.state["prototypes"])
     for i, mine in enumerate(federation.data.own):
         module = module_with(federation.module(), flat(first.memory[i], "own"), EMPTY).train()
         head = Head(module)
         with head.watched():
             loss = F.cross_entropy(module(mine.x), mine.y)
-        loss = loss + lam * F.mse_loss(head.inputs, prototypes[mine.y])
-        loss.backward()
+        (loss + lam * F.mse_loss(head.inputs, prototypes[mine.y])).backward()
         for name, weight in module.named_parameters():
             stepped = weight.detach() - 0.1 * (torch.zeros(()) if weight.grad is None else weight.grad)
             assert torch.allclose(flat(second.memory[i], "own")[name], stepped, rtol=0, atol=1e-5)

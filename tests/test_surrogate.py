@@ -43,38 +43,26 @@ def test_weights_lie_in_the_interval_and_those_outside_on_its_ends() -> None:
 
 
 def test_matched_points_have_the_real_slope_at_zero_and_not_the_real_curvature() -> None:
-    real = draw(3)
-    shares = Points(real.x, real.y)
+    real, zero, h = draw(3), np.zeros(1), 1e-3
     n = len(real.x)
     start = Points(np.random.default_rng(0).standard_normal(n), np.sort(real.y))  # the same shares, to the point
-    after = match(shares, start, 0, Recipe(3000))
-    zero = np.zeros(1)
+    after = match(real, start, 0, Recipe(3000))
     assert abs(slope(zero, start) - slope(zero, real)) > 0.1
     assert slope(zero, after) == pytest.approx(slope(zero, real), abs=1e-9)
-    assert slope(zero, real) == pytest.approx(
-        -0.5 * real.x[real.y == 1].sum() / n + 0.5 * real.x[real.y == 0].sum() / n
-    )
-    h = 1e-3
+    assert slope(zero, real) == pytest.approx((real.x * (0.5 - real.y)).sum() / n)
     for points in (real, after):
         ends = loss(np.array([-h, 0, h]), points)
         assert (ends[0] - 2 * ends[1] + ends[2]) / h**2 == pytest.approx(np.square(points.x).mean() / 4, rel=1e-5)
 
 
-def test_the_slope_is_the_losss_and_the_tangent_touches_it_at_zero() -> None:
+def test_slope_tangent_and_minimiser_are_those_of_the_loss() -> None:
+    """The tangent at 0 lies below the loss, which is convex; the minimiser may be an end of the interval."""
     real, w, h = draw(1), np.linspace(-4, 4, 9), 1e-6
     assert np.allclose((loss(w + h, real) - loss(w - h, real)) / (2 * h), slope(w, real), atol=1e-8)
     assert tangent(np.zeros(1), real) == pytest.approx(loss(np.zeros(1), real), abs=1e-12)
-    assert (loss(w, real) >= tangent(w, real) - 1e-12).all()  # the loss is convex
-
-
-def test_the_minimiser_is_where_the_slope_is_zero_or_at_the_end_of_the_interval() -> None:
-    real = draw(2)
-    w = minimiser(real, 50.0)
-    assert abs(slope(np.array([w]), real)[0]) < 1e-12
-    assert minimiser(real, w / 2) == pytest.approx(w / 2)
-
-
-def test_a_class_without_a_point_is_refused() -> None:
-    real = draw(0)
+    assert (loss(w, real) >= tangent(w, real) - 1e-12).all()
+    best = minimiser(real, 50.0)
+    assert abs(slope(np.array([best]), real)[0]) < 1e-12
+    assert minimiser(real, best / 2) == pytest.approx(best / 2)
     with pytest.raises(UserError, match="of 1 the classes get"):
         first(real, 0, 1)
