@@ -50,43 +50,38 @@ def theorem_1(n_clients: int, d: int, c: float, owned: list[int]) -> float:
     return expected_distance(n_clients, d, c, k, float(((np.array(owned) / k - 1 / n_clients) ** 2).sum()))
 
 
-@pytest.mark.parametrize("placement", ["exact", "binomial"])
+SIGNS = {"the paper's single class": 1, "two owners": 1, "even": -1, "to almost all others": -1}
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_theorem_1_holds(name: str, placement: str) -> None:
-    """With binomial placement for the nominal denominator, with which shares do not sum to 1."""
-    n_clients, d, c, owned = CASES[name]
-    counts = received(*CASES[name], placement)
-    shares = counts / (counts.sum(1, keepdims=True) if placement == "exact" else sum(owned) * (1 + d * c))
-    assert errors_off(((shares - 1 / n_clients) ** 2).sum(1), theorem_1(*CASES[name])) < 4
+def test_theorem_1_holds(name: str) -> None:
+    """With binomial placement for the nominal denominator, with which shares do not sum to 1.
+
+    With the denominator that was drawn it is off by the order of 1/K: by 4 to 50 standard errors, on either side.
+    """
+    n_clients, d, c, owned = case = CASES[name]
+    for placement in ("exact", "binomial"):
+        counts = received(*case, placement)
+        drawn = counts.sum(1, keepdims=True)
+        distances = ((counts / drawn - 1 / n_clients) ** 2).sum(1)
+        nominal = ((counts / (sum(owned) * (1 + d * c)) - 1 / n_clients) ** 2).sum(1)
+        assert errors_off(distances if placement == "exact" else nominal, theorem_1(*case)) < 4
+        if placement == "binomial" and name in SIGNS:
+            assert errors_off(distances, theorem_1(*case)) > 4
+            assert 0 < SIGNS[name] * (float(distances.mean()) - theorem_1(*case)) < 0.2 / sum(owned)
 
 
-@pytest.mark.parametrize(
-    ("name", "sign"), [("the paper's single class", 1), ("two owners", 1), ("even", -1), ("to almost all others", -1)]
-)
-def test_with_the_denominator_that_was_drawn_it_is_off_by_the_order_of_1_over_k(name: str, sign: int) -> None:
-    """By 4 to 50 standard errors here, and on either side."""
-    case = CASES[name]
-    counts = received(*case, "binomial")
-    distances = ((counts / counts.sum(1, keepdims=True) - 1 / case[0]) ** 2).sum(1)
-    off = float(distances.mean()) - theorem_1(*case)
-    assert errors_off(distances, theorem_1(*case)) > 4
-    assert 0 < sign * off < 0.2 / sum(case[3])
-
-
-def test_copies_that_go_to_everybody_else_leave_nothing_to_chance() -> None:
+def test_theorem_1_in_its_limits() -> None:
+    """Copies to all others leave nothing to chance; many examples come closer by (1 + dc)^2 at least."""
     counts = received(4, 3, 0.5, [6, 4, 2, 0], "exact")
     assert (counts == counts[0]).all()
     distance = ((counts[0] / counts[0].sum() - 1 / 4) ** 2).sum()
     assert theorem_1(4, 3, 0.5, [6, 4, 2, 0]) == pytest.approx(distance, abs=1e-15)
-
-
-@pytest.mark.parametrize("n_clients", [2, 5, 10])
-def test_many_examples_come_closer_to_even_by_a_factor_of_1_plus_dc_squared_at_least(n_clients: int) -> None:
-    for d, c in product(range(1, n_clients), (0.1, 0.5, 1.0)):
+    for n_clients, d, c in ((2, 1, 0.5), (5, 2, 0.1), (5, 4, 1.0), (10, 3, 0.5)):
         left = expected_distance(n_clients, d, c, 10**12, 0.3) / 0.3
         assert left <= 1 / (1 + d * c) ** 2
         assert left == pytest.approx((1 - d * c / (n_clients - 1)) ** 2 / (1 + d * c) ** 2, abs=1e-11)
-    assert expected_distance(n_clients, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
+    assert expected_distance(5, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
 
 
 def holders(n_clients: int, d: int, owner: int, private: bool) -> list[set[int]]:
@@ -102,8 +97,8 @@ def answering(n_clients: int, q: Fraction) -> Iterator[tuple[set[int], Fraction]
         yield {i for i, yes in enumerate(answers) if yes}, (1 - q) ** n * q ** (n_clients - n)
 
 
-@pytest.mark.parametrize(("n_clients", "d"), [(n, d) for n in (2, 3, 4, 5) for d in range(1, n)])
-@pytest.mark.parametrize("q", [Fraction(0), Fraction(3, 10), Fraction(7, 10)])
+@pytest.mark.parametrize(("n_clients", "d"), [(2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3), (5, 2)])
+@pytest.mark.parametrize("q", [Fraction(0), Fraction(7, 10)])
 def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients: int, d: int, q: Fraction) -> None:
     def result(a: list[set[int]], b: list[set[int]], itself: bool = False) -> float:
         pairs = [(one, one) for one in a] if itself else list(product(a, b))
@@ -113,11 +108,11 @@ def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients
             mean += chance * answers / ((1 - q) ** 2 * len(pairs))
         return float(mean)
 
-    private, private_too, elsewhere = (holders(n_clients, d, owner, True) for owner in (0, 0, 1))
+    private, elsewhere = (holders(n_clients, d, owner, True) for owner in (0, 1))
     copied, copied_elsewhere = (holders(n_clients, d, owner, False) for owner in (0, 1))
     ours = coefficients(n_clients, d, float(q))
     enumerated = Pairs(
-        same_private=result(private, private_too),
+        same_private=result(private, private),
         same_mixed=result(private, copied),
         same_open=result(copied, copied),
         itself=result(copied, copied, itself=True),
@@ -149,15 +144,13 @@ def test_the_second_moment_given_the_copies_is_that_of_all_late_clients() -> Non
     assert second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.long
 def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() -> None:
     n_clients, k, d, q = 4, 4, 2, 0.6
     labels = np.repeat(np.arange(n_clients), k)
     g = some_gradients(len(labels))
-    gram = g @ g.T
-    private = np.arange(len(labels)) % k < k // 2
+    gram, private = g @ g.T, np.arange(len(labels)) % k < k // 2
     rng, result = np.random.default_rng(0), []
-    for _ in range(4_000):  # of the examples that are not private alone, so that these are the same in every draw
+    for _ in range(1_000):  # of the examples that are not private alone, so that these are the same in every draw
         held = np.eye(n_clients, dtype=bool)[labels]
         held[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
         result.append(second_moment(held, gram, q))
@@ -212,22 +205,17 @@ def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark
     assert holds < bound
 
 
-def test_remark_1_promises_something_for_a_single_copy_and_theorem_2_does_not() -> None:
-    of = Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
-    assert promised(of, 1, 0.5) == 0
-    assert promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)
-    assert promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
-
-
 def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
     """A gap in the paper's proof: an example beside itself gains less from copies than two examples of one class do.
 
     So where gradients of a class cancel, all sums that the assumption is about are 0, and it holds; a client's own sum
     was never in danger, and copies, which part what cancelled, raise the second moment. No model above comes near.
     """
-    labels, gram = np.array([0, 0, 1, 1, 2, 2]), np.zeros((6, 6))
-    for first in (0, 2, 4):
-        gram[first : first + 2, first : first + 2] = [[1, -1], [-1, 1]]
+    of = Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
+    assert promised(of, 1, 0.5) == 0
+    assert promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy
+    assert promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
+    labels, gram = np.repeat(np.arange(3), 2), np.kron(np.eye(3), [[1, -1], [-1, 1]])
     of = sums(gram, labels, np.zeros(6, dtype=bool))
     assert assumption(of)
     assert promised(of, 1, 0.5) == 0
