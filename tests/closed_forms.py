@@ -1,15 +1,21 @@
-"""Least squares for the tests of the algorithms: f_i(y) = y H_i y / 2 - c_i y, and federations on it."""
+"""Least squares for the tests of the algorithms, f_i(y) = y H_i y / 2 - c_i y, and a smooth module."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from pytorch_lightning import LightningModule
+from torch import nn
 
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
-from fedcommons.tensors import Flat
+from fedcommons.seeds import set_default_generator
+from fedcommons.tensors import EMPTY, Flat, Payload
 from fedcommons.testing.federations import Federation, LeastSquares
+from lightning_modules import Classifier
 
 Digits = Callable[..., Federation]
 Problem = Callable[..., LeastSquares]
@@ -36,14 +42,9 @@ def weights_of(weighting: str, sizes: Sequence[int]) -> np.ndarray:
 
 
 def play(
-    problem: LeastSquares,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    rounds: int,
-    lr: float,
-    participation: float = 1.0,
-    weighting: str = "uniform",
-) -> list[Standing]:
+    problem: LeastSquares, algorithm: Algorithm, local: LocalSGD, rounds: int, lr: float,
+    participation: float = 1.0, weighting: str = "uniform",
+) -> list[Standing]:  # fmt: skip
     federation = problem.federation(lr).training(local, weighting)
     return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
 
@@ -67,3 +68,23 @@ def fixed_point(federation: Federation, algorithm: Algorithm, tolerance: float =
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
     """The order of convergence: the slope of log y over log x."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def smooth_module(lr: float, scale: float = 1.0) -> Classifier:
+    """Four inputs, five features, three classes, in float64; smooth, so that every loss has a gradient everywhere."""
+    set_default_generator("a smooth module")
+    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=lr).double()
+    module.head = "network.2"
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(scale)
+    return module
+
+
+def reply_of(
+    method: Algorithm, module: LightningModule, data: ClientData, loop: LocalSGD | None = None,
+    memory: Payload = EMPTY, x: Flat | None = None, seed: int = 0,
+) -> Reply:  # fmt: skip
+    """A client's reply in round 1 to the model ``x``, by default that of the module; one full-batch step by default."""
+    work = Work(module, torch.device("cpu"), loop or LocalSGD(1, FULL))
+    return method.client(work, Message({"model": x or work.initial}), memory, data, 1, seed)

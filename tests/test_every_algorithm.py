@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import (
     Algorithm,
-    ChoosesClients,
     Facts,
     Message,
-    Personal,
     Replies,
     Reply,
     State,
@@ -120,16 +118,9 @@ class _AnyOf:
 
     def __post_init__(self) -> None:
         chosen = self.algorithms.get(self.name)
-        if isinstance(chosen, ChoosesClients):
-            self.participants = chosen.participants
-        if isinstance(chosen, Personal):
-            self.personal = chosen.personal
-        self.sees_statistics = getattr(chosen, "sees_statistics", False)
-        self.takes_partial = getattr(chosen, "takes_partial", False)
-        self.needs_pool = getattr(chosen, "needs_pool", False)
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return self.algorithms[self.name].start(model, facts, seed)
+        for name in ("start", "merge", "participants", "personal", "sees_statistics", "takes_partial", "needs_pool"):
+            if hasattr(chosen, name):
+                setattr(self, name, getattr(chosen, name))
 
     def down(self, state: State, round: int, client: int) -> Message:
         message, number = self.algorithms[self.name].down(state, round, client), list(self.algorithms).index(self.name)
@@ -142,34 +133,31 @@ class _AnyOf:
         algorithm = list(self.algorithms.values())[int(number)]
         return algorithm.client(work, replace(message, common=common), memory, data, round, seed)
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return self.algorithms[self.name].merge(executor, state, total, replies, round, seed)
 
-
-@pytest.fixture(scope="session")
-def any_of(make: Callable[[str], Algorithm]) -> Callable[[str], _AnyOf]:
-    """All in one, of which the one of this name is played."""
-    return lambda name: _AnyOf({each: make(each) for each in CONTRACT}, name)
+@pytest.fixture(scope="module")
+def methods(make: Callable[[str], Algorithm]) -> Mapping[str, Algorithm]:
+    return {name: make(name) for name in CONTRACT}
 
 
 @pytest.fixture(scope="module")
-def actors(any_of: Callable[[str], _AnyOf], ray_session: None) -> Iterator[Executor]:
+def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator[Executor]:
     """Two actors that hold what one process does in the test below."""
     from ray import cloudpickle
 
     from fedcommons.federation.ray_actors import RayActors
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test
-    federation = digits(dropout=0.3, method=any_of("")).training(AUGMENTED)
+    every = cast("Algorithm", _AnyOf(methods))
+    federation = digits(dropout=0.3, method=every).training(AUGMENTED)
     served = replace(federation.data, pool=federation.data.clients, serves=True)  # for methods that need a pool
-    executor = RayActors(federation.build(any_of("")), served, 2, 0)
+    executor = RayActors(federation.build(every), served, 2, 0)
     yield executor
     executor.close()
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", CONTRACT)
-def test_ray_actors_give_the_bits_of_one_process(name: str, any_of: Callable[[str], _AnyOf], actors: Executor) -> None:
+def test_ray_actors_give_the_bits_of_one_process(name: str, methods: Mapping[str, Algorithm], actors: Executor) -> None:
     """With dropout and augmentation on."""
-    algorithm = any_of(name)
+    algorithm = cast("Algorithm", _AnyOf(methods, name))
     require_the_bits_of_one_process(algorithm, digits(dropout=0.3, method=algorithm).training(AUGMENTED), actors)

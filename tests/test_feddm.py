@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
-from closed_forms import Digits
+from closed_forms import Digits, reply_of, smooth_module
 from torch import Tensor, nn
 
 from fedcommons.algorithms import matching
@@ -15,11 +14,9 @@ from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.ball import around, project
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import SEED_ALONE, Draws
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator, set_default_generator
+from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Layout, data, norm, sub
 from lightning_modules import Classifier
 
@@ -28,11 +25,7 @@ IPC = 3
 
 
 def _module() -> Classifier:
-    """Smooth; images of four numbers, an embedding of five, three classes."""
-    set_default_generator("a module for FedDM")
-    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.1).double()
-    module.head = "network.2"
-    return module.eval()
+    return smooth_module(0.1).eval()
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:
@@ -166,9 +159,8 @@ def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> No
         assert float(part.std()) == pytest.approx(3 * 0.5 / n, rel=0.08)
 
 
-def _client(method: FedDM, rows: ClientData, loop: LocalSGD | None = None, module: Any = None, seed: int = 0) -> Reply:
-    work = Work(module or _module(), torch.device("cpu"), loop or LocalSGD(1, 5))
-    return method.client(work, Message({"model": work.initial}), {}, rows, 1, seed)
+def _client(method: FedDM, rows: ClientData, module: Classifier | None = None, seed: int = 0) -> Reply:
+    return reply_of(method, module or _module(), rows, seed=seed)
 
 
 def _rows(counts: Sequence[int], shape: tuple[int, ...] = (4,)) -> ClientData:

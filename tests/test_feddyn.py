@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Problem
-from torch import nn
+from closed_forms import FULL, Problem, reply_of, smooth_module
 
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.core.algorithm import Message
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, flat
 from fedcommons.testing.federations import LeastSquares
-from lightning_modules import Classifier
 
 SIZES = (6, 9, 7, 17)
 X, G = np.array([0.4, -1.0, 0.7]), np.array([0.3, 0.2, -0.5])
@@ -25,11 +21,11 @@ def trained(problem: LeastSquares, client: int, steps: int, lr: float, **options
     """The local model after so many full-batch steps from ``X`` with memory ``G``."""
     if not steps:
         return X
-    federation = problem.federation(lr).training(LocalSGD(steps, FULL))
+    federation = problem.federation(lr)
     algorithm, layout = FedDyn(**options), federation.model.layout  # pyright: ignore
     x, g_i = (Flat(layout, torch.from_numpy(values.copy())) for values in (X, G))
-    data = federation.data.clients[client]
-    reply = algorithm.client(federation.work(), Message({"model": x}), {"gradient": g_i}, data, 1, 0)
+    module, data, loop = federation.module(), federation.data.clients[client], LocalSGD(steps, FULL)
+    reply = reply_of(algorithm, module, data, loop, {"gradient": g_i}, x)
     moved = flat(reply.sums, "delta").buffer.numpy()
     kept = flat(reply.memory or {}, "gradient").buffer.numpy()
     assert np.allclose(kept, G - algorithm.alpha * moved, rtol=0, atol=1e-14)  # g_i <- g_i - alpha (y_i - x)
@@ -73,15 +69,12 @@ def test_clipping_bounds_the_whole_gradient_and_keeps_its_direction(clip: float,
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_distance_and_clipping_are_those_of_all_layers_together(squared: bool, clip: float | None) -> None:
     """Second step of a network of four tensors: its loss's gradient, and alpha times what the layers have moved."""
-    set_default_generator("a module for FedDyn")
-    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=0.5).double()
-    data = ClientData(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3)
-    work = Work(module, torch.device("cpu"))
-    x, algorithm, ends = work.initial, FedDyn(2.0, clip, squared), []
-    for k in (1, 2):
-        work.loop = LocalSGD(k, FULL)
-        ends.append(x.buffer + flat(algorithm.client(work, Message({"model": x}), {}, data, 1, 0).sums, "delta").buffer)
-    y, after = ends
+    module, draws = smooth_module(0.5), torch.Generator().manual_seed(0)
+    data = ClientData(torch.randn(6, 4, generator=draws, dtype=torch.float64), torch.arange(6) % 3)
+    work, algorithm = Work(module, torch.device("cpu")), FedDyn(2.0, clip, squared)
+    replies = [reply_of(algorithm, smooth_module(0.5), data, LocalSGD(k, FULL)) for k in (1, 2)]
+    x = work.initial
+    y, after = (x.buffer + flat(reply.sums, "delta").buffer for reply in replies)
     work.load(Flat(x.layout, y))
     loss = module.training_step((data.x, data.y), 0)
     gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])

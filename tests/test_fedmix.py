@@ -5,17 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from closed_forms import Digits
-from torch import Tensor, nn
+from closed_forms import FULL, Digits, reply_of, smooth_module
+from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix, mean_images
-from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
@@ -23,19 +20,11 @@ from fedcommons.sharing.stage import share, share_by_method
 from fedcommons.tensors import flat
 from lightning_modules import Classifier
 
-FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 LR = 0.5
 
 
 def _module() -> Classifier:
-    """Smooth, so that the last term has a gradient everywhere; features of four numbers, three classes."""
-    set_default_generator("a module for FedMix")
-    module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=LR).double()
-    module.head = "network.2"
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(2)
-    return module
+    return smooth_module(LR, scale=2.0)
 
 
 def _rows(n_means: int = 1, weights: bool = False) -> ClientData:
@@ -51,11 +40,11 @@ def _commons(rows: ClientData) -> Examples:
     return rows.commons
 
 
-def _client(
+def _loss(
     algorithm: FedMix, rows: ClientData, seed: int = 0, module: Classifier | None = None, steps: int = 1
-) -> Reply:
-    work = Work(module or _module(), torch.device("cpu"), LocalSGD(steps, FULL))
-    return algorithm.client(work, Message({"model": work.initial}), {}, rows, 1, seed)
+) -> float:
+    reply = reply_of(algorithm, module or _module(), rows, LocalSGD(steps, FULL), seed=seed)
+    return float(reply.metrics["loss"])
 
 
 def _terms(
@@ -105,7 +94,7 @@ def test_the_loss_is_the_formula_and_the_gradient_that_of_all_three_terms(mix: f
     The last term is differentiated through: a part of the gradient is its own.
     """
     rows, module = _rows(weights=weights), _module()
-    terms, reply = _terms(module, rows.x, rows, mix), _client(FedMix(mix, box=box), rows)
+    terms, reply = _terms(module, rows.x, rows, mix), reply_of(FedMix(mix, box=box), _module(), rows)
     assert float(reply.metrics["loss"]) == pytest.approx(_total(terms, mix, box), abs=1e-6)  # summed in float32
     assert abs(_total(terms, mix, box) - _total(terms, mix, not box)) > 2e-4
     numeric = _slopes(module, lambda: _total(_terms(module, rows.x, rows, mix), mix, box))
@@ -122,7 +111,7 @@ def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
     assert torch.allclose(means.x[0], rows.x.float().mean(0))  # one mean, of all its images
     rows = replace(rows, commons=Examples(means.x.double(), means.y.double()))
     x, x_bar = ((pixels - module.mean) / module.std for pixels in (rows.x, means.x))
-    loss = float(_client(FedMix(mix=mix), rows, module=module).metrics["loss"])
+    loss = _loss(FedMix(mix=mix), rows, module=module)
     module.load_state_dict(federation.module().state_dict())
     terms = _terms(module, x, rows, mix, means=Examples(x_bar, means.y))
     assert loss == pytest.approx(_total(terms, mix), abs=1e-6)
@@ -137,14 +126,14 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     rows, mix, module = _rows(n_means=3), 0.4, _module()
     possible = [_total(_terms(module, rows.x, rows, mix, mean), mix) for mean in range(3)]
     algorithm = FedMix(mix=mix)
-    result = [float(_client(algorithm, rows, seed).metrics["loss"]) for seed in range(120)]
+    result = [_loss(algorithm, rows, seed) for seed in range(120)]
     drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
     assert result == pytest.approx([possible[j] for j in drawn], abs=1e-6)
     assert all(abs(drawn.count(j) - 40) < 4 * 5.2 for j in range(3))
-    assert result[0] == float(_client(algorithm, rows, 0).metrics["loss"])
+    assert result[0] == _loss(algorithm, rows, 0)
     module.lr = 0.0
     pairs = {round((possible[a] + possible[b]) / 2, 4) for a in range(3) for b in range(a + 1)}
-    seen = {round(float(_client(algorithm, rows, seed, module, steps=2).metrics["loss"]), 4) for seed in range(60)}
+    seen = {round(_loss(algorithm, rows, seed, module, steps=2), 4) for seed in range(60)}
     assert pairs == seen
     assert len(pairs) == 6
 

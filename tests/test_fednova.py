@@ -5,15 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Problem, fixed_point, optimum, round_from, slope, weights_of
+from closed_forms import FULL, Problem, fixed_point, optimum, reply_of, round_from, slope, weights_of
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova, normaliser
-from fedcommons.core.algorithm import Message
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.tensors import flat, scalar
 from fedcommons.testing.federations import Federation, LeastSquares
@@ -59,8 +57,7 @@ def test_the_normaliser_is_the_sum_of_the_weights_of_the_gradients(r: float, ste
 def test_on_a_constant_gradient_d_is_one_step_of_it(momentum: float, epochs: int) -> None:
     """However many steps and with whatever momentum the optimizer takes: d_i = (x - y_i)/a_i = eta g."""
     rows = ClientData(torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64).repeat(5, 1), torch.zeros(5))
-    work = Work(_Slope(momentum), torch.device("cpu"), LocalSGD(epochs, 2))  # 3 batches an epoch
-    reply = FedNova().client(work, Message({"model": work.initial}), {}, rows, 1, 0)
+    reply = reply_of(FedNova(), _Slope(momentum), rows, LocalSGD(epochs, 2))  # 3 batches an epoch
     assert np.allclose(flat(reply.sums, "d").buffer.numpy(), [0.1, -0.2, 0.05], rtol=0, atol=1e-13)
     assert scalar(reply.sums, "a") == pytest.approx(normaliser(3 * epochs, momentum))
 
