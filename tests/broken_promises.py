@@ -101,11 +101,6 @@ def spoil(x: Any) -> Any:
     return x
 
 
-def _spoil_the_state(state: State, message: Message, client: int) -> Message:
-    spoil(state["model"])
-    return message
-
-
 def _forget_the_statistics(reply: Reply, given: Any) -> Reply:
     given.work.load_buffers(given.work.initial_buffers)
     return reply
@@ -126,13 +121,7 @@ def _declares(*names: str) -> Broken:
 
 
 class FreeReply(Reply):
-    @property
-    def nbytes(self) -> int:
-        return 0
-
-
-def _free(reply: Reply, given: Any) -> Reply:
-    return FreeReply(reply.sums, reply.each, weight=reply.weight, memory=reply.memory, metrics=reply.metrics)
+    nbytes = 0
 
 
 def _note(name: str, value: Callable[[Flat], Any] = lambda model: scale(model, 0.0)) -> Callable[[Flat], Flat]:
@@ -191,10 +180,6 @@ def _counted(given: Any) -> None:
     NOTES["times"] = NOTES.get("times", 0) + 1
     x = scale(flat(given.message.common, "model"), 1 + 1e-3 * NOTES["times"])
     given.message = Message({"model": x}, given.message.own)
-
-
-def _wired(reply: Reply, wrap: Callable[[dict], Mapping]) -> Reply:
-    return replace(reply, each=wrap(dict(reply.each)), memory=wrap(dict(reply.memory or {})))
 
 
 @dataclass(frozen=True)
@@ -257,7 +242,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Broken(given=lambda given: spoil(given.data.x)),
         Broken(given=lambda given: spoil(given.data.commons.x)),
         Broken(begin=spoil),
-        Broken(message=_spoil_the_state),
+        Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.own)),
         Broken(total=lambda state, total, replies: {"step": total["step"], "spoilt": spoil(state["model"])}),
         Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
         Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
@@ -271,7 +256,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "memory_is_never_sent": (Broken(reply=lambda reply, given: replace(reply, each=dict(given.memory))),),
     "messages_replies_and_state_survive_pickling": (
-        Broken(reply=lambda reply, given: _wired(reply, MappingProxyType)),
+        Broken(reply=lambda reply, given: replace(reply, each=MappingProxyType(dict(reply.each)))),
         Broken(reply=lambda r, _: replace(r, each={"half": Flat(_step(r).layout, _step(r).buffer.bfloat16())})),
     ),
     "all_clients_of_a_round_get_the_same_common": (
@@ -279,7 +264,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "bytes_are_those_of_the_tensors": (
         Broken(message=_silent, given=lambda given: vars(given).update(message=NOTES["message"])),
-        Broken(reply=_free),
+        Broken(reply=lambda reply, given: FreeReply(**vars(reply))),
         Broken(reply=_smuggled, total=_from_the_pocket),
     ),
     "clients_with_one_sample_take_part": (

@@ -221,30 +221,3 @@ def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
     assert promised(of, 1, 0.5) == 0
     lower = without_copies(0.5) @ of - coefficients(3, 1, 0.5) @ of
     assert lower == pytest.approx((0.5 - 0.625) * 6)
-
-
-def test_at_fixed_dc_a_larger_c_helps_more() -> None:
-    """The second moment itself, where examples of a class have the same gradient and classes are orthogonal.
-
-    The bound does not show it, as its factor (d - 1)/(d + 1) is 0 for d = 1; remark 1's does, up to c = 1/2 here. The
-    distance of theorem 1 is about the same for all.
-    """
-    labels = np.repeat(np.arange(10), 12)
-    gram = (labels[:, None] == labels).astype(float)
-
-    def lowered(c: float, d: int) -> tuple[float, float, float]:
-        of = sums(gram, labels, np.arange(120) % 12 >= round(12 * c))
-        whole = without_copies(0.5) @ of - coefficients(10, d, 0.5) @ of
-        assert of.same_mixed + of.same_open + of.itself == pytest.approx(120 * 12 * c * (2 - c))  # M K c (2 - c)
-        return whole, promised(of, d, 0.5), promised(of, d, 0.5, negative=True)
-
-    for dc in (1, 2, 3):
-        result = [lowered(dc / d, d) for d in (6, 4, 3, 2, 1) if dc <= d]
-        whole = [one[0] for one in result]
-        assert whole == sorted(whole)
-        assert len(set(whole)) == len(whole)
-    assert lowered(1 / 4, 4)[1] > lowered(1 / 2, 2)[1] > lowered(1.0, 1)[1] == 0
-    assert expected_distance(10, 4, 0.25, 30, 0.9) < expected_distance(10, 1, 1.0, 30, 0.9)  # theorem 1: by O(1/K) less
-    assert expected_distance(10, 4, 0.25, 10**9, 0.9) == pytest.approx(expected_distance(10, 1, 1.0, 10**9, 0.9))
-    remark = [lowered(1 / d, d)[2] for d in (6, 4, 3, 2)]
-    assert remark == sorted(remark)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, Problem, play, weights_of
+from closed_forms import FULL, Digits, Problem, weights_of
 
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
@@ -144,12 +144,3 @@ def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting:
     for now in course(federation, method, 5):
         x = x - 0.2 * w @ problem.gradients(x) / w.sum()
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(1), SCAFFOLD(2), FedPVR(layers="*")])
-def test_identical_clients_are_one_client(method: Algorithm, least_squares: Problem) -> None:
-    one = least_squares(sizes=(8,))
-    many = type(one)(list(one.a) * 5, list(one.b) * 5)
-    ours = play(many, method, LocalSGD(3, FULL), 8, 0.1)[-1].model.buffer.numpy()
-    theirs = play(one, FedAvg(), LocalSGD(3, FULL), 8, 0.1)[-1].model.buffer.numpy()
-    assert np.allclose(ours, theirs, rtol=0, atol=1e-13)

@@ -209,18 +209,3 @@ def _epochs(rows: ClientData, loop: LocalSGD, make: Make = _dropout) -> tuple[Te
 
     reply = _client(MOON(mu=5.0), counted, _Model(work.initial, {}), memory, rows, loop)
     return flat(reply.sums, "delta").buffer, len(passes)
-
-
-def test_the_first_selection_compares_with_the_initial_model_however_late_it_comes(digits: Digits) -> None:
-    """Also on a worker that has trained other clients before."""
-    federation, algorithm = digits().training(ONE_STEP), MOON(mu=5.0)
-    work, x, clients = federation.work(), federation.model, federation.data.clients
-    as_if = {"previous": federation.model, "previous buffers": work.initial_buffers}
-    for client in (1, 2, 3):
-        x = _after(algorithm.client(work, Message({"model": x}), {}, clients[client], 1, client), x)
-    late, explicit, other = (
-        flat(algorithm.client(work, Message({"model": x}), memory, clients[0], 2, SEED).sums, "delta").buffer
-        for memory in ({}, as_if, as_if | {"previous": x})
-    )
-    assert torch.equal(late, explicit)
-    assert (late - other).abs().max() > 1e-3

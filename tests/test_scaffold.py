@@ -155,14 +155,6 @@ def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None
             assert torch.equal(ours[name], theirs[name])
 
 
-@pytest.mark.parametrize(("layers", "numbers"), [("", 0), ("network.last", 170), ("*", None)])
-def test_fedpvr_sends_only_the_chosen_parts_of_the_controls(layers: str, numbers: int, digits: Digits) -> None:
-    federation = digits()
-    traffic = federation.play(FedPVR(layers), federation.plan(1))[0][0].traffic
-    size = federation.model.buffer.numel()
-    assert (traffic.down, traffic.up) == (5 * 4 * (size + (size if numbers is None else numbers)),) * 2
-
-
 def test_fedpvr_corrects_the_linear_layers_by_default(digits: Digits) -> None:
     """The three of VGG-11, as the authors do, of which two are in the head."""
     facts, algorithm = Facts(1, (1,), 1), FedPVR()
