@@ -121,7 +121,9 @@ def _declares(*names: str) -> Broken:
 
 
 class FreeReply(Reply):
-    nbytes = 0
+    @property
+    def nbytes(self) -> int:
+        return 0
 
 
 def _note(name: str, value: Callable[[Flat], Any] = lambda model: scale(model, 0.0)) -> Callable[[Flat], Flat]:
