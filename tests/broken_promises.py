@@ -279,11 +279,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "neither_the_worker_nor_the_order_decides_a_bit": (LAST_CLIENT,),
     "what_a_module_draws_is_keyed_in_every_mode": (DRAWS_FROM_NUMPY, LAST_CLIENT),
     "batch_norms_statistics_follow_the_policy": (Broken(reply=_forget_the_statistics),),
-    "all_that_is_sent_is_named_by_a_release": (
-        _declares(),
-        _declares("step"),
-        _declares("step", "n", "delta"),
-    ),
+    "all_that_is_sent_is_named_by_a_release": (_declares(), _declares("step"), _declares("step", "n", "delta")),
     "personal_models_are_whole_and_asking_changes_nothing": (
         Personally(own=lambda model, took_part: select(model, [*model][1:])),
         Personally(own=_moved),

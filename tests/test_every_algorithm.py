@@ -11,15 +11,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.parts import KINDS
-from fedcommons.core.algorithm import (
-    Algorithm,
-    Facts,
-    Message,
-    Replies,
-    Reply,
-    State,
-    needed,
-)
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State, needed
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work

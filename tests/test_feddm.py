@@ -250,10 +250,7 @@ def test_feddm_distils_images_with_dropout_layers_in_evaluation_mode(digits: Dig
 def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(digits: Digits) -> None:
     """One epoch in one batch; ``examples``: an image weighs n_k / (n n_k^S), times the number of images."""
     federation = digits(sizes=(30, 12), linear=True)
-    weights = {
-        "images": torch.full((8,), 1 / 8),
-        "examples": torch.tensor([30 / 4, 12 / 4]).repeat_interleave(4) / 42,
-    }
+    weights = {"images": torch.full((8,), 1 / 8), "examples": torch.tensor([30 / 4, 12 / 4]).repeat_interleave(4) / 42}
     for loss, weight in weights.items():
         method = FedDM(ipc=2, least=2, server_epochs=1, server_lr=0.1, server_decay=0.0, loss=loss, project=False)
         ((now, _),) = federation.play(method, federation.plan(1))

@@ -1,5 +1,6 @@
 """FedDPMS: who gives when, who receives from whom, what is kept, and what it comes to without an exchange."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.core.accountants import composed, epsilon
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Draws, Noise
@@ -45,90 +47,77 @@ def _decoder(model: Flat) -> Flat:
     return select(model, [name for name in model if name.startswith("decoder.")])
 
 
-@pytest.mark.parametrize(("helpers", "weighting"), [(1, "uniform"), (2, "samples")])
+COURSES: list[tuple[FedDPMS, int, dict[str, Any]]] = [
+    (replace(NEAR, helpers=2), 5, {"weighting": "samples"}),
+    (replace(NEAR, preliminary_rounds=1), 12, {"participation": 0.4, "seed": 5, "late": Independent(0.4)}),
+]
+
+
+@pytest.mark.parametrize(("method", "rounds", "options"), COURSES)
 @pytest.mark.long
-def test_all_give_after_the_first_round_of_stage_two_and_receive_in_the_next(
-    helpers: int, weighting: str, digits: Digits
+def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_can(
+    method: FedDPMS, rounds: int, options: dict[str, Any], digits: Digits
 ) -> None:
-    """From then on clients weigh by their data with the images that joined, or alike."""
-    played, spy, _ = _play(digits, replace(NEAR, helpers=helpers), 5, weighting=weighting)
-    calls = {(call.round, client): call for call, client in zip(spy.calls, 5 * [0, 1, 2, 3, 4], strict=True)}
-    given = {client: data(calls[3, client].reply.each["labels"]).tolist() for client in range(5)}
-    received = []
-    for (round, client), call in calls.items():
-        assert ("decoder" in call.message.own) == ("codes" in call.reply.each) == (round == 3)
-        scarce = data(played[0].state["scarce"])[client].tolist()
-        from_whom = codes.assistants(client, scarce, given, helpers)
-        assert ("codes" in call.message.own) == (round == 4 and from_whom != [])
-        if "codes" in call.message.own:
-            received += [client] * len(from_whom)
-            theirs = torch.cat([data(calls[3, j].reply.each["codes"]) for j in from_whom])
-            assert torch.equal(data(call.message.own["codes"]), theirs)
-            assert call.reply.memory is not None
-            assert len(data(call.reply.memory["images"])) == len(theirs) == sum(len(given[j]) for j in from_whom)
-            assert call.reply.weight == (SIZES[client] + len(theirs) if weighting == "samples" else 1)
-    assert len(received) >= 3 * helpers  # some have two
-    assert sorted(data(played[-1].state["received"]).tolist()) == sorted(set(received))
+    """Against the rule played by hand over the clients that answered; a lost reply is as if not selected.
 
-
-@pytest.mark.long
-def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_can(digits: Digits) -> None:
-    """Against the rule played by hand over the clients that answered; a lost reply is as if not selected."""
-    method = replace(NEAR, preliminary_rounds=1)
-    played, spy, plan = _play(digits, method, 12, participation=0.4, seed=5, late=Independent(0.4))
-    given: dict[int, list[int]] = {}
-    received: set[int] = set()
-    late = 0
-    assert plan.late
-    for round in range(2, 13):
-        drawn = participants(5, 0.4, 5, round)
-        answers = [i for i in drawn if plan.late and i not in plan.late(drawn, plan.facts, round, 5)]
-        calls = dict(zip(answers, (call for call in spy.calls if call.round == round), strict=True))
-        if not data(played[round - 2].state["second"]):
-            continue
-        before = dict(given)
-        for client, call in calls.items():
-            assert ("decoder" in call.message.own) == (client not in before)
-            scarce = data(played[0].state["scarce"])[client].tolist()
-            expected = client not in received and codes.assistants(client, scarce, before, 1) != []
-            assert ("codes" in call.message.own) == expected
-            if expected:
-                received.add(client)
-                late += client in before
-            if client not in before:
-                given[client] = data(call.reply.each["labels"]).tolist()
+    From then on clients weigh by their data with the images that joined, or alike.
+    """
+    played, spy, plan = _play(digits, method, rounds, **options)
+    given: dict[int, Any] = {}
+    received: dict[int, bool] = {}  # by client: whether it had given before
+    for round in range(1, rounds + 1):
+        drawn = participants(5, plan.participation, plan.seed, round)
+        answers = [i for i in drawn if not plan.late or i not in plan.late(drawn, plan.facts, round, plan.seed)]
+        is_second = round > 1 and bool(data(played[round - 2].state["second"]))
+        before = {i: data(each["labels"]).tolist() for i, each in given.items()}
+        for client, call in zip(answers, (call for call in spy.calls if call.round == round), strict=True):
+            own, reply = call.message.own, call.reply
+            gives = is_second and client not in before
+            assert ("decoder" in own) == ("codes" in reply.each) == gives
+            scarce, images = data(played[0].state["scarce"])[client].tolist(), (reply.memory or {}).get("images")
+            helpers = codes.assistants(client, scarce, before, method.helpers) if client not in received else []
+            assert ("codes" in own) == (helpers != [])
+            if helpers:
+                received[client] = client in before
+                theirs = torch.cat([data(given[j]["codes"]) for j in helpers])
+                assert torch.equal(data(own["codes"]), theirs)
+                assert images is not None
+                assert len(data(images)) == len(theirs)
+                assert reply.weight == (SIZES[client] + len(theirs) if "weighting" in options else 1)
+            given |= {client: reply.each} if gives else {}
     assert len(received) >= 2
-    assert late
+    assert any(received.values())
+    assert sorted(data(played[-1].state["received"]).tolist()) == sorted(received)
 
 
 def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: Digits) -> None:
-    """With this seed no client answers in round 2, the last of stage I."""
+    """No client answers in round 2, the last of stage I."""
+
+    def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+        return {i: 0.0 for i in joined if round == 2}
+
     federation = digits(sizes=SIZES, method=NEAR).training(LocalSGD(1, 50))
-    for seed in range(100):
-        plan = federation.plan(4, participation=0.4, seed=seed, late=Independent(0.7))
-        silent = [facts["stragglers"] == facts["clients"] for _, facts in federation.play(FedAvg(), plan)]
-        if silent[1:3] == [True, False]:
-            break
-    played = [now for now, _ in federation.play(NEAR, plan)]  # pyright: ignore[reportPossiblyUnboundVariable]
-    assert [bool(data(now.state["second"])) for now in played] == [False, False, True, True]
+    played = federation.play(NEAR, federation.plan(4, late=late))
+    assert [bool(data(now.state["second"])) for now, _ in played] == [False, False, True, True]
 
 
 @pytest.mark.long
 def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_closed_forms(digits: Digits) -> None:
     """It never changes again. Every client gets it once and sends it once; the rest are codes."""
-    played, spy, _ = _play(digits, NEAR, 5)
+    method, rounds, options = COURSES[0]
+    played, spy, _ = _play(digits, method, rounds, **options)
     initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)
     assert torch.equal(_decoder(played[0].model).buffer, initial.buffer)
     own = [flat(call.reply.memory or {}, "decoder").buffer for call in spy.calls if call.round == 2]
     mean = _decoder(played[1].model).buffer
-    torch.testing.assert_close(mean, torch.stack(own).mean(0))
+    torch.testing.assert_close(mean, torch.tensor(SIZES) / sum(SIZES) @ torch.stack(own))
     assert not torch.equal(own[0], own[1])
     assert all(torch.equal(_decoder(now.model).buffer, mean) for now in played[2:])
     decoder = len(initial.buffer)
     theta = len(played[0].model.buffer) - decoder
     up = [sum(data(x).nbytes for x in call.reply.sums.values()) for call in spy.calls[::5]]
     assert up == [4 * theta, 4 * (theta + decoder)] + 3 * [4 * theta]
-    k, rounds, last, flags = 5, 5, 2, 1 + 3  # a byte to ask for decoders, one in each round of stage II
+    k, last, flags = 5, 2, 1 + 3  # a byte to ask for decoders, one in each round of stage II
     sent = sum(len(data(c.reply.each["codes"])) for c in spy.calls if "codes" in c.reply.each)
     got = sum(len(data(c.message.own["codes"])) for c in spy.calls if "codes" in c.message.own)
     assert costs.expected_downloads(rounds, last, k, k) == k
@@ -200,6 +189,7 @@ def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients
     assert not torch.equal(data(replies[0].sums["delta"]), data(replies[1].sums["delta"]))
 
 
+@pytest.mark.long
 def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: Digits) -> None:
     federation = digits(method=SOUND).training(PRIVATE, "samples")
     spy = Spy(replace(SOUND, tries=5))
