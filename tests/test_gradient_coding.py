@@ -8,21 +8,16 @@ import numpy as np
 import pytest
 import torch
 from closed_forms import Problem
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from fedcommons.algorithms.gradient_coding import GradientCoding
-from fedcommons.config.sections import Data
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.federation.stragglers import Independent
-from fedcommons.runs.inputs import load
 from fedcommons.tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation
-from papers.agc import gradient_coding as study
 
 ALL_ARRIVE = (1.0,) * 4
 FULL = LocalSGD(1, 1000)  # one full-batch step
@@ -112,52 +107,3 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: Problem) -> No
     played = [now for now, _ in federation.play(method, replace(plan, late=late))]
     assert [int(scalar(now.state, "answered")) for now in played] == [1, 1, 1, 2]
     assert torch.equal(played[0].model.buffer, played[2].model.buffer)
-
-
-class _Softmax(LightningModule):
-    """Softmax regression in float64 on pixels in [0, 1]; ``start``: (pixels + 1, classes), the bias last."""
-
-    def __init__(self, start: Tensor, lr: float) -> None:
-        super().__init__()
-        self.w, self.lr = nn.Parameter(start.clone()), lr
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x.flatten(1).double() / 255, (0, 1), value=1.0) @ self.w
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        x, y, *weight = batch
-        each = F.cross_entropy(self(x), y, reduction="none")
-        return (each * weight[0] if weight else each).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
-def test_the_engine_plays_what_the_batched_study_plays() -> None:
-    """One repetition with the same draws, to rounding: the engine's weights of mean 1 are float32."""
-    setting, dataset = study.Setting("dirichlet_plain", 0.7, 2, 0.3, rounds=12), load(Data("digits", validation=0))
-    train = study.chosen(dataset, 12, first=True, seed=0)
-    problem = study.Problem.of(train, dataset.test, 10, white=1.0, measured=torch.float64)
-    drawn = study.draw(problem, setting, 0, seed=5)
-    played = study.play_block(problem, setting, [drawn])
-    rows, copies = [np.flatnonzero(mine) for mine in drawn.held], drawn.held.sum(0)
-    clients = Clients(train, Rows.of(rows, [1 / copies[mine] for mine in rows]))
-    data = RunData(clients, clients, {"test": dataset.test})
-    federation = Federation(data, lambda: _Softmax(drawn.start, setting.lr), FULL)
-    plan = federation.plan(setting.rounds)
-    facts = replace(plan.facts, arrival=(1 - setting.q,) * len(rows))
-
-    def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
-        return {i: 0.0 for i in joined if not drawn.answers[round - 1, i]}
-
-    method = GradientCoding(decay=setting.decay)
-    course = federation.play(method, replace(plan, facts=facts, late=late))
-    models = [federation.model, *(now.model for now, _ in course)]
-    assert (~drawn.answers.any(1)).any()  # a round that no client answers
-    for r, model in enumerate(models[: setting.rounds]):
-        module = _Softmax(model["w"], 0.1)
-        total = torch.autograd.grad(len(train) * module.training_step((train.x, train.y), 0), [module.w])[0]
-        result = played.same_class[0, r] + played.cross_class[0, r]
-        assert float(total.square().sum()) == pytest.approx(result, rel=1e-5)
-        right = (module(dataset.test.x).argmax(1) == dataset.test.y).double().mean()
-        assert float(right) == played.accuracy[0, r]
