@@ -43,10 +43,13 @@ def worker(three: Federation) -> Worker:
     return three.serial(SMALL).worker
 
 
+def _in_numbers(decoder: Decoder) -> Flat:
+    return flatten({name: t for name, t in decoder.state_dict().items() if t.is_floating_point()})
+
+
 def _decoder(seed: int, networks: Networks) -> Flat:
     torch.manual_seed(seed)
-    state = networks.decoder().state_dict()
-    return flatten({name: t for name, t in state.items() if t.is_floating_point()})
+    return _in_numbers(networks.decoder())
 
 
 def _decoded(networks: Networks, weights: Flat, z: Tensor, y: Tensor) -> Tensor:
@@ -61,10 +64,6 @@ def _decoded(networks: Networks, weights: Flat, z: Tensor, y: Tensor) -> Tensor:
         h = F.relu((h - mean.view(-1, 1, 1)) * scale + shift.view(-1, 1, 1))
         result.append(1 / (1 + torch.exp(-F.conv_transpose2d(h[None], last, last_bias, stride=2, padding=1)[0])))
     return torch.stack(result)
-
-
-def _in_numbers(decoder: Decoder) -> Flat:
-    return flatten({name: t for name, t in decoder.state_dict().items() if t.is_floating_point()})
 
 
 def _slow_images(method: FedCVAE, sent: list[Any], seed: int) -> tuple[Tensor, Tensor]:

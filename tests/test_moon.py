@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from closed_forms import Digits
+from closed_forms import FULL, Digits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,9 +21,7 @@ from fedcommons.tensors import Flat, Payload, flat
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 
-FULL = 1000  # a batch size above every client's number of examples: full-batch steps, in which the order only rounds
 LR, SEED = 0.1, 3
-ONE_STEP = LocalSGD(1, FULL)
 Make = Callable[[], Classifier]
 
 
@@ -82,14 +80,10 @@ def _direct(
     return loss.item(), torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, [*module.parameters()])])
 
 
-def _client(
-    algorithm: MOON, make: Make, x: _Model, memory: Payload, rows: ClientData, local: LocalSGD = ONE_STEP
-) -> Reply:
+def _client(method: MOON, make: Make, x: _Model, memory: Payload, rows: ClientData, local: LocalSGD) -> Reply:
     work = Work(make(), torch.device("cpu"), local)
-    buffers = work.initial_buffers if not x.buffers else x.buffers
-    assert isinstance(buffers, Flat)
-    work.load_buffers(buffers)
-    return algorithm.client(work, Message({"model": x.weights}), memory, rows, 1, SEED)
+    work.load_buffers(x.buffers or work.initial_buffers)  # pyright: ignore[reportArgumentType]
+    return method.client(work, Message({"model": x.weights}), memory, rows, 1, SEED)
 
 
 def _after(reply: Reply, x: Flat) -> Flat:
@@ -115,13 +109,11 @@ def rows(digits: Digits) -> ClientData:
     return digits().data.clients[0]
 
 
-def _check(make: Make, rows: ClientData, steps: int, mu: float = 1.0, temperature: float = 0.5) -> None:
+def _check(make: Make, rows: ClientData, steps: int, mu: float, temperature: float) -> None:
     """In a first round, where z_prev is the initial model's, and in later ones, where it is the client's own last."""
     work = Work(make(), torch.device("cpu"))
-    initial, memory = _Model(work.initial, work.initial_buffers), {}
-    buffers = work.initial_buffers
-    server = _Model(_moved(initial.weights), Flat(buffers.layout, buffers.buffer * 1.3 + 0.1))
-    previous = initial
+    previous, memory, buffers = _Model(work.initial, work.initial_buffers), {}, work.initial_buffers
+    server = _Model(_moved(work.initial), Flat(buffers.layout, buffers.buffer * 1.3 + 0.1))
     for _ in range(3):
         y, loss, gradient = _last_step(make, server, memory, rows, steps, mu, temperature)
         local = _Model(y, {})
@@ -136,26 +128,23 @@ def _check(make: Make, rows: ClientData, steps: int, mu: float = 1.0, temperatur
         memory = reply.memory
 
 
+FORMULAS: list[tuple[Make, int, float, float]] = [
+    (_plain, 1, 5.0, 0.1), (_plain, 3, 1.0, 0.5), (_plain, 3, 0.3, 2.0),
+    (_projected, 2, 1.0, 0.5), (_batch_norm, 2, 1.0, 0.5), (_dropout, 1, 1.0, 0.5),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize(("mu", "temperature"), [(1.0, 0.5), (5.0, 0.1), (0.3, 2.0)])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("make", "steps", "mu", "temperature"), FORMULAS)
 def test_loss_and_gradient_are_the_formulas(
-    steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
+    make: Make, steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
 ) -> None:
-    """At y = x and after two steps, with weights of examples or without."""
-    weight = torch.linspace(0, 2, len(rows), dtype=torch.float64) if weights else None
-    _check(_plain, replace(rows, weight=weight), steps, mu, temperature)
-
-
-@pytest.mark.parametrize(
-    ("make", "steps"), [(_projected, 2), (_batch_norm, 2), (_dropout, 1)], ids=["projected", "batch norm", "dropout"]
-)
-def test_the_formulas_hold_in_other_networks(make: Make, steps: int, rows: ClientData) -> None:
     """Statistics: the server's from before the local steps, the client's from the end of its last round.
 
     Server and previous model have no dropout, and only the local model draws from its generator.
     """
-    _check(make, rows, steps)
+    weight = torch.linspace(0, 2, len(rows), dtype=torch.float64) if weights else None
+    _check(make, replace(rows, weight=weight), steps, mu, temperature)
 
 
 class _Twice(Classifier):
