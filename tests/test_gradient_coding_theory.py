@@ -11,15 +11,8 @@ from fedcommons.config.sections import Data
 from fedcommons.runs import inputs
 from fedcommons.sharing.placement import holdings, opened
 from papers.agc.copies import (
-    Pairs,
-    assumption,
-    coefficients,
-    expected_distance,
-    promised,
-    second_moment,
-    sums,
-    without_copies,
-)
+    Pairs, assumption, coefficients, expected_distance, promised, second_moment, sums, without_copies,
+)  # fmt: skip
 
 DRAWS = 20_000
 
