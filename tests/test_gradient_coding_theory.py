@@ -10,9 +10,7 @@ import pytest
 from fedcommons.config.sections import Data
 from fedcommons.runs import inputs
 from fedcommons.sharing.placement import holdings, opened
-from papers.agc.copies import (
-    Pairs, assumption, coefficients, expected_distance, promised, second_moment, sums, without_copies,
-)  # fmt: skip
+from papers.agc import copies
 
 DRAWS = 20_000
 
@@ -40,7 +38,7 @@ def errors_off(values: np.ndarray, expected: float) -> float:
 
 def theorem_1(n_clients: int, d: int, c: float, owned: list[int]) -> float:
     k = sum(owned)
-    return expected_distance(n_clients, d, c, k, float(((np.array(owned) / k - 1 / n_clients) ** 2).sum()))
+    return copies.expected_distance(n_clients, d, c, k, float(((np.array(owned) / k - 1 / n_clients) ** 2).sum()))
 
 
 SIGNS = {"the paper's single class": 1, "two owners": 1, "even": -1, "to almost all others": -1}
@@ -71,10 +69,10 @@ def test_theorem_1_in_its_limits() -> None:
     distance = ((counts[0] / counts[0].sum() - 1 / 4) ** 2).sum()
     assert theorem_1(4, 3, 0.5, [6, 4, 2, 0]) == pytest.approx(distance, abs=1e-15)
     for n_clients, d, c in ((2, 1, 0.5), (5, 2, 0.1), (5, 4, 1.0), (10, 3, 0.5)):
-        left = expected_distance(n_clients, d, c, 10**12, 0.3) / 0.3
+        left = copies.expected_distance(n_clients, d, c, 10**12, 0.3) / 0.3
         assert left <= 1 / (1 + d * c) ** 2
         assert left == pytest.approx((1 - d * c / (n_clients - 1)) ** 2 / (1 + d * c) ** 2, abs=1e-11)
-    assert expected_distance(5, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
+    assert copies.expected_distance(5, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
 
 
 def holders(n_clients: int, d: int, owner: int, private: bool) -> list[set[int]]:
@@ -103,8 +101,8 @@ def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients
 
     private, elsewhere = (holders(n_clients, d, owner, True) for owner in (0, 1))
     copied, copied_elsewhere = (holders(n_clients, d, owner, False) for owner in (0, 1))
-    ours = coefficients(n_clients, d, float(q))
-    enumerated = Pairs(
+    ours = copies.coefficients(n_clients, d, float(q))
+    enumerated = copies.Pairs(
         same_private=result(private, private),
         same_mixed=result(private, copied),
         same_open=result(copied, copied),
@@ -114,7 +112,7 @@ def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients
         other_open=result(copied, copied_elsewhere),
     )
     assert vars(ours) == pytest.approx(vars(enumerated), rel=1e-12)
-    before = without_copies(float(q))
+    before = copies.without_copies(float(q))
     assert (before.same_private, before.other_private) == (ours.same_private, ours.other_private)
     assert len({before.same_private, before.same_mixed, before.same_open, before.itself}) == 1
     assert {before.other_private, before.other_mixed, before.other_open} == {1}
@@ -134,7 +132,7 @@ def test_the_second_moment_given_the_copies_is_that_of_all_late_clients() -> Non
         float(chance) * float(((of_client[sorted(here)].sum(0) / float(1 - q)) ** 2).sum())
         for here, chance in answering(5, q)
     )
-    assert second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
+    assert copies.second_moment(held, g @ g.T, float(q)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() -> None:
@@ -146,11 +144,11 @@ def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() 
     for _ in range(1_000):  # of the examples that are not private alone, so that these are the same in every draw
         held = np.eye(n_clients, dtype=bool)[labels]
         held[~private] = holdings(labels[~private], labels[~private], n_clients, 1.0, d, "exact", rng)
-        result.append(second_moment(held, gram, q))
-    of = sums(gram, labels, private)
-    assert errors_off(np.array(result), coefficients(n_clients, d, q) @ of) < 4
+        result.append(copies.second_moment(held, gram, q))
+    of = copies.sums(gram, labels, private)
+    assert errors_off(np.array(result), copies.coefficients(n_clients, d, q) @ of) < 4
     nothing = np.eye(n_clients, dtype=bool)[labels]
-    assert without_copies(q) @ of == pytest.approx(second_moment(nothing, gram, q), rel=1e-12)
+    assert copies.without_copies(q) @ of == pytest.approx(copies.second_moment(nothing, gram, q), rel=1e-12)
     assert sum(vars(of).values()) == pytest.approx(gram.sum(), rel=1e-12)
 
 
@@ -183,17 +181,17 @@ def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark
         for c in (0.1, 0.2, 0.5, 1.0):
             private = np.ones(300, dtype=bool)
             private[opened(labels, labels, c, np.random.default_rng(0))] = False
-            result[c] = sums(gram, labels, private)
+            result[c] = copies.sums(gram, labels, private)
         for of, d, q in product(result.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
-            lower = without_copies(q) @ of - coefficients(10, d, q) @ of
+            lower = copies.without_copies(q) @ of - copies.coefficients(10, d, q) @ of
             slack = 1e-9 * abs(lower)
-            tried, bound = tried + 1, bound + (lower >= promised(of, d, q) - slack)
-            if assumption(of):
+            tried, bound = tried + 1, bound + (lower >= copies.promised(of, d, q) - slack)
+            if copies.assumption(of):
                 holds += 1
-                assert lower >= promised(of, d, q) - slack, where
+                assert lower >= copies.promised(of, d, q) - slack, where
                 if max(of.other_mixed, of.other_open) <= 0:
                     negative += 1
-                    assert lower >= promised(of, d, q, negative=True) - slack, where
+                    assert lower >= copies.promised(of, d, q, negative=True) - slack, where
     assert tried // 2 < negative < holds < tried  # there are models at which each of them fails
     assert holds < bound
 
@@ -204,13 +202,13 @@ def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
     So where gradients of a class cancel, all sums that the assumption is about are 0, and it holds; a client's own sum
     was never in danger, and copies, which part what cancelled, raise the second moment. No model above comes near.
     """
-    of = Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
-    assert promised(of, 1, 0.5) == 0
-    assert promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy
-    assert promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
+    of = copies.Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
+    assert copies.promised(of, 1, 0.5) == 0
+    assert copies.promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy
+    assert copies.promised(of, 3, 0.75) == pytest.approx(3 * 2 / 4 * 9)
     labels, gram = np.repeat(np.arange(3), 2), np.kron(np.eye(3), [[1, -1], [-1, 1]])
-    of = sums(gram, labels, np.zeros(6, dtype=bool))
-    assert assumption(of)
-    assert promised(of, 1, 0.5) == 0
-    lower = without_copies(0.5) @ of - coefficients(3, 1, 0.5) @ of
+    of = copies.sums(gram, labels, np.zeros(6, dtype=bool))
+    assert copies.assumption(of)
+    assert copies.promised(of, 1, 0.5) == 0
+    lower = copies.without_copies(0.5) @ of - copies.coefficients(3, 1, 0.5) @ of
     assert lower == pytest.approx((0.5 - 0.625) * 6)
