@@ -15,19 +15,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from papers.agc import gradient_coding as study
-from papers.agc.gradient_coding import (
-    Draws,
-    Played,
-    Problem,
-    Setting,
-    check,
-    chosen,
-    copies,
-    draw,
-    joined,
-    play,
-    play_block,
-)  # fmt: skip
+from papers.agc.gradient_coding import Draws, Played, Problem, Setting, draw, play, play_block
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +25,9 @@ def digits() -> Dataset:
 
 def problem_of(digits: Dataset, white: float = 1.0) -> Problem:
     """6 images of each digit."""
-    return Problem.of(chosen(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, white, measured=float64)
+    return Problem.of(
+        study.chosen(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, white, measured=float64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +114,10 @@ def test_it_is_the_plain_loop(
 
 
 def test_what_is_measured_in_float32_moves_nothing(digits: Dataset) -> None:
-    images, setting = (chosen(digits, 30, first=True, seed=0), digits.test), Setting("iid", 0.5, 3, 0.2, rounds=10)
+    images, setting = (
+        (study.chosen(digits, 30, first=True, seed=0), digits.test),
+        Setting("iid", 0.5, 3, 0.2, rounds=10),
+    )
     for white in (1.0, 255.0):
         single, double = (
             play(Problem.of(*images, 10, white, measured), setting, range(2), 0) for measured in (float32, float64)
@@ -139,7 +132,7 @@ def test_blocks_change_rounding_only(small: Problem, monkeypatch: pytest.MonkeyP
     whole = play(small, setting, range(7), seed=0)
     monkeypatch.setattr(study, "BLOCK", 3)
     assert whole.accuracy.shape == (7, 5)
-    assert_equal(joined([play(small, setting, range(4), 0), play(small, setting, range(4, 7), 0)]), whole)
+    assert_equal(study.joined([play(small, setting, range(4), 0), play(small, setting, range(4, 7), 0)]), whole)
 
 
 def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
@@ -187,28 +180,28 @@ def test_copies_go_to_all_others_alike() -> None:
     rng = np.random.default_rng(0)
     owner, shared = np.arange(4000) % 5, np.arange(4000) < 3000
     for variant in study.VARIANTS:
-        held = copies(owner, shared, 2, rng.random((4000, 5)), variant)
+        held = study.copies(owner, shared, 2, rng.random((4000, 5)), variant)
         assert held[owner, np.arange(4000)].all()
         assert (held[:, 3000:].sum(0) == 1).all()
         for i, j in product(range(5), range(5)):
             if i != j:  # 600 examples of owner j: 0.02 is one standard error
                 assert held[i, :3000][owner[:3000] == j].mean() == pytest.approx(2 / 4, abs=0.09)
         assert (set(held[:, :3000].sum(0)) == {3}) == (variant == "exact")
-    few = copies(np.array([0, 1]), np.array([True, True]), 4, rng.random((2, 3)), "exact")
+    few = study.copies(np.array([0, 1]), np.array([True, True]), 4, rng.random((2, 3)), "exact")
     assert few.all()  # three clients cannot have four copies more
 
 
 def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
-    first = chosen(digits, 30, first=True, seed=0)
+    first = study.chosen(digits, 30, first=True, seed=0)
     assert torch.equal(first.y.bincount(), torch.full((10,), 30))
     of_3 = digits.train.x[digits.train.y == 3][:30]
     assert torch.equal(first.x[first.y == 3], of_3)
-    some = [chosen(digits, 30, first=False, seed=seed).x for seed in (0, 0, 1)]
+    some = [study.chosen(digits, 30, first=False, seed=seed).x for seed in (0, 0, 1)]
     assert torch.equal(some[0], some[1])
     assert not torch.equal(some[0], some[2])
     lacking = digits.train[digits.train.y != 7]
     with pytest.raises(UserError, match="takes 30 training images of every class, and digits has 0 of class 7"):
-        chosen(replace(digits, train=lacking), 30, first=True, seed=0)
+        study.chosen(replace(digits, train=lacking), 30, first=True, seed=0)
 
 
 BAD: list[tuple[dict, str]] = [
@@ -225,16 +218,16 @@ def test_what_cannot_be_run_is_refused_and_limits_are_allowed() -> None:
     right = Setting("iid", 0.5, 3, 0.1)
     for changes, said in BAD:
         with pytest.raises(UserError, match=said):
-            check(replace(right, **changes), 10, [30] * 10)
+            study.check(replace(right, **changes), 10, [30] * 10)
     for changes in ({"q": 0.0}, {"c": 0.0}, {"c": 1.0}, {"d": 1}, {"d": 9}, {"decay": 1.0}, {"rounds": 1}):
-        check(replace(right, **changes), 10, [30] * 10)
+        study.check(replace(right, **changes), 10, [30] * 10)
     with pytest.raises(UserError, match="at least 2 clients, got 1"):
-        check(replace(right, d=1), 1, [30])
+        study.check(replace(right, d=1), 1, [30])
 
 
 def test_subnormal_numbers_are_flushed_and_leave_the_results_as_they_are(digits: Dataset) -> None:
     """Raw pixels saturate the softmax, whose tails fall below 1e-308 within some rounds."""
-    problem = Problem.of(chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 4000.0)
+    problem = Problem.of(study.chosen(digits, 6, first=True, seed=0), digits.test[slice(0, 40)], 10, 4000.0)
     setting, smallest = Setting("single_class", 0.5, 3, 0.2, rounds=20), torch.finfo(float64).tiny
     result = play(problem, setting, range(3), 0)
     assert torch.tensor(smallest, dtype=float64) / 2 > 0  # this thread is as it was
