@@ -1,6 +1,5 @@
 """FedMix: its loss against each example's, its gradient against finite differences, and the means that are shared."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -35,11 +34,6 @@ def _rows(n_means: int = 1, weights: bool = False) -> ClientData:
     return ClientData(x, torch.arange(6) % 3, weight, commons=Examples(5 * means - 2, frequencies))
 
 
-def _commons(rows: ClientData) -> Examples:
-    assert rows.commons is not None
-    return rows.commons
-
-
 def _loss(
     algorithm: FedMix, rows: ClientData, seed: int = 0, module: Classifier | None = None, steps: int = 1
 ) -> float:
@@ -47,58 +41,34 @@ def _loss(
     return float(reply.metrics["loss"])
 
 
-def _terms(
-    module: Classifier, x: Tensor, rows: ClientData, mix: float, mean: int = 0, means: Examples | None = None
-) -> tuple[float, float, float]:
-    """CE(f(u), y), CE(f(u), y_bar) and <grad_u CE(f(u), y), x_bar> at u = (1 - mix) x, summed one by one, over B.
+def _formula(
+    module: Classifier, x: Tensor, rows: ClientData, mix: float, box: bool = False, means: Examples | None = None
+) -> Tensor:
+    """(1 - l) CE(f(u), y) + l CE(f(u), y_bar) + l <grad_u CE(f(u), y), x_bar> at u = (1 - l) x, summed one by one.
 
-    ``x``, ``means``: as the network sees them.
+    ``x``, ``means``: as the network sees them. ``box``: its factor (1 - l) is on the last term alone.
     """
-    commons = means or _commons(rows)
-    x_bar, y_bar = commons.x[mean], commons.y[mean].double()
-    sums = torch.zeros(3, dtype=torch.float64)
-    for j in range(len(rows)):
-        u = ((1 - mix) * x[j : j + 1]).clone().requires_grad_()
+    commons, total = means or rows.commons, torch.zeros((), dtype=torch.float64)
+    assert commons is not None
+    for j, label in enumerate(rows.y):
+        u = ((1 - mix) * x[j : j + 1]).requires_grad_()
         log_p = module.network(u).log_softmax(1)[0]
-        (slope,) = torch.autograd.grad(-log_p[rows.y[j]], u, retain_graph=True)
-        of_example = torch.stack([-log_p[rows.y[j]], -(y_bar * log_p).sum(), (slope[0] * x_bar).sum()])
-        sums += of_example.detach() * (1 if rows.weight is None else rows.weight[j])
-    ce, of_mean, inner = (sums / len(rows)).tolist()
-    return ce, of_mean, inner
-
-
-def _total(terms: tuple[float, float, float], mix: float, box: bool = False) -> float:
-    ce, of_mean, inner = terms
-    return (1 - mix) * ce + mix * of_mean + mix * inner * (1 - mix if box else 1)
-
-
-def _slopes(module: Classifier, value: Callable[[], float]) -> Tensor:
-    """Central differences of ``value`` in every parameter of ``module``."""
-    h, result = 1e-5, []
-    for parameter in module.parameters():
-        entries = parameter.data.view(-1)
-        for k in range(len(entries)):
-            entries[k] += h
-            above = value()
-            entries[k] -= 2 * h
-            result.append((above - value()) / (2 * h))
-            entries[k] += h
-    return torch.tensor(result, dtype=torch.float64)
+        (slope,) = torch.autograd.grad(-log_p[label], u, create_graph=True)
+        inner = (slope[0] * commons.x[0]).sum() * (1 - mix if box else 1)
+        of_example = -(1 - mix) * log_p[label] - mix * (commons.y[0].double() * log_p).sum() + mix * inner
+        total = total + of_example * (1 if rows.weight is None else rows.weight[j])
+    return total / len(rows)
 
 
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize(("mix", "box"), [(0.05, True), (0.4, False), (0.4, True)])
 def test_the_loss_is_the_formula_and_the_gradient_that_of_all_three_terms(mix: float, box: bool, weights: bool) -> None:
-    """Against central differences. The box's factor (1 - lambda) is on the last term alone, weights are on all three.
-
-    The last term is differentiated through: a part of the gradient is its own.
-    """
     rows, module = _rows(weights=weights), _module()
-    terms, reply = _terms(module, rows.x, rows, mix), reply_of(FedMix(mix, box=box), _module(), rows)
-    assert float(reply.metrics["loss"]) == pytest.approx(_total(terms, mix, box), abs=1e-6)  # summed in float32
-    assert abs(_total(terms, mix, box) - _total(terms, mix, not box)) > 2e-4
-    numeric = _slopes(module, lambda: _total(_terms(module, rows.x, rows, mix), mix, box))
-    assert torch.allclose(-flat(reply.sums, "delta").buffer / LR, numeric, rtol=0, atol=1e-8)
+    reply, expected = reply_of(FedMix(mix, box=box), _module(), rows), _formula(module, rows.x, rows, mix, box)
+    assert float(reply.metrics["loss"]) == pytest.approx(expected.item(), abs=1e-6)  # summed in float32
+    assert abs(expected.item() - _formula(module, rows.x, rows, mix, not box).item()) > 2e-4
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(expected, [*module.parameters()])])
+    assert torch.allclose(-flat(reply.sums, "delta").buffer / LR, gradient, rtol=0, atol=1e-8)
 
 
 def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
@@ -111,11 +81,8 @@ def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
     assert torch.allclose(means.x[0], rows.x.float().mean(0))  # one mean, of all its images
     rows = replace(rows, commons=Examples(means.x.double(), means.y.double()))
     x, x_bar = ((pixels - module.mean) / module.std for pixels in (rows.x, means.x))
-    loss = _loss(FedMix(mix=mix), rows, module=module)
-    module.load_state_dict(federation.module().state_dict())
-    terms = _terms(module, x, rows, mix, means=Examples(x_bar, means.y))
-    assert loss == pytest.approx(_total(terms, mix), abs=1e-6)
-    assert abs(terms[2]) > 5e-3
+    expected = _formula(module, x, rows, mix, means=Examples(x_bar, means.y)).item()
+    assert _loss(FedMix(mix=mix), rows, module=module) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
@@ -124,7 +91,8 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     With learning rate 0 the mean loss of two steps is that of two draws: six values, not three.
     """
     rows, mix, module = _rows(n_means=3), 0.4, _module()
-    possible = [_total(_terms(module, rows.x, rows, mix, mean), mix) for mean in range(3)]
+    assert rows.commons is not None
+    possible = [_formula(module, rows.x, rows, mix, means=rows.commons[j : j + 1]).item() for j in range(3)]
     algorithm = FedMix(mix=mix)
     result = [_loss(algorithm, rows, seed) for seed in range(120)]
     drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
@@ -133,8 +101,7 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     assert result[0] == _loss(algorithm, rows, 0)
     module.lr = 0.0
     pairs = {round((possible[a] + possible[b]) / 2, 4) for a in range(3) for b in range(a + 1)}
-    seen = {round(_loss(algorithm, rows, seed, module, steps=2), 4) for seed in range(60)}
-    assert pairs == seen
+    assert pairs == {round(_loss(algorithm, rows, seed, module, steps=2), 4) for seed in range(60)}
     assert len(pairs) == 6
 
 
