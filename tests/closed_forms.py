@@ -31,6 +31,16 @@ def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
     return a.T @ a / len(b), a.T @ b / len(b)
 
 
+def descended(
+    problem: LeastSquares, i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int
+) -> np.ndarray:
+    """Gradient descent on f_i(v) + (lam/2) ||v - x||^2: v_K = v* + (I - eta (H + lam))^K (v - v*)."""
+    hessian, b = quadratic(problem, i)
+    pulled = hessian + lam * np.eye(3)
+    best = np.linalg.solve(pulled, b + lam * x)
+    return best + np.linalg.matrix_power(np.eye(3) - lr * pulled, steps) @ (start - best)
+
+
 def optimum(problem: LeastSquares, weights: Sequence[float] | np.ndarray) -> np.ndarray:
     """The minimiser of sum_i weights_i f_i."""
     parts = [(w, *quadratic(problem, i)) for i, w in enumerate(weights)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, Problem, fixed_point, play, quadratic, slope, weights_of
+from closed_forms import FULL, Digits, Problem, descended, fixed_point, play, slope, weights_of
 
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
@@ -29,7 +29,6 @@ from fedcommons.testing.federations import Federation, LeastSquares
 
 Adaptive = FedAdagrad | FedAdam | FedYogi
 RATE = 0.1
-both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
 
 
 def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(least_squares: Problem) -> None:
@@ -47,15 +46,10 @@ def test_the_bias_of_the_fixed_point_shrinks_linearly_with_the_learning_rate(lea
 @pytest.mark.parametrize("mu", [0.0, 2.0])
 @pytest.mark.parametrize("steps", [2, 7])
 def test_k_local_steps_of_fedprox_in_closed_form(steps: int, mu: float, least_squares: Problem) -> None:
-    """Gradient descent on f_i(y) + (mu/2) ||y - x||^2: y_K = y* + (I - eta (H + mu))^K (x - y*)."""
-    problem, eye, x = least_squares(), np.eye(3), np.zeros(3)
+    """Gradient descent on f_i(y) + (mu/2) ||y - x||^2."""
+    problem, x = least_squares(), np.zeros(3)
     for now in play(problem, FedProx(mu), LocalSGD(steps, FULL), 3, RATE):
-        ends = []
-        for i in range(4):
-            hessian, c = quadratic(problem, i)
-            best = np.linalg.solve(hessian + mu * eye, c + mu * x)
-            ends.append(best + np.linalg.matrix_power(eye - RATE * (hessian + mu * eye), steps) @ (x - best))
-        x = np.mean(ends, axis=0)
+        x = np.mean([descended(problem, i, x, x, mu, RATE, steps) for i in range(4)], axis=0)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-13)
 
 
@@ -88,7 +82,7 @@ def second_moment(method: Adaptive, v: float, d: float) -> float:
     return v - (1 - method.beta_2) * d * d * np.sign(v - d * d)
 
 
-@both_weightings
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(
     "method",
     [

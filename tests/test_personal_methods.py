@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, Problem, quadratic
+from closed_forms import FULL, Digits, Problem, descended
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,15 +21,7 @@ from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, data, flat, put, select
-from fedcommons.testing.federations import Federation, LeastSquares
-
-
-def descended(problem: LeastSquares, i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int):
-    """Gradient descent on f_i(v) + (lam/2) ||v - x||^2: v_K = v* + (I - eta (H + lam))^K (v - v*)."""
-    hessian, b = quadratic(problem, i)
-    pulled = hessian + lam * np.eye(3)
-    best = np.linalg.solve(pulled, b + lam * x)
-    return best + np.linalg.matrix_power(np.eye(3) - lr * pulled, steps) @ (start - best)
+from fedcommons.testing.federations import Federation
 
 
 def own(algorithm: Algorithm, now: Standing, client: int) -> np.ndarray:
