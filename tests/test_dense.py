@@ -51,10 +51,7 @@ def _filled(federation: Federation, model: Tensor, buffers: Tensor) -> Classifie
 
 
 def _slow(federation: Federation, state: Any, start: Tensor, method: Method) -> tuple[Tensor, Tensor, Tensor]:
-    """Three rounds of the server, in plain torch with whole modules; the model, the pool, and the clients' weights.
-
-    Of the package only the network of the generator and the keys of the draws.
-    """
+    """Return the model, the pool and the weights after three rounds, with the package's generator network and keys."""
     w, sent, statistics = state["weights"].double(), state["ensemble"], state["statistics"].double()
     clients = [_filled(federation, a, b) for a, b in zip(sent, statistics, strict=True)]
     student = _filled(federation, start, w @ statistics)

@@ -58,10 +58,7 @@ COURSES: list[tuple[FedDPMS, int, dict[str, Any]]] = [
 def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_can(
     method: FedDPMS, rounds: int, options: dict[str, Any], digits: Digits
 ) -> None:
-    """Against the rule played by hand over the clients that answered; a lost reply is as if not selected.
-
-    From then on clients weigh by their data with the images that joined, or alike.
-    """
+    """Against the rule played by hand; a lost reply is as if not selected. Images that joined count in the weights."""
     played, spy, plan = _play(digits, method, rounds, **options)
     given: dict[int, Any] = {}
     received: dict[int, bool] = {}  # by client: whether it had given before
@@ -170,10 +167,7 @@ class OfNoData(Noise):
 
 
 def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients_data(digits: Digits) -> None:
-    """Another image of one class changes that class's mean alone: not the others', through the trained encoder.
-
-    Other data have other noise, so both are played with the noise of neither.
-    """
+    """Another image of one class changes that class's mean alone: not the others', through the trained encoder."""
     federation = digits(SIZES, method=SOUND, lr=0.2).training(LOCAL)
     work, own = federation.work(), federation.data.clients[0]
     state = {**SOUND.start(federation.model, federation.plan(2).facts, 0), "second": torch.tensor(True)}

@@ -35,10 +35,7 @@ def trained(problem: LeastSquares, client: int, steps: int, lr: float, **options
 @pytest.mark.parametrize("squared", [True, False])
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_a_local_step_goes_down_the_printed_objective(squared: bool, step: int, least_squares: Problem) -> None:
-    """(y_{k-1} - y_k)/eta is the central difference of f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2 at y_{k-1}.
-
-    Unsquared, ||y - x|| takes the square's place; at y = x neither has a gradient.
-    """
+    """(y_{k-1} - y_k)/eta is the central difference of f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2, or ||y - x||."""
     problem, alpha, lr, client = least_squares(sizes=SIZES), 0.8, 0.1, 1
     y, after = (trained(problem, client, k, lr, alpha=alpha, squared=squared, clip=None) for k in (step - 1, step))
 

@@ -86,10 +86,7 @@ def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
 
 
 def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
-    """120 seeds, three means: each loss is one of three, each about forty times (sd 5.2).
-
-    With learning rate 0 the mean loss of two steps is that of two draws: six values, not three.
-    """
+    """With learning rate 0 the mean loss of two steps is that of two draws: six values, not three."""
     rows, mix, module = _rows(n_means=3), 0.4, _module()
     assert rows.commons is not None
     possible = [_formula(module, rows.x, rows, mix, means=rows.commons[j : j + 1]).item() for j in range(3)]
@@ -97,7 +94,7 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     result = [_loss(algorithm, rows, seed) for seed in range(120)]
     drawn = [min(range(3), key=lambda j: abs(possible[j] - loss)) for loss in result]
     assert result == pytest.approx([possible[j] for j in drawn], abs=1e-6)
-    assert all(abs(drawn.count(j) - 40) < 4 * 5.2 for j in range(3))
+    assert all(abs(drawn.count(j) - 40) < 4 * 5.2 for j in range(3))  # 5.2 is one standard deviation
     assert result[0] == _loss(algorithm, rows, 0)
     module.lr = 0.0
     pairs = {round((possible[a] + possible[b]) / 2, 4) for a in range(3) for b in range(a + 1)}

@@ -80,10 +80,7 @@ def test_the_server_takes_the_mean_direction_for_the_mean_number_of_steps(
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: float, least_squares: Problem) -> None:
-    """FedNova's error is of order eta; FedAvg's limit is the optimum of sum_i K_i f_i (objective inconsistency).
-
-    With momentum r that needs the right a_i: for 8 steps it is 14.0 at r = 1/2, for one it is 1.
-    """
+    """FedNova's error is of order eta; FedAvg's limit is the optimum of sum_i a_i f_i (objective inconsistency)."""
     problem, rates = least_squares(), np.array([0.0005, 0.001, 0.002])
     wrong = optimum(problem, [normaliser(steps, momentum) for steps in STEPS])
     for method, limit in ((FedNova(), problem.optimum), (FedAvg(), wrong)):

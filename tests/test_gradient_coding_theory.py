@@ -46,10 +46,7 @@ SIGNS = {"the paper's single class": 1, "two owners": 1, "even": -1, "to almost 
 
 @pytest.mark.parametrize("name", CASES)
 def test_theorem_1_holds(name: str) -> None:
-    """With binomial placement for the nominal denominator, with which shares do not sum to 1.
-
-    With the denominator that was drawn it is off by the order of 1/K: by 4 to 50 standard errors, on either side.
-    """
+    """With binomial placement for the nominal denominator; with the drawn one it is off by the order of 1/K."""
     n_clients, d, c, owned = case = CASES[name]
     for placement in ("exact", "binomial"):
         counts = received(*case, placement)
@@ -153,10 +150,7 @@ def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() 
 
 
 def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Gram matrices of the gradients of 300 digits, client l holding 30 of digit l, on the way of gradient descent.
-
-    Softmax regression with a bias: the gradient of example j is (softmax_j - onehot_j) x_j^T.
-    """
+    """Gram matrices of the gradients of 300 digits, client l holding 30 of digit l, along gradient descent."""
     train = inputs.load(Data()).train
     y = train.y.numpy()
     rows = np.concatenate([np.flatnonzero(y == label)[:30] for label in range(10)])
@@ -197,11 +191,7 @@ def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark
 
 
 def test_assumption_1_alone_is_not_enough_for_theorem_2() -> None:
-    """A gap in the paper's proof: an example beside itself gains less from copies than two examples of one class do.
-
-    So where gradients of a class cancel, all sums that the assumption is about are 0, and it holds; a client's own sum
-    was never in danger, and copies, which part what cancelled, raise the second moment. No model above comes near.
-    """
+    """Where gradients of a class cancel, it holds, and copies, which part what cancelled, raise the second moment."""
     of = copies.Pairs(5.0, 4.0, 3.0, 2.0, 0.0, -1.0, -1.0)
     assert copies.promised(of, 1, 0.5) == 0
     assert copies.promised(of, 1, 0.5, negative=True) == pytest.approx(0.5 * 9)  # remark 1, for a single copy

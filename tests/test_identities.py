@@ -214,11 +214,7 @@ ONE_STEP: "dict[str, tuple[Algorithm, float]]" = {
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting: str, least_squares: Problem) -> None:
-    """In every round: on sum_i n_i f_i, the loss of the pooled data, or on sum_i f_i.
-
-    For SCAFFOLD and FedPVR because the weighted mean of c_i is c, so corrections cancel. It does not hold for FedDyn
-    (a doubled first step), nor for MOON after its first round (z_prev pulls), nor for FedMix (another loss).
-    """
+    """On sum_i n_i f_i, the loss of the pooled data, or on sum_i f_i. Not so FedDyn, whose first step is doubled."""
     sizes, (method, momentum) = (2, 9, 4, 17), ONE_STEP[name]
     problem = least_squares(sizes=sizes)
     federation = problem.federation(0.2, momentum).training(LocalSGD(1, FULL), weighting)

@@ -139,10 +139,7 @@ FORMULAS: list[tuple[Make, int, float, float]] = [
 def test_loss_and_gradient_are_the_formulas(
     make: Make, steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
 ) -> None:
-    """Statistics: the server's from before the local steps, the client's from the end of its last round.
-
-    Server and previous model have no dropout, and only the local model draws from its generator.
-    """
+    """Statistics: the server's before its steps, the client's from its last round. Both models have no dropout."""
     weight = torch.linspace(0, 2, len(rows), dtype=torch.float64) if weights else None
     _check(make, replace(rows, weight=weight), steps, mu, temperature)
 

@@ -79,10 +79,7 @@ def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: fl
 
 
 def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(least_squares: Problem) -> None:
-    """c_i+ = c_i - c + (x - y_i)/(K eta), and y_i took K steps of g - c_i + c: only the mean of g is left.
-
-    With minibatches, of which the last is smaller: K counts steps, not examples or epochs.
-    """
+    """K counts steps, not examples or epochs: the last minibatch is smaller."""
     problem, lr = least_squares(), 0.1
     before, now = play(problem, SCAFFOLD(), LocalSGD(2, 3), 2, lr)
     correction = memories(before) - state(before, "control")
