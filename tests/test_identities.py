@@ -111,7 +111,7 @@ def test_fedavgm_is_the_heavy_ball(beta: float, server_lr: float, least_squares:
         assert np.allclose(model, x, rtol=0, atol=1e-13)
 
 
-LOCAL = LocalSGD(epochs=2, batch_size=5, augment=True)
+LOCAL = LocalSGD(epochs=1, batch_size=5, augment=True)
 
 
 def tiny(
@@ -152,7 +152,6 @@ def test_without_its_term_a_method_is_fedavg_bit_for_bit(name: str, digits: Digi
 
 ROUNDED: "dict[str, tuple[Algorithm, LocalSGD]]" = {
     "FedMix(mix=0)": (FedMix(mix=0.0), LOCAL),  # it differentiates twice, and a CPU may have other kernels for that
-    "FedMix(mix=0, box)": (FedMix(mix=0.0, box=True), LOCAL),
     "FedNova, equal steps": (FedNova(), LocalSGD(3, FULL, augment=True)),
 }
 
