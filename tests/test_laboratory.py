@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +31,10 @@ from fedcommons.runs.inputs import deal
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contribution, Shared, share, share_by_method
 from fedcommons.tensors import Flat
-from fedcommons.testing import Federation
+from fedcommons.testing import Federation, LeastSquares
 
-if TYPE_CHECKING:
-    from conftest import LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
-
+Digits = Callable[..., Federation]
+Problem = Callable[..., LeastSquares]
 ALGORITHM = FedAvg()
 METHODS = {"fedavg": ALGORITHM, "fedmix": FedMix()}
 W = np.array([0.5, -1.0, 2.0])
@@ -69,7 +65,7 @@ def _spread(each: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("sizes", [(8, 8, 8, 4, 4, 4), (1, 30, 5, 6, 2, 9)])
-def test_every_parameter_has_its_closed_form_on_least_squares(sizes: tuple[int, ...], least_squares: "Problem") -> None:
+def test_every_parameter_has_its_closed_form_on_least_squares(sizes: tuple[int, ...], least_squares: Problem) -> None:
     problem, p = least_squares(sizes=sizes), 0.3
     each = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
     own, pool, shared = each[:3], each[3:], np.concatenate(each[3:])
@@ -107,7 +103,7 @@ def test_every_parameter_has_its_closed_form_on_least_squares(sizes: tuple[int, 
 
 
 @pytest.mark.ray
-def test_ray_actors_measure_the_bits_of_one_process(digits: "Digits", ray_session: None) -> None:
+def test_ray_actors_measure_the_bits_of_one_process(digits: Digits, ray_session: None) -> None:
     from fedcommons.federation.ray_actors import RayActors
 
     federation = _commons(digits(sizes=(20, 26, 25, 13, 17, 24), dropout=0.3), 3)
@@ -119,26 +115,6 @@ def test_ray_actors_measure_the_bits_of_one_process(digits: "Digits", ray_sessio
             assert Laboratory(executor, federation.data, **options).measure(at, hessians=True) == serial
     finally:
         executor.close()
-
-
-def test_without_a_pool_its_parameters_are_absent_and_refused(digits: "Digits") -> None:
-    federation = digits(linear=True)
-    laboratory, at = _laboratory(federation), ModelTask(federation.model)
-    assert laboratory.measure(at).keys() == ALWAYS
-    assert laboratory.measure(at, hessians=True).keys() == ALWAYS | {"L_max", "L_p"}
-    with pytest.raises(ValueError, match="commons"):
-        laboratory.moments(at, "pool")
-
-
-def test_measuring_between_rounds_changes_no_bit(digits: "Digits") -> None:
-    federation = _commons(digits(sizes=(5, 7, 4, 3), dropout=0.3), 2)
-    plan, executor = federation.plan(2), federation.serial(ALGORITHM)
-    first = federation.play(ALGORITHM, federation.plan(1), executor)[-1][0]
-    before = first.model.buffer.clone()
-    Laboratory(executor, federation.data, 0.3, 2).measure(ModelTask(first.model), hessians=True)
-    assert torch.equal(first.model.buffer, before)
-    then = federation.play(ALGORITHM, plan, executor, start=first)[-1][0]
-    assert torch.equal(then.model.buffer, federation.play(ALGORITHM, plan)[-1][0].model.buffer)
 
 
 class _Line(LightningModule):
@@ -157,7 +133,7 @@ class _Line(LightningModule):
 
 
 @pytest.mark.long
-def test_the_interval_covers_the_exact_value_with_its_probability(least_squares: "Problem") -> None:
+def test_the_interval_covers_the_exact_value_with_its_probability(least_squares: Problem) -> None:
     times = 80
     federation = Federation(least_squares(sizes=(1000, 750)).federation(0.1).data, _Line)
     at, executor = ModelTask(federation.model), federation.serial(ALGORITHM)
@@ -170,58 +146,42 @@ def test_the_interval_covers_the_exact_value_with_its_probability(least_squares:
     assert all(0.9 <= count / times <= 0.99 for count in held.values()), held
 
 
-def test_the_standard_error_is_that_of_the_mean_over_the_parts(least_squares: "Problem") -> None:
-    parts = [Part(32, k, 7) for k in range(8)]
-    federation = least_squares(sizes=(60, 40)).federation(0.1)
-    laboratory, at = _laboratory(federation, samples=32, seed=7), _at(federation)
-    values, result = [laboratory.moments(at, "own", part).zeta_sq for part in parts], laboratory.measure(at)["zeta_sq"]
-    assert result.value == pytest.approx(np.mean(values))
-    assert result.standard_error == pytest.approx(np.std(values, ddof=1) / 8**0.5)
-    half = 2.365 * result.standard_error  # Student's t with 7 degrees of freedom
-    assert result.interval == pytest.approx((result.value - half, result.value + half))
-
-
-def test_smoothness_is_that_of_all_parts_together_and_has_no_standard_error(least_squares: "Problem") -> None:
+def test_standard_errors_are_of_the_mean_over_parts_and_l_is_of_all_parts_together(least_squares: Problem) -> None:
     problem, parts = least_squares(sizes=(60, 40, 10)), [Part(32, k, 7) for k in range(8)]
     federation = problem.federation(0.1)
     laboratory, at = _laboratory(federation, samples=32, seed=7), _at(federation)
+    values, result = [laboratory.moments(at, "own", part).zeta_sq for part in parts], laboratory.measure(at, True)
+    zeta_sq, half = result["zeta_sq"], 2.365 * np.std(values, ddof=1) / 8**0.5  # t with 7 degrees of freedom
+    assert zeta_sq.value == pytest.approx(np.mean(values))
+    assert zeta_sq.interval == pytest.approx((zeta_sq.value - half, zeta_sq.value + half), rel=1e-3)
     rows = [np.unique(np.concatenate([part.rows("own", i, len(a)) for part in parts])) for i, a in enumerate(problem.a)]
     assert [len(r) for r in rows] == [32, 32, 10]
     expected = max(np.linalg.norm(a[r], 2) ** 2 / len(r) for a, r in zip(problem.a, rows, strict=True))
-    result = laboratory.measure(at, hessians=True)["L_max"]
-    assert result.value == pytest.approx(expected, rel=5e-3)
-    assert result.standard_error == 0
+    assert result["L_max"].value == pytest.approx(expected, rel=5e-3)
+    assert result["L_max"].standard_error == 0
 
 
-def test_measuring_all_samples_is_the_exact_measurement(least_squares: "Problem") -> None:
-    federation = _commons(least_squares(sizes=(20, 30, 16, 14)).federation(0.1), 2)
-    at, whole = _at(federation), _laboratory(federation).measure(_at(federation), hessians=True)
-    for samples in (44, 1000):
-        laboratory = _laboratory(federation, samples=samples)
-        assert not laboratory.subsampled
-        assert laboratory.measure(at, hessians=True) == whole
-    assert _laboratory(federation, samples=43).subsampled  # client 1 trains on 44
-    assert not _laboratory(federation).subsampled
-
-
-def test_bytes_by_hand(least_squares: "Problem") -> None:
+def test_measuring_all_samples_is_exact_and_bytes_by_hand(least_squares: Problem, digits: Digits) -> None:
     """Three weights of 8 bytes come down; for each data set and part they go up, and two numbers or with L three."""
     problem = least_squares(sizes=(20, 30, 16, 14))
     alone, shared = problem.federation(0.1), _commons(problem.federation(0.1), 2)
-    at = _at(alone)
+    at, whole = _at(shared), _laboratory(shared)
+    for samples in (44, 1000):
+        laboratory = _laboratory(shared, samples=samples)
+        assert not laboratory.subsampled
+        assert laboratory.measure(at, hessians=True) == whole.measure(at, hessians=True)
+    assert _laboratory(shared, samples=43).subsampled  # client 1 trains on 44
     assert _laboratory(alone).nbytes(at) == 4 * (24 + 5 * 8)
     assert _laboratory(alone).nbytes(at, hessians=True) == 4 * (24 + 6 * 8)
-    assert _laboratory(shared).nbytes(at) == 2 * (24 + 2 * 5 * 8)
+    assert whole.nbytes(at) == laboratory.nbytes(at) == 2 * (24 + 2 * 5 * 8)
     assert _laboratory(shared, samples=16).nbytes(at, hessians=True) == 2 * (24 + 2 * (8 * 5 * 8 + 8))
-    assert _laboratory(shared, samples=100).nbytes(at) == 2 * (24 + 2 * 5 * 8)
-
-
-def test_a_model_comes_down_in_its_own_precision_with_its_buffers(digits: "Digits") -> None:
-    federation = digits(batch_norm=True)
-    work, n = federation.work(), federation.model.layout.size
+    network = digits(batch_norm=True)
+    work, n = network.work(), network.model.layout.size
     assert len(work.buffers.buffer) == 14  # mean and variance of 3 and 4 channels
-    at = ModelTask(federation.model, work.buffers)
-    assert _laboratory(federation).nbytes(at) == 5 * (4 * n + 4 * 14 + 8 * (n + 2))
+    assert _laboratory(network).nbytes(ModelTask(network.model, work.buffers)) == 5 * (4 * n + 4 * 14 + 8 * (n + 2))
+    assert _laboratory(network).measure(ModelTask(network.model, work.buffers)).keys() == ALWAYS
+    with pytest.raises(ValueError, match="commons"):
+        _laboratory(network).moments(ModelTask(network.model, work.buffers), "pool")
 
 
 SHUFFLED = {"sharing.setting": "shuffled_real", "sharing.p": 0.5}
@@ -237,16 +197,10 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
-def _measured(line: dict[str, Any]) -> set[str]:
-    return {name.removeprefix("convergence/") for name in line if name.startswith("convergence/")} - {"bytes"}
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
-        ({}, ALWAYS),
         ({"sharing.setting": "local_synthetic"}, ALWAYS),
-        ({"sharing.setting": "shuffled_synthetic"}, ALWAYS | COMMONS),
         (SHUFFLED | {"measure.smoothness": True}, set(NAMES)),
         ({"measure.smoothness": True}, ALWAYS | {"L_max", "L_p"}),
     ],
@@ -255,14 +209,13 @@ def _measured(line: dict[str, Any]) -> set[str]:
 def test_a_run_logs_the_parameters_of_its_sharing_setting(
     values: dict[str, Any], names: set[str], tmp_path: Path
 ) -> None:
-    summary = experiment.run(_config(tmp_path, **values), tmp_path / "run", say=lambda _: None)
-    lines = _lines(tmp_path / "run")
-    assert [line["round"] for line in lines if _measured(line)] == [0, 2, 3]
-    assert _measured(lines[0]) == _measured(lines[-1]) == names
+    summary, lines = experiment.run(_config(tmp_path, **values), tmp_path / "run"), _lines(tmp_path / "run")
+    measured = {line["round"]: {n for n in NAMES if f"convergence/{n}" in line} for line in lines}
+    assert measured == {0: names, 1: set(), 2: names, 3: names}
     sets, numbers = 1 + ("sharing.setting" in values), 650 + 2 + ("measure.smoothness" in values)
     assert lines[0]["convergence/bytes"] == 4 * (4 * 650 + 8 * sets * numbers)  # 4 clients, 650 weights
     for name in NAMES:
-        course = [[line["round"], line[f"convergence/{name}"]] for line in lines if name in _measured(line)]
+        course = [[line["round"], line[f"convergence/{name}"]] for line in lines if f"convergence/{name}" in line]
         assert summary.get(name, []) == course
 
 
@@ -273,19 +226,19 @@ def test_a_run_logs_the_laboratorys_values_at_its_model_and_trains_as_without(
 ) -> None:
     """With standard errors where not all was measured; the model has buffers; no bit or byte of training changes."""
     values = SHUFFLED | {"model.name": "cnn", "model.batch_norm": True, "federation.blocks": 2}
-    config = _config(tmp_path, **values, **{"measure.samples": samples})
+    config = _config(tmp_path, **values, **{"measure.samples": samples, "measure.smoothness": not samples})
     experiment.run(config, tmp_path / "run")
     last, lines = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), _lines(tmp_path / "run")
     assert last is not None
     ready = build.assemble(build.prepare(config))
     at = ModelTask(last.model, last.buffers)
     laboratory = Laboratory(ready.executor(), ready.data, ready.shared.p, config.federation.blocks, samples, seed=5)
-    result = laboratory.measure(at)
+    result = laboratory.measure(at, hessians=not samples)
     expected = {f"convergence/{name}": e.value for name, e in result.items()}
     if samples:
         expected |= {f"convergence/{name}_se": e.standard_error for name, e in result.items()}
         assert all(e.standard_error > 0 for e in result.values())
-    expected["convergence/bytes"] = laboratory.nbytes(at)
+    expected["convergence/bytes"] = laboratory.nbytes(at, hessians=not samples)
     assert {name: value for name, value in lines[-1].items() if name.startswith("convergence/")} == expected
     experiment.run(_config(tmp_path, **values, **{"measure.every": 0}), tmp_path / "plain")
     others = [{name: v for name, v in line.items() if not name.startswith("convergence/")} for line in lines]
@@ -318,40 +271,22 @@ def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
     return share_by_method(shared, METHODS[algorithm], 10, 0)
 
 
-def _in_data(clients: Clients) -> list[bytes]:
-    return sorted(
-        bytes([int(y)]) + x.numpy().tobytes() for part in clients for x, y in zip(part.x, part.y, strict=True)
-    )
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedmix"])
-@pytest.mark.parametrize(("setting", "parts"), [("shuffled_synthetic", 4), ("shuffled_real", 5)])
-def test_the_pool_is_the_shared_part_of_the_clients_data(setting: str, parts: int, algorithm: str) -> None:
-    shared = _share(setting, algorithm)
-    assert shared.data.pool is not None
-    assert shared.data.pool.store is shared.data.clients.store
-    assert len(shared.data.pool) == parts
-    receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
-    for client, part in zip(receivers, shared.data.pool, strict=True):
-        own = shared.data.clients[client]
-        assert torch.equal(own.x[-len(part) :], part.x)
-        assert torch.equal(own.y[-len(part) :], part.y)
-    assert sum(shared.data.pool.sizes) == round(shared.p * sum(shared.data.clients.sizes))
-
-
-@pytest.mark.parametrize(("setting", "p"), [("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)])
-def test_there_is_no_pool_without_sharing(setting: str, p: float) -> None:
-    assert _share(setting, p=p).data.pool is None
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_pool_moves_with_the_clients_whose_store_it_is_in(device: str) -> None:
-    shared = _share("shuffled_synthetic")
-    moved = shared.data.to(torch.device(device))
-    assert moved.pool is not None
-    assert moved.pool.store is moved.clients.store
-    assert moved.pool.store.x.device == moved.pool.rows.flat.device == torch.device(device)
-    if device == "cpu":
-        assert shared.data.pool is not None
-        assert _in_data(moved.pool) == _in_data(shared.data.pool)
-    assert replace(shared.data, pool=None).to(torch.device(device)).pool is None
+def test_the_pool_is_the_shared_part_of_the_clients_data_and_moves_with_it() -> None:
+    for setting, algorithm in (("shuffled_synthetic", "fedavg"), ("shuffled_real", "fedmix")):
+        shared = _share(setting, algorithm)
+        data, pool = shared.data, shared.data.pool
+        assert pool is not None
+        assert pool.store is data.clients.store
+        receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
+        for client, part in zip(receivers, pool, strict=True):
+            own = data.clients[client]
+            assert torch.equal(own.x[-len(part) :], part.x)
+            assert torch.equal(own.y[-len(part) :], part.y)
+        assert sum(pool.sizes) == round(shared.p * sum(data.clients.sizes))
+        moved = data.to(torch.device("meta"))
+        assert moved.pool is not None
+        assert moved.pool.store is moved.clients.store
+        assert moved.pool.store.x.device == moved.pool.rows.flat.device == torch.device("meta")
+        assert replace(data, pool=None).to(torch.device("meta")).pool is None
+    for setting, p in (("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)):
+        assert _share(setting, p=p).data.pool is None

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,24 +19,19 @@ from fedcommons.convergence.smoothness import (
     spectral_norm,
     strong_convexity,
 )
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
 from fedcommons.tensors import Flat
-from fedcommons.testing import Federation
+from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
-if TYPE_CHECKING:
-    from conftest import LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
-
+Digits = Callable[..., Federation]
+Problem = Callable[..., LeastSquares]
 ALGORITHM = FedAvg()
 
 
@@ -60,14 +54,18 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_the_iteration_finds_the_largest_modulus_from_below(name: str) -> None:
-    matrix = MATRICES[name]
-    largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
-    for seed in range(5):
-        start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        assert spectral_norm(matrix.mv, start, 1e-12, 1000) == pytest.approx(largest, rel=1e-9, abs=0)
-        assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+def test_the_iteration_approaches_the_largest_modulus_from_below() -> None:
+    for name, matrix in MATRICES.items():
+        largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
+        for seed in range(5):
+            start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            exact = spectral_norm(matrix.mv, start, 1e-12, 1000)
+            assert exact == pytest.approx(largest, rel=1e-9, abs=0), name
+            assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12), name
+    for value in (math.nan, math.inf):
+        matrix = torch.eye(4, dtype=torch.float64)
+        matrix[2, 2] = value
+        assert math.isnan(spectral_norm(matrix.mv, torch.ones(4, dtype=torch.float64)))
 
 
 def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
@@ -99,13 +97,6 @@ def test_it_takes_no_more_products_than_it_may() -> None:
     assert steps == 1
 
 
-def test_a_hessian_that_is_not_finite_has_no_norm() -> None:
-    for value in (float("nan"), float("inf")):
-        matrix = torch.eye(4, dtype=torch.float64)
-        matrix[2, 2] = value
-        assert math.isnan(spectral_norm(matrix.mv, torch.ones(4, dtype=torch.float64)))
-
-
 class _Tiny(nn.Module):
     """31 parameters in use, and two that are not."""
 
@@ -133,38 +124,31 @@ def _dense(module: LightningModule, x: Tensor, y: Tensor) -> Tensor:
     return dense
 
 
+def _rows(module: LightningModule, batches: list[tuple[Tensor, Tensor]], seed: int = 0) -> Tensor:
+    """The Hessian, product by product."""
+    size = sum(p.numel() for p in module.parameters())
+    return torch.stack([hessian_vector(module, batches, v, seed) for v in torch.eye(size, dtype=torch.float64)])
+
+
 def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> None:
+    """Of a module that draws, rows make a symmetric matrix only if all products saw the same draws."""
     torch.manual_seed(0)
     module = Classifier(_Tiny(), lr=0.1).double()
     x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
-    dense, size = _dense(module, x, y), sum(p.numel() for p in module.parameters())
     batches = list(zip(x.split([5, 3, 1]), y.split([5, 3, 1]), strict=True))
-    rows = [hessian_vector(module, batches, v) for v in torch.eye(size, dtype=torch.float64)]
-    assert torch.allclose(torch.stack(rows), dense, rtol=1e-10, atol=1e-14)
+    dense = _dense(module, x, y)
+    assert torch.allclose(_rows(module, batches), dense, rtol=1e-10, atol=1e-14)
     assert dense.norm() > 0.1
-    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(size, dtype=torch.float64))
+    drawing = Classifier(nn.Sequential(_Tiny(), Noise(0.5)), lr=0.1).double()
+    rows = _rows(drawing, batches, 7)
+    assert torch.allclose(rows, rows.T, rtol=1e-10, atol=1e-14)
+    first = torch.eye(len(rows), dtype=torch.float64)[0]
+    assert not torch.allclose(rows[0], hessian_vector(drawing, batches, first, 8))
+    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(len(dense), dtype=torch.float64))
     assert single.dtype == torch.float64
     assert torch.allclose(single, dense.sum(1), rtol=1e-4, atol=1e-5)
-
-
-def test_a_module_that_draws_has_one_hessian() -> None:
-    """Its rows are products with different vectors, so they make a symmetric matrix only if all saw the same draws."""
-    torch.manual_seed(0)
-    module = Classifier(nn.Sequential(_Tiny(), Noise(0.5)), lr=0.1).double()
-    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
-    batches = list(zip(x.split([5, 4]), y.split([5, 4]), strict=True))
-    size = sum(p.numel() for p in module.parameters())
-    rows = torch.stack([hessian_vector(module, batches, v, 7) for v in torch.eye(size, dtype=torch.float64)])
-    assert torch.allclose(rows, rows.T, rtol=1e-10, atol=1e-14)
-    other = hessian_vector(module, batches, torch.eye(size, dtype=torch.float64)[0], 8)
-    assert not torch.allclose(rows[0], other)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_refused(dtype: torch.dtype) -> None:
-    module = Classifier(_Tiny(), lr=0.1).to(dtype)
-    with pytest.raises(ValueError, match=f"{dtype}.* use float32"):
-        hessian_vector(module, [(torch.zeros(2, 3, dtype=dtype), torch.zeros(2).long())], torch.zeros(33))
+    with pytest.raises(ValueError, match=r"float16.* use float32"):
+        hessian_vector(module.half(), [(x.half(), y)], torch.zeros(len(dense)))
 
 
 def _one_product(module: LightningModule, n: int = 6) -> Tensor:
@@ -174,10 +158,12 @@ def _one_product(module: LightningModule, n: int = 6) -> Tensor:
     return hessian_vector(module, [batch], v)
 
 
-def test_batch_norm_with_the_batchs_statistics_is_refused_and_running_ones_are_left() -> None:
+def test_dropout_is_off_and_batch_norm_uses_running_statistics_or_is_refused(digits: Digits) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False))
     with pytest.raises(ValueError, match=r"network\.2 .*batch"):
         _one_product(Classifier(network, lr=0.1))
+    wet, dry = digits(dropout=0.9).module().train(), digits(dropout=0.0).module().eval()
+    assert torch.equal(_one_product(wet), _one_product(dry))
     torch.manual_seed(0)
     module = Classifier(CNN((1, 8, 8), 10, channels=(2, 3), hidden=5, batch_norm=True), lr=0.1).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -186,27 +172,7 @@ def test_batch_norm_with_the_batchs_statistics_is_refused_and_running_ones_are_l
     assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
 
 
-def test_dropout_is_off(digits: "Digits") -> None:
-    wet, dry = digits(dropout=0.9).module().train(), digits(dropout=0.0).module().eval()
-    assert torch.equal(_one_product(wet), _one_product(dry))
-
-
-@pytest.mark.parametrize(("rounds", "worst"), [(0, 1), (3, 4)])
-@pytest.mark.long
-def test_of_a_cnns_client_it_is_the_dense_hessians(rounds: int, worst: int, digits: "Digits") -> None:
-    """Untrained and trained: clients on which power iteration stopped 6 % and 23 % too low."""
-    federation = digits(sizes=(20, 30, 25, 40, 15), lr=0.3).training(LocalSGD(5, 5))
-    algorithm = FedAvg()
-    played = federation.play(algorithm, federation.plan(rounds))
-    model = played[-1][0].model if played else federation.model
-    result = smoothness_of_each(federation.serial(algorithm), ModelTask(model), "own", 5, 2)[worst]
-    work, examples = federation.work(), federation.data.clients[worst]
-    work.load(model)
-    dense = _dense(work.module.eval(), examples.x, examples.y)
-    assert result == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-4)
-
-
-def _with_pool(problem: "LeastSquares", n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:
+def _with_pool(problem: LeastSquares, n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:
     """The first ``n`` sets are clients', the others the pool; the clients' Hessians and the pool's."""
     federation = problem.federation(0.1)
     sets = federation.data.clients
@@ -218,7 +184,7 @@ def _with_pool(problem: "LeastSquares", n: int) -> tuple[Serial, ModelTask, list
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") -> None:
+def test_closed_forms_on_least_squares(blocks: int, least_squares: Problem) -> None:
     """A client's Hessian is A^T A / n_i: clients count alike, the pool's examples do."""
     executor, at, hessians, of_pool = _with_pool(least_squares(sizes=(8, 40, 3, 50, 2, 9)), 4)
     each = smoothness_of_each(executor, at, "own", 4, blocks)
@@ -232,28 +198,9 @@ def test_closed_forms_on_least_squares(blocks: int, least_squares: "Problem") ->
     assert abs(strong_convexity(executor, at, "own", 1, 1)) < 1e-6 * np.linalg.norm(hessians[0], 2)
 
 
-def test_the_hessian_has_the_weights_of_the_examples(least_squares: "Problem") -> None:
-    """A^T diag(w) A / sum_j w_j; in batches, and with weights of one as without any."""
-    problem, draw = least_squares(sizes=(40, 3, 50)), np.random.default_rng(1)
-    weights = [draw.integers(0, 9, len(b)) / 4 for b in problem.b]
-    plain = problem.federation(0.1)
-
-    def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
-        clients = Clients(plain.data.clients.store, Rows.of(list(plain.data.clients.rows), weights))
-        executor = replace(plain, data=RunData(clients, clients, {})).serial(ALGORITHM)
-        at = ModelTask(plain.model)
-        return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
-
-    hessians = [a.T @ (w[:, None] * a) / w.sum() for a, w in zip(problem.a, weights, strict=True)]
-    result, of_mean = each(weights)
-    assert result == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
-    assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
-    ones = each([np.ones(len(b)) for b in problem.b])[0]
-    assert ones == smoothness_of_each(plain.serial(ALGORITHM), ModelTask(plain.model), "own", 3, 2)
-
-
-def test_on_a_part_it_is_the_parts_own_hessian(least_squares: "Problem") -> None:
-    problem = least_squares(sizes=(50, 70, 60))
+def test_the_hessian_is_that_of_a_part_and_has_the_weights_of_the_examples(least_squares: Problem) -> None:
+    """A^T diag(w) A / sum_j w_j; with weights of one as without any."""
+    problem, draw = least_squares(sizes=(50, 70, 60)), np.random.default_rng(1)
     executor, at, _, _ = _with_pool(problem, 2)
     part = Part(16, 3, seed=1)
     rows = [problem.a[i][part.rows("own", i, len(problem.a[i]))] for i in range(2)]
@@ -261,6 +208,20 @@ def test_on_a_part_it_is_the_parts_own_hessian(least_squares: "Problem") -> None
     assert smoothness_of_each(executor, at, "own", 2, 2, part) == pytest.approx(expected, rel=5e-3)
     mean = np.mean([a.T @ a / len(a) for a in rows], 0)
     assert smoothness(executor, at, "own", 2, 2, part) == pytest.approx(np.linalg.norm(mean, 2), rel=5e-3)
+    plain = problem.federation(0.1)
+
+    def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
+        clients = Clients(plain.data.clients.store, Rows.of(list(plain.data.clients.rows), weights))
+        executor = replace(plain, data=RunData(clients, clients, {})).serial(ALGORITHM)
+        return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
+
+    weights = [draw.integers(0, 9, len(b)) / 4 for b in problem.b]
+    hessians = [a.T @ (w[:, None] * a) / w.sum() for a, w in zip(problem.a, weights, strict=True)]
+    result, of_mean = each(weights)
+    assert result == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
+    assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
+    ones = each([np.ones(len(b)) for b in problem.b])[0]
+    assert ones == smoothness_of_each(plain.serial(ALGORITHM), at, "own", 3, 2)
 
 
 class _Saddle(LightningModule):
