@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
 from fedcommons.config import cli
@@ -27,19 +28,22 @@ FIELDS = {
 Rows = dict[tuple[int, str], float]
 
 
-def quiet(text: str) -> None: ...
-
-
 class Killed(Exception):
     pass
 
 
-def kill_after(number: int) -> Callable[[int, Mapping[str, float | None]], None]:
+def resumed(config: Experiment, folder: Path, after: int, again: Experiment | None = None) -> list[str]:
+    """Kill a run after a round and resume it, with another config if there is one; return its messages."""
+
     def on_round(round: int, metrics: object) -> None:
-        if round == number:
+        if round == after:
             raise Killed
 
-    return on_round
+    said: list[str] = []
+    with pytest.raises(Killed):
+        run(config, folder, say=said.append, on_round=on_round)
+    run(again or config, folder, say=said.append, resume=True)
+    return said
 
 
 def lines(path: Path) -> list[Any]:
@@ -99,10 +103,10 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     said: list[str] = []
-    if name != "trackio":  # there the resumed run is one more
-        with pytest.raises(Killed):
-            run(config, tmp_path / "run", say=said.append, on_round=kill_after(1))
-    run(config, tmp_path / "run", say=said.append, resume=True)
+    if name == "trackio":  # there the resumed run is one more
+        run(config, tmp_path / "run", say=said.append)
+    else:
+        said = resumed(config, tmp_path / "run", 1)
     assert not [text for text in said if "goes on without it" in text]
     expected = {
         (line["round"], key): value
@@ -126,40 +130,24 @@ import torch
 class Mine:
     folder: Path
     config: dict
-    file: str = "mine.jsonl"
+    fails: str = ""
 
     def __post_init__(self):
         self.write("made", self.config["federation.rounds"], "w")
 
     def write(self, what, value, mode="a"):
-        with open(self.folder / self.file, mode) as file:
+        if what == self.fails:
+            raise OSError(28, "No space left on device")
+        with open(self.folder / "mine.jsonl", mode) as file:
             print(json.dumps([what, value]), file=file)
 
     def log(self, round, metrics):
-        self.write(round, metrics)
+        self.write("log", {"round": round, **metrics})
         metrics.clear()
 
     def finish(self, summary):
-        self.write("finished", summary and summary["rounds"])
+        self.write("finish", summary and summary["rounds"])
         summary.clear()
-
-
-@dataclass
-class Failing:
-    at: str = "log"
-
-    def __post_init__(self):
-        self.require("made")
-
-    def require(self, what, *arguments):
-        if self.at == what:
-            raise OSError(28, "No space left on device")
-
-    def log(self, round, metrics):
-        self.require("log")
-
-    def finish(self, summary):
-        self.require("finish")
 
 
 def project(project: str = "mine"):
@@ -180,10 +168,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Wrong:
-    gives: str = "list"
+    text: bool = False
 
     def __call__(self, work, data, round, seed):
-        return {"list": [1.0], "text": {"a": "b"}}[self.gives] if round else {"a": 1}
+        return ({"a": "b"} if self.text else [1.0]) if round else {"a": 1}
 """
 TRACKER, MEASURE = "my_lab.py:Mine", "my_lab.py:Weights"
 
@@ -206,37 +194,26 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
-    """Also of a resumed run, which may have another tracker, a changed one, or none."""
+    """Also of a resumed run, which may have another tracker, a changed one, or none; one that fails is dropped."""
     wanted = described(tracking__tracker=TRACKER)
     run(described(), lab / "without", say=quiet)
-    summary = run(wanted, lab / "with", say=quiet)
-    assert summary["rounds"] == 3  # though the tracker emptied its arguments
-    made, *rounds, finished = lines(lab / "with" / "mine.jsonl")
-    assert (made, finished) == (["made", 3], ["finished", 3])
-    recorded = lines(lab / "with" / "rounds.jsonl")
-    assert rounds == [[one.pop("round"), one] for one in recorded]
-    for name in ("same", "none"):
-        with pytest.raises(Killed):
-            run(wanted, lab / name, say=quiet, on_round=kill_after(2))
-    run(wanted, lab / "same", say=quiet, resume=True)
+    assert run(wanted, lab / "with", say=quiet)["rounds"] == 3  # though the tracker emptied its arguments
+    recorded = [["log", line] for line in lines(lab / "with" / "rounds.jsonl")]
+    assert lines(lab / "with" / "mine.jsonl") == [["made", 3], *recorded, ["finish", 3]]
+    resumed(wanted, lab / "same", 2)
     assert (lab / "same" / "mine.jsonl").read_bytes() == (lab / "with" / "mine.jsonl").read_bytes()
-    (lab / "my_lab.py").write_text((lab / "my_lab.py").read_text() + "# changed\n")
+    for at in ("made", "log", "finish"):
+        said: list[str] = []
+        run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=said.append)
+        (text,) = [text for text in said if "tracker" in text]
+        assert [part for part in (TRACKER, "No space left", "in write") if part not in text] == []
     without = override(wanted, {"tracking.tracker": None})
+    resumed(wanted, lab / "none", 2, without)
+    (lab / "my_lab.py").write_text(LAB + "# changed\n")
     for now in (described(tracking__tracker=TRACKER), without, described()):
         assert same_results(wanted, now) == []
-    run(without, lab / "none", say=quiet, resume=True)
-    assert files(lab / "with") == files(lab / "same") == files(lab / "none") == files(lab / "without")
-
-
-@pytest.mark.parametrize("at", ["made", "log", "finish"])
-@pytest.mark.long
-def test_a_tracker_that_fails_is_named_once_and_dropped(lab: Path, at: str) -> None:
-    said: list[str] = []
-    run(described(tracking__tracker="my_lab.py:Failing", tracking__at=at), lab / "run", say=said.append)
-    (text,) = [text for text in said if "tracker" in text]
-    assert [part for part in ("my_lab.py:Failing", "No space left", "in require") if part not in text] == []
-    run(described(), lab / "plain", say=quiet)
-    assert files(lab / "run") == files(lab / "plain")
+    for name in ("with", "same", "made", "log", "finish", "none"):
+        assert files(lab / name) == files(lab / "without"), name
 
 
 @pytest.mark.long
@@ -247,8 +224,7 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> No
     measured = run(wanted, lab / "run", say=quiet)
     rounds = lines(lab / "run" / "rounds.jsonl")
     new = [{n.partition("/")[2]: v for n, v in one.items() if n.startswith("measure/")} for one in rounds]
-    assert [bool(one) for one in new] == [True, False, True, True]  # before round 1, every second round, the last
-    assert [one["round"] for one in new if one] == [0, 2, 3]
+    assert [one.get("round") for one in new] == [0, None, 2, 3]  # before round 1, every second round, the last
     assert new[0]["clients"] == measured["n_clients"]
     assert len({one["seed"] for one in new if one}) == len({one["drawn"] for one in new if one}) == 3
     without = [{n: v for n, v in one.items() if not n.startswith("measure/")} for one in rounds]
@@ -256,15 +232,13 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> No
     assert {n: v for n, v in measured.items() if n != "config"} == {n: v for n, v in plain.items() if n != "config"}
     assert load_rounds(lab / "run")["measure/size"].dropna().tolist() == [one["size"] for one in new if one]
     assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
-    with pytest.raises(Killed):
-        run(wanted, lab / "killed", say=quiet, on_round=kill_after(2))
-    run(wanted, lab / "killed", say=quiet, resume=True)
+    resumed(wanted, lab / "killed", 2)
     assert files(lab / "killed") == files(lab / "run")
 
 
-@pytest.mark.parametrize(("gives", "part"), [("list", "must give numbers"), ("text", "could not")])
-def test_a_measure_that_fails_stops_the_run(lab: Path, gives: str, part: str) -> None:
-    wanted = described(measure__every=1, measure__measure="my_lab.py:Wrong", measure__gives=gives)
+@pytest.mark.parametrize(("text", "part"), [(False, "must give numbers"), (True, "could not")])
+def test_a_measure_that_fails_stops_the_run(lab: Path, text: bool, part: str) -> None:
+    wanted = described(measure__every=1, measure__measure="my_lab.py:Wrong", measure__text=text)
     with pytest.raises(ClientError, match=rf"my_lab.py:Wrong, round 1: .*{part}"):
         run(wanted, lab / "run", say=quiet)
     assert len(lines(lab / "run" / "rounds.jsonl")) == 1
@@ -280,8 +254,11 @@ def test_actors_give_the_numbers_of_one_process(lab: Path) -> None:
     assert files(lab / "one") == files(lab / "actors")
 
 
-def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is(lab: Path) -> None:
-    plain, tracked = described(measure__every=1), described(measure__every=1, tracking__tracker=TRACKER)
+@pytest.mark.usefixtures("lab")
+def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is() -> None:
+    plain = described(measure__every=1)
+    tracked = described(measure__every=1, tracking__tracker=TRACKER, tracking__fails="x")
+    measured = described(measure__every=1, measure__measure=MEASURE, measure__power=3.0)
     assert not {"tracking.tracker", "measure.measure"} & plain.flat.keys()
     assert "tracker" not in to_dict(plain)["tracking"]
     assert "measure" not in to_dict(plain)["measure"]
@@ -289,29 +266,20 @@ def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is(lab: Path) -> 
     assert described(measure__every=1, tracking__tracker=None, measure__measure=None) == plain
     for words in ([], ["--tracking.tracker=null"], ["--tracking.tracker", "~"]):
         assert cli.experiment(cli.parse(cli.parser("a test", words, {}), words)).tracking.tracker is None
-    measured = override(plain, {"measure.measure": MEASURE})
     for identity in (deciding, lambda config: cell(config, {}).name, noise_key):
         assert identity(tracked) == identity(plain)
-    assert deciding(measured).keys() - deciding(plain).keys() == {"measure.measure", "source.measure"}
+    new = {"measure.measure", "source.measure", "measure.power"}
+    assert deciding(measured).keys() - deciding(plain).keys() == new
     assert cell(measured, {}).name != cell(plain, {}).name
-
-
-@pytest.mark.usefixtures("lab")
-def test_a_config_with_them_is_read_as_it_was_written() -> None:
-    for field, part, constant in (
-        ("tracking.tracker", TRACKER, {"tracking.file": "x"}), ("measure.measure", MEASURE, {"measure.power": 3.0}),
-    ):  # fmt: skip
-        wanted = experiment("smoke", values={**FIELDS, "measure.every": 1, field: part, **constant})
+    for wanted, field in ((tracked, "tracking.tracker"), (measured, "measure.measure")):
         assert from_dict(to_dict(wanted)).flat == wanted.flat
-        assert override(wanted, {field: None}).flat.keys() == described().flat.keys()
+        assert override(wanted, {field: None}).flat.keys() == plain.flat.keys()
 
 
 @pytest.mark.parametrize(
     ("values", "part"),
     [
         ({"tracking.tracker": "excel"}, "Known: csv, mlflow, tensorboard, trackio"),
-        ({"tracking.tracker": "my_lab.py:Min"}, "did you mean 'Mine'"),
-        ({"measure.measure": "nothing.py:Sharpness"}, "there is no file"),
         ({"measure.measure": MEASURE}, "measure.every must be at least 1"),
         ({"tracking.tracker": "my_lab.py:project"}, "constant project"),
         ({"measure.every": 1, "measure.measure": MEASURE, "measure.powr": 1.0}, "powr"),

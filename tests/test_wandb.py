@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import wandb
 import yaml
 
 from fedcommons.config import presets
@@ -29,8 +30,7 @@ from fedcommons.tracking.wandb_tracker import IID
 if TYPE_CHECKING:
     from conftest import WandbFile
 
-    Reader = Callable[[Path], WandbFile]
-
+Reader = Callable[[Path], "WandbFile"]
 pytestmark = pytest.mark.long
 SMALL = {"federation.rounds": 1, "federation.checkpoint_every": 2, "measure.every": 0, "data.limit": 80}
 
@@ -61,50 +61,35 @@ def effective(found: "WandbFile") -> dict[str, Any]:
     return {name.removeprefix("effective/"): value for name, value in found.config.items() if "/" in name}
 
 
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory, wandb_file: "Reader") -> "tuple[Path, WandbFile]":
-    """A run of FedProx with stragglers, and what W&B has of it."""
-    folder = tmp_path_factory.mktemp("tracked") / "run"
+def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_path: Path, wandb_file: Reader) -> None:
+    """No list of clients; a section for each part of config.yaml that concerns the experiment, and no other."""
     values = {"federation.rounds": 4, "measure.every": 2, "tracking.group": "g", "algorithm": "fedprox",
               "straggler.rule": "fastest", "target": 0.01, "tracking.wandb": "offline"}  # fmt: skip
-    experiment.run(presets.experiment("smoke", "digits", {**SMALL, **values}), folder)
-    return folder, wandb_file(folder)
-
-
-def test_wandb_has_every_number_of_every_round(tracked: "tuple[Path, WandbFile]") -> None:
-    """And no list of clients."""
-    folder, file = tracked
-    rows, record = file.history, lines(folder)
+    folder = tmp_path / "run"
+    own = experiment.run(presets.experiment("smoke", "digits", {**SMALL, **values}), folder)
+    file, record = wandb_file(folder), lines(folder)
     assert record[1]["late"]
     numbers = [{k: v for k, v in line.items() if k not in ("late", "partial")} for line in record]
-    assert [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in rows] == numbers
-    assert [row["_step"] for row in rows] == list(range(5))
-    assert {"test/accuracy", "convergence/zeta_sq", "convergence/zeta_hat_sq", "convergence/sigma_sq"} <= set(rows[2])
-    assert {"comm/up_bytes", "comm/lost_bytes"} <= set(rows[1])
+    assert [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in file.history] == numbers
+    assert [row["_step"] for row in file.history] == list(range(5))
+    assert {"convergence/zeta_hat_sq", "comm/lost_bytes"} <= set(file.history[2])
     defined = [r.metric for r in file.records if r.HasField("metric")]
     assert ("*", "round") in [(m.name or m.glob_name, m.step_metric) for m in defined]
     assert (file.run.run_group, file.run.job_type) == ("g", "federation")
     assert file.run.run_id == (folder / "wandb-id.txt").read_text().strip()
-
-
-def test_the_config_is_nested_and_has_the_chosen_components_only(tracked: "tuple[Path, WandbFile]") -> None:
-    """A section for each part of config.yaml, none for a generator, another algorithm or what concerns this machine."""
-    folder, file = tracked
+    assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn", "fastest"}
     config = {name: value for name, value in file.config.items() if "/" not in name}
     written = yaml.safe_load((folder / "config.yaml").read_text())
     del written["artifacts"], written["data"]["dir"], written["tracking"]
-    assert config.pop("preset") == "smoke"
-    assert config == written
-    assert {"client", "fedprox", "partition", "federation"} <= config.keys()
+    assert config == {**written, "preset": "smoke"}
     assert not {"generator", "feddyn", "moon"} & config.keys()
     assert not [name for name in keys(config) if "." in name]
     assert effective(file) == {"alpha": 0.1, "p": 0.0, "lr": 0.1, "rho": 0, "noise_multiplier": 0}
-    assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn", "fastest"}
+    assert (file.summary["target_reached"], file.summary["target"]) == (True, 0.01)
+    assert file.summary["rounds_to_target"] == own["rounds_to_target"] > 0
 
 
-def test_effective_values_are_those_that_resulted(
-    tracked: "tuple[Path, WandbFile]", config: Experiment, tmp_path: Path, wandb_file: "Reader"
-) -> None:
+def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: Path, wandb_file: Reader) -> None:
     """p is null in the config here and 1/2 in fact; without generators or DP-SGD it is 0, and iid has ``IID``."""
     values = {"sharing.setting": "shuffled_synthetic", "generator.rho": 0.5, "partition.name": "iid",
               "generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2,
@@ -114,6 +99,9 @@ def test_effective_values_are_those_that_resulted(
     assert made.config["sharing"]["p"] is None
     assert summary["p"] == pytest.approx(0.5, abs=0.01)
     assert effective(made) == {"p": summary["p"], "rho": 0.5, "lr": 0.1, "alpha": IID, "noise_multiplier": 0}
+    assert "privacy/pool_epsilon_max" not in made.summary
+    assert made.summary["audit/pixels/closer"] == summary["audit"]["pixels"]["closer"]
+    assert made.summary["audit/withheld"] == 0
     values = {"dp.local": True, "dp.noise_multiplier": 1.5, "client.lr": 0.01, "target": 1.0}
     result = experiment.run(override(config, values), tmp_path / "private")
     private = wandb_file(tmp_path / "private")
@@ -122,47 +110,13 @@ def test_effective_values_are_those_that_resulted(
     name = "epsilon_of_messages_if_secret"
     assert private.summary[f"privacy/{name}"] == result["privacy"][name]
     assert private.summary["privacy/overall"] == made.summary["privacy/overall"] == "none"
-    assert "privacy/pool_epsilon_max" not in made.summary
-    assert made.summary["audit/pixels/closer"] == summary["audit"]["pixels"]["closer"]
-    assert made.summary["audit/withheld"] == 0
-    folder, reached = tracked
-    own = json.loads((folder / "summary.json").read_text())
-    assert (reached.summary["target_reached"], reached.summary["target"]) == (True, 0.01)
-    assert reached.summary["rounds_to_target"] == own["rounds_to_target"] > 0
     assert private.summary["target_reached"] is False
     assert "rounds_to_target" not in private.summary
-
-
-def test_wandb_gets_nothing_of_this_machine_and_no_file_has_a_secret(
-    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
-) -> None:
-    """Neither the host nor the user, a folder or the command."""
-    secrets = {"WANDB_API_KEY": "0a1b" * 10, "RAY_AUTH_TOKEN": "c3d4" * 16}
-    for name, value in secrets.items():
-        monkeypatch.setenv(name, value)
-    there = override(config, {"data.dir": str(tmp_path / "data")})
-    experiment.run(there, tmp_path / "run", say=print)
-    file = wandb_file(tmp_path / "run")
-    for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
-        assert not [text for text in sent(file, tmp_path / "run") if here in text]
-    assert file.run.host == ""
-    names = rf"\b({platform.node()}|{getuser()})\b"
-    assert not [text for text in sent(file, tmp_path / "run") if re.search(names, text)]
-    assert not [record for record in file.records if record.HasField("environment")]
-    facts = (tmp_path / "run" / "environment.json").read_text()
-    assert not re.search(rf"{tmp_path}|{Path.home()}|\b{platform.node()}\b", facts)
-    with pytest.raises(ClientError):
-        experiment.run(override(there, {"client.lr": 1e30}), tmp_path / "failed")
-    assert (tmp_path / "failed" / "error.txt").exists()
-    for path in tmp_path.rglob("*"):
-        assert not path.is_file() or not [name for name, text in secrets.items() if text.encode() in path.read_bytes()]
 
 
 OWN = """
 from fedcommons.algorithms.fedavg import FedAvg as Method
 from fedcommons.data.datasets import digits
-from fedcommons.data.partition import iid as deal
-from fedcommons.generators.ddpm import DDPM as Painter
 from fedcommons.sharing.local_synthetic import LocalSynthetic as Stage
 from lightning_modules.networks import Linear as Net
 
@@ -172,38 +126,51 @@ def images(folder="", folders=("",)):
 """
 
 
-@pytest.mark.parametrize("home", ["", "~/", "lab/"])
-def test_of_users_components_only_file_names_are_uploaded(
-    home: str, config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
+def test_wandb_gets_nothing_of_this_machine_and_no_file_has_a_secret(
+    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: Reader
 ) -> None:
-    """Named by an absolute path, from the home folder or by a relative path; a constant may be a path too."""
-    lab = tmp_path / "secret project"
+    """Neither the host nor the user, a folder or the command; of a user's components only the files' names.
+
+    They are named by an absolute path, from the home folder or by a relative path; a constant may be a path too.
+    """
+    secrets = {"WANDB_API_KEY": "0a1b" * 10, "RAY_AUTH_TOKEN": "c3d4" * 16}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    home, lab = Path.home(), tmp_path / "secret project"
     (lab / "lab").mkdir(parents=True)
-    for name in ("my.py", "lab/my.py"):
+    for name in ("my.py", "lab/other.py"):
         (lab / name).write_text(OWN)
     monkeypatch.chdir(lab)
     monkeypatch.setenv("HOME", str(lab))
-    file = f"{home or f'{lab}/'}my.py"
-    values: dict[str, Any] = {
-        "algorithm": f"{file}:Method", "data.name": f"{file}:images", "partition.name": f"{file}:deal",
-        "sharing.setting": f"{file}:Stage", "generator.name": f"{file}:Painter", "model.name": f"{file}:Net",
-        "data.folder": f"{lab}/photos/", "data.folders": (f"{lab}/one", "two"),
-        "generator.channels": (16, 32), "generator.epochs": 1, "generator.sampling_steps": 2, "federation.rounds": 1,
-        "measure.every": 0, "data.limit": 40, "partition.n_clients": 2, "client.lr": 0.1, "target": 0.2,
-        "tracking.wandb": "offline", "artifacts": str(lab / "artifacts"),
+    values = {
+        "algorithm": f"{lab}/my.py:Method", "data.name": "~/my.py:images", "sharing.setting": "lab/other.py:Stage",
+        "model.name": "lab/other.py:Net", "data.folder": f"{lab}/photos/", "data.folders": (f"{lab}/one", "two"),
+        "generator.epochs": 1, "generator.sampling_steps": 2, "generator.channels": (8, 8),
+        "data.dir": str(tmp_path / "data"),
     }  # fmt: skip
-    experiment.run(choose(values), Path("out/run"))
-    kept = wandb_file(Path("out/run"))
-    found = kept.config
-    names = [found[section]["name"] for section in ("data", "partition", "generator", "model")]
-    assert names == [f"my.py:{name}" for name in ("images", "deal", "Painter", "Net")]
-    assert found["algorithm"] == kept.summary["algorithm"] == "my.py:Method"
-    assert found["sharing"]["setting"] == "my.py:Stage"
-    assert (found["data"]["folder"], found["data"]["folders"]) == ("photos", ["one", "two"])
-    assert set(kept.run.tags) == {"images", "method", "deal", "stage", "painter", "net"}
-    assert not [name for name in keys(found) if "." in name]
-    for here in ("secret project", "lab/", "~", "out/", str(tmp_path)):
-        assert not [text for text in sent(kept, Path("out/run")) if here in text], here
+    there = choose(
+        {**SMALL, "data.limit": 40, "tracking.wandb": "offline", "artifacts": str(lab / "artifacts"), **values}
+    )
+    experiment.run(there, Path("out/run"), say=print)
+    file = wandb_file(Path("out/run"))
+    names = [file.config[section]["name"] for section in ("data", "model")]
+    assert [*names, file.config["sharing"]["setting"]] == ["my.py:images", "other.py:Net", "other.py:Stage"]
+    assert file.config["algorithm"] == file.summary["algorithm"] == "my.py:Method"
+    assert (file.config["data"]["folder"], file.config["data"]["folders"]) == ("photos", ["one", "two"])
+    assert {"images", "method", "stage", "net"} <= set(file.run.tags)
+    texts, places = sent(file, Path("out/run")), (tmp_path, home, Path(__file__).parent, sys.executable)
+    for here in (*map(str, places), "secret project", "lab/", "~", "out/"):
+        assert not [text for text in texts if here in text], here
+    assert file.run.host == ""
+    assert not [text for text in texts if re.search(rf"\b({platform.node()}|{getuser()})\b", text)]
+    assert not [record for record in file.records if record.HasField("environment")]
+    facts = Path("out/run/environment.json").read_text(encoding="utf-8")
+    assert not re.search(rf"{tmp_path}|{home}|\b{platform.node()}\b", facts)
+    with pytest.raises(ClientError):
+        experiment.run(override(config, {"client.lr": 1e30}), tmp_path / "failed")
+    assert (tmp_path / "failed" / "error.txt").exists()
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or not [name for name, text in secrets.items() if text.encode() in path.read_bytes()]
 
 
 def test_the_umask_holds_for_all_files_and_a_home_without_write_access_is_no_error(tmp_path: Path) -> None:
@@ -251,12 +218,13 @@ def test_no_other_user_can_enter_what_wandb_leaves_of_a_killed_run_and_the_next_
         assert [*Path(temporary).iterdir()] == []
 
 
-def test_a_resumed_run_keeps_its_id_and_its_whole_history(
-    config: Experiment, tmp_path: Path, wandb_file: "Reader"
-) -> None:
-    class PowerCut(Exception):
-        pass
+class PowerCut(Exception):
+    pass
 
+
+def test_a_resumed_run_keeps_its_id_and_its_whole_history(
+    config: Experiment, tmp_path: Path, wandb_file: Reader
+) -> None:
     def cut(number: int, _: object) -> None:
         if number == 3:
             raise PowerCut
@@ -271,8 +239,12 @@ def test_a_resumed_run_keeps_its_id_and_its_whole_history(
     assert rows == [(line["round"], line["test/accuracy"]) for line in lines(tmp_path / "run")]
 
 
-def test_online_without_a_login_falls_back_to_offline_and_off_writes_nothing(
-    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: "Reader"
+def broken(*_: object, **__: object) -> None:
+    raise OSError("disk full")
+
+
+def test_without_a_login_it_is_offline_off_writes_nothing_and_a_failure_does_not_fail_the_run(
+    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: Reader
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-such-netrc"))
@@ -282,17 +254,6 @@ def test_online_without_a_login_falls_back_to_offline_and_off_writes_nothing(
     assert len(wandb_file(tmp_path / "run").history) == 2
     experiment.run(override(config, {"tracking.wandb": "off"}), tmp_path / "off")
     assert not (tmp_path / "off" / "wandb").exists()
-
-
-def test_a_wandb_that_fails_does_not_fail_the_run(
-    config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-
-    def broken(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
     monkeypatch.setattr(wandb, "init", broken)
-    said: list[str] = []
-    assert experiment.run(config, tmp_path / "run", say=said.append)["rounds"] == 1
+    assert experiment.run(config, tmp_path / "broken", say=said.append)["rounds"] == 1
     assert any("disk full" in text for text in said)

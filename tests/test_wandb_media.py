@@ -1,9 +1,8 @@
 """Pictures of a run for W&B: what they show, and what they must not disclose."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +10,6 @@ from report_runs import quiet
 
 from fedcommons import experiment, run
 from fedcommons.tracking.wandb_media import CLASSES, EXAMPLES, KEYS, allowed, grid, heat_map, histogram, pool_images
-
-if TYPE_CHECKING:
-    from conftest import WandbFile
-
-    Reader = Callable[[Path], WandbFile]
 
 POOL, PARTITION, SIZES = KEYS
 SMALL = {"wandb": "offline", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
@@ -25,26 +19,6 @@ def uploaded(folder: Path) -> set[str]:
     """The pictures among the files that W&B has of a run, or will have."""
     files = (folder / "wandb" / "latest-run" / "files").rglob("*.png")
     return {f"media/{path.name.partition('_')[0]}" for path in files}
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"setting": "shuffled_real", "p": 0.2}, {PARTITION, SIZES}),
-        ({"setting": "raw_copies", "sharing.c": 0.2}, {PARTITION, SIZES}),
-        ({"setting": "local_synthetic"}, {PARTITION, SIZES}),  # these images leave no client
-        ({"setting": "shuffled_synthetic"}, {POOL, PARTITION, SIZES}),
-        ({"setting": "shuffled_synthetic", "dp.local": True}, {SIZES}),  # noise, and a pool that no epsilon covers
-        ({"dp.local": True, "dp.noise": "secret"}, {SIZES}),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-@pytest.mark.long
-def test_the_pictures_of_a_run(fields: dict[str, Any], expected: set[str], tmp_path: Path) -> None:
-    more = {"generator.epochs": 1, "generator.sampling_steps": 2} if "synthetic" in fields.get("setting", "") else {}
-    values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), **more, **fields}
-    run(experiment("smoke", values=values), tmp_path / "run", say=quiet)
-    assert uploaded(tmp_path / "run") == expected
 
 
 OWN = """
@@ -62,15 +36,26 @@ class Copying(ShuffledSynthetic):
 """
 
 
+@pytest.mark.parametrize(
+    ("setting", "more", "expected"),
+    [
+        ("raw_copies", {"sharing.c": 0.2}, {PARTITION, SIZES}),
+        ("shuffled_synthetic", {}, {POOL, PARTITION, SIZES}),
+        ("shuffled_synthetic", {"dp.local": True}, {SIZES}),  # noise, and a pool that no epsilon covers
+        ("mine.py:Copying", {}, {PARTITION, SIZES}),  # it declares real images as synthetic ones
+    ],
+)
 @pytest.mark.long
-def test_a_users_stage_that_declares_real_images_as_synthetic_shows_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_pictures_of_a_run(
+    setting: str, more: dict[str, Any], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "generator.epochs": 1, "generator.sampling_steps": 2}
-    run(experiment("smoke", values={**values, "setting": "mine.py:Copying"}), tmp_path / "run", say=quiet)
-    assert uploaded(tmp_path / "run") == {PARTITION, SIZES}
+    if setting != "raw_copies":
+        more = {**more, "generator.epochs": 1, "generator.sampling_steps": 2, "generator.channels": (8, 8)}
+    values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "setting": setting, **more}
+    run(experiment("smoke", values=values), tmp_path / "run", say=quiet)
+    assert uploaded(tmp_path / "run") == expected
 
 
 def statement(noise: str | None, commons: str, **config: Any) -> dict[str, Any]:
@@ -86,6 +71,8 @@ def test_a_pool_that_an_epsilon_covers_may_be_shown_and_class_counts_may_not() -
     assert allowed(statement("seeded", "uncovered")) == {SIZES}
     assert allowed(statement(None, "uncovered", **{"dp.noise": "secret"})) == {SIZES}
     assert allowed(statement(None, "uncovered", **{"generator.name": "mine.py:Painter"})) == {PARTITION, SIZES}
+    for name in ("shuffled_real", "local_synthetic", "real"):  # real images, or images that leave no client
+        assert allowed(statement(None, "uncovered", **{"sharing.setting": name})) == {PARTITION, SIZES}
 
 
 def test_a_pool_with_one_real_row_has_no_images() -> None:
@@ -99,25 +86,19 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
     assert pool_images(x, y / 3, np.arange(24)) == ()
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 64, 64)])
-def test_a_picture_of_noise_is_small(shape: tuple[int, ...]) -> None:
+def test_pictures_are_small_and_as_dark_or_high_as_their_counts() -> None:
     """Noise is what PNG cannot compress."""
-    noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, *shape), dtype=np.uint8)
-    content = io.BytesIO()
-    grid([(f"{c} (5000)", list(images)) for c, images in enumerate(noise)], "noise").save(content, "PNG")
-    assert len(content.getvalue()) <= 200_000
-
-
-def test_a_cell_of_the_heat_map_is_as_dark_as_its_count() -> None:
+    for shape in ((1, 8, 8), (3, 64, 64)):
+        noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, *shape), dtype=np.uint8)
+        content = io.BytesIO()
+        grid([(f"{c} (5000)", list(images)) for c, images in enumerate(noise)], "noise").save(content, "PNG")
+        assert len(content.getvalue()) <= 200_000
     counts = np.array([[0, 40], [20, 0], [10, 30]])
     pixels = np.array(heat_map(counts)).astype(int)
     cell = {(i, c): pixels[14 * (i + 2) + 1, 48 * (c + 1) + 44] for i, c in np.ndindex(counts.shape)}
     assert sorted(cell, key=lambda at: -cell[at].sum())[-4:] == [(2, 0), (1, 0), (2, 1), (0, 1)]
     assert cell[0, 0].tolist() == cell[1, 1].tolist() == [247, 251, 255]
     assert heat_map(np.ones((10_000, 1000), int)).height < 1000
-
-
-def test_a_bar_of_the_histogram_is_as_high_as_its_clients() -> None:
     picture = np.array(histogram([10] * 6 + [20] * 3))
     dark = (picture == picture[8 * 14 - 1, 4]).all(axis=2)  # of a bar's foot
     assert (dark[:, 4].sum() - 1, dark[:, 52].sum() - 1) == (5 * 14, 5 * 14 // 2)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from wandb_server import Server
 
 SMALL = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
-AXES = {"alpha", "p", "rho", "noise_multiplier", "lr"}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -34,9 +33,7 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: 
     bucket = wandb_online.bucket
     assert (bucket["project"], bucket["groupName"]) == ("fedcommons", "digits-dirichlet_classes")
     assert (bucket["jobType"], bucket["displayName"]) == ("federation", "mine")
-    tags = {"smoke", "digits", "fedavg", "shuffled_synthetic", "dirichlet_classes", "ddpm", "cnn"}
-    assert {*bucket["tags"]} == tags
-    assert {f"effective/{axis}" for axis in AXES} <= wandb_online.config.keys()
+    assert {"smoke", "shuffled_synthetic", "ddpm"} <= {*bucket["tags"]}
     assert (wandb_online.config["preset"], wandb_online.config["federation"]["rounds"]) == ("smoke", 2)
     rows = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
     assert rows == lines(tmp_path / "mine")
@@ -49,9 +46,7 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: 
     assert wandb_online.bucket["program"] == "fedcommons"  # not the script's path, which W&B's client sends by itself
     for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
         assert not [body for body in wandb_online.received if here.encode() in body], here
-    assert {"zeta_hat_sq_mean", "rounds_used", "target_reached", "privacy/overall", "best_accuracy"} <= {
-        *wandb_online.summary
-    }
+    assert {"zeta_hat_sq_mean", "rounds_used", "privacy/overall", "best_accuracy"} <= {*wandb_online.summary}
     assert "rounds" not in wandb_online.summary
     assert wandb_online.streams[-1]["complete"] is True
     assert wandb_online.streams[-1]["exitcode"] == 0
