@@ -43,34 +43,23 @@ def plain(**more: Any) -> tuple[Display, io.StringIO, Clock]:
     return Display(Console(file=written, highlight=False), clock=clock, **more), written, clock
 
 
+LINES = [
+    ({"test/accuracy": 0.8421, "test/loss": 0.5123}, "", 80, "accuracy 0.842  loss 0.512"),
+    ({"test/accuracy": 0.5, "stragglers": 0.0, "rejected": 0.0}, "9 s left", 80, "accuracy 0.500  9 s left"),
+    ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80, "training loss 2.000  late 2  rejected 1"),
+    ({"test/mse": 0.25, "test/loss": None}, "", 80, "mse 0.250  loss not finite"),
+    ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 28, "accuracy 0.842"),
+    ({"test/accuracy": 0.8421}, "", 27, "accuracy 0.842"),
+    ({"test/accuracy": 0.8421}, "", 26, ""),
+    ({"personal/loss_mean": 1.0, "personal/accuracy_mean": 0.75}, "9 s left", 80, "personal accuracy 0.750  9 s left"),
+    ({"personal/train_loss_mean": 1.0}, "", 80, "personal training loss 1.000"),
+]
 WORST = {"test/accuracy": 0.123456, "test/loss": 123456.789, "stragglers": 1000.0, "rejected": 1000.0}
 
 
-@pytest.mark.parametrize(
-    ("metrics", "left", "width", "expected"),
-    [
-        ({"test/accuracy": 0.8421, "test/loss": 0.5123}, "", 80, "round  3/30  accuracy 0.842  loss 0.512"),
-        ({"test/accuracy": 0.5, "stragglers": 0.0, "rejected": 0.0}, "9 s left", 80,
-         "round  3/30  accuracy 0.500  9 s left"),
-        ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80,
-         "round  3/30  training loss 2.000  late 2  rejected 1"),
-        ({"test/mse": 0.25, "test/loss": None}, "", 80, "round  3/30  mse 0.250  loss not finite"),
-        ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 28, "round  3/30  accuracy 0.842"),
-        ({"test/accuracy": 0.8421}, "", 27, "round  3/30  accuracy 0.842"),
-        ({"test/accuracy": 0.8421}, "", 26, "round  3/30"),
-        ({"test/accuracy": 0.5, "personal/loss_mean": 1.0, "personal/accuracy_mean": 0.75}, "9 s left", 80,
-         "round  3/30  accuracy 0.500  personal accuracy 0.750  9 s left"),
-        ({"personal/train_loss_mean": 1.0}, "", 80, "round  3/30  personal training loss 1.000"),
-        ({}, "", 80, "round  3/30"),
-    ],
-)  # fmt: skip
-def test_the_line_of_a_round_has_its_metrics(
-    metrics: dict[str, float | None], left: str, width: int, expected: str
-) -> None:
-    assert line(3, 30, metrics, left, width) == expected
-
-
-def test_a_line_fits_with_any_numbers() -> None:
+def test_the_line_of_a_round_has_its_metrics_and_fits_with_any_numbers() -> None:
+    for metrics, left, width, expected in LINES:
+        assert line(3, 30, metrics, left, width) == f"round  3/30  {expected}".rstrip()
     for width in (20, 40, 80):
         assert len(line(1000, 1000, WORST, "about 12 min left", width)) <= width
     assert "rejected 1000" in line(1000, 1000, WORST, "12 min left", 80)
@@ -100,12 +89,10 @@ def test_in_a_pipe_progress_has_a_line_now_and_then_and_no_control_characters(mo
     assert written.getvalue().replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("", 80), ("40", 40), ("200", 80), ("0", 80), ("x", 80)])
-def test_the_width_of_a_pipe_is_columns(columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
+def test_the_width_of_a_pipe_is_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("", 80), ("40", 40), ("200", 80), ("0", 80), ("x", 80)):
         monkeypatch.setenv("COLUMNS", columns)
-    assert plain()[0].width == width
+        assert plain()[0].width == width
 
 
 def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
@@ -129,41 +116,27 @@ def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
     assert (list(logger.handlers), logger.level, logger.propagate) == before
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run's summary and its rounds."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    summary = runs.run(experiment("smoke", values=FIELDS), folder, say=quiet)
-    return summary, [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_the_end_of_a_run_is_some_lines_that_fit(finished: tuple[dict[str, Any], Any], width: int) -> None:
-    summary, rounds = finished
-    text = ending(summary, rounds, 12.0, Path("runs/run"), width)
-    assert len(text) <= (13 if width == 80 else 24)
-    assert all(len(one) <= width and "{" not in one for one in text)
-    joined = " ".join(" ".join(text).split())
-    for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
-        assert part in joined
-
-
-@pytest.mark.parametrize(
-    ("last", "target", "reached", "expected"),
-    [
+def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are(tmp_path: Path) -> None:
+    """Also without accuracies, and without a server model."""
+    summary = runs.run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
+    rounds = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    for width, most in ((80, 13), (40, 24)):
+        text = ending(summary, rounds, 12.0, Path("runs/run"), width)
+        assert len(text) <= most
+        assert all(len(one) <= width and "{" not in one for one in text)
+        joined = " ".join(" ".join(text).split())
+        for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
+            assert part in joined
+    personal = {"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}
+    for last, target, reached, expected in (
         ({"round": 2, "test/mse": 0.25, "test/loss": 0.5}, "mse <= 0.3", 7,
          [r"^mse +0.250 after the last round$", r"^loss +0.500 after", r"^target +mse <= 0.3: .*round 7$"]),
-        ({"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}, 0.2, None,
+        (personal, 0.2, None,
          [r"^loss +4.500 in training", r"^personal +accuracy 0.600, .*0.250", r"^target +accuracy 0.2: no round"]),
-    ],
-    ids=["without accuracies", "without a server model"],
-)  # fmt: skip
-def test_the_end_of_a_run_has_the_metrics_that_there_are(
-    last: dict[str, Any], target: object, reached: int | None, expected: list[str], finished: tuple[dict[str, Any], Any]
-) -> None:
-    none = {"last_accuracy": None, "best_accuracy": None, "target": target, "rounds_to_target": reached}
-    text = "\n".join(ending({**finished[0], **none}, [last], 1.0, Path("out"), 80))
-    assert [pattern for pattern in expected if not re.search(pattern, text, re.M)] == []
+    ):  # fmt: skip
+        none = {"last_accuracy": None, "best_accuracy": None, "target": target, "rounds_to_target": reached}
+        text = "\n".join(ending({**summary, **none}, [last], 1.0, Path("out"), 80))
+        assert [pattern for pattern in expected if not re.search(pattern, text, re.M)] == []
 
 
 @pytest.mark.long
@@ -302,16 +275,15 @@ def test_the_time_left_of_a_sweep() -> None:
     assert written.getvalue().splitlines()[-1] == "a: 4/4 rounds"
 
 
-GENERATORS = {
-    "ddpm": {"generator.batch_size": 8},
-    "private_ddpm": {"generator.noise_multiplier": 1.0, "generator.batch_size": 4, "generator.delta": 1e-5},
-}
+PRIVATE = {"generator.noise_multiplier": 1.0, "generator.batch_size": 4, "generator.delta": 1e-5}
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("name", "more"), [("ddpm", {"generator.batch_size": 8}), ("private_ddpm", PRIVATE)])
 @pytest.mark.long
-def test_a_generator_reports_each_of_its_steps_and_reporting_changes_no_bit(name: str, tmp_path: Path) -> None:
-    fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator": name, **GENERATORS[name],
+def test_a_generator_reports_each_of_its_steps_and_reporting_changes_no_bit(
+    name: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator": name, **more,
               "generator.epochs": 2, "generator.channels": (8, 8), "partition.n_clients": 2}  # fmt: skip
     steps: list[tuple[str, int, int, str]] = []
     for number, on_step in enumerate([lambda *step: steps.append(step), None]):
@@ -323,5 +295,4 @@ def test_a_generator_reports_each_of_its_steps_and_reporting_changes_no_bit(name
         assert last >= 4
         for doing, end in (("training", last), ("sampling", 4)):
             assert [number for _, number, _, what in mine if what == doing] == list(range(1, end + 1))
-    one, other = ((tmp_path / folder / "rounds.jsonl").read_bytes() for folder in ("0", "1"))
-    assert one == other
+    assert (tmp_path / "0" / "rounds.jsonl").read_bytes() == (tmp_path / "1" / "rounds.jsonl").read_bytes()
