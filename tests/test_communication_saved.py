@@ -104,73 +104,49 @@ def test_the_papers_rounds_give_the_papers_percentages(table: Callable[[Path], L
     assert {(*key, "real") for key in fedssyn_table_a2()} <= set(fedssyn_table1())
 
 
-def test_totals_over_all_clients_by_hand(table: Callable[[Path], Lines], tmp_path: Path) -> None:
+def test_totals_over_all_clients_and_bounds_by_hand(table: Callable[[Path], Lines], tmp_path: Path) -> None:
     """All 40 clients exchange synthetic images, 8 of them a model, each in either direction."""
-    (row,) = table(rounds(tmp_path, "cifar10,fedavg,40,0.2,0.1,21,59"))
+    reached = ("4,>100", ">100,50", ">100,>100", "4,", "4,89")
+    first, other, scaffold, *lines = table(rounds(
+        tmp_path, "cifar10,fedavg,40,0.2,0.1,21,59", "cifar100,fedavg,10,1,0.1,1,2", "cifar10,scaffold,10,1,0.1,5,10",
+        *(f"cifar10,fedavg,10,1.0,0.01,{row}" for row in reached),
+    ))  # fmt: skip
     once, per_round = 2 * 40 * 1250 * (3 * 32 * 32 + 1), 2 * 8 * 4 * 9_750_922  # VGG-11 has 9,750,922 float32
-    assert (row["MB with pool"], row["MB without"]) == (
-        f"{(once + 21 * per_round) / 1e6:.1f}", f"{59 * per_round / 1e6:.1f}",
-    )  # fmt: skip
-    assert row[TOTAL] == f"{100 * (1 - (once + 21 * per_round) / (59 * per_round)):.1f}" == "63.6"
-    (row,) = table(rounds(tmp_path, "cifar100,fedavg,10,1,0.1,1,2"))
-    assert row["MB without"] == f"{2 * 2 * 10 * 4 * 9_797_092 / 1e6:.1f}"
+    total, without = once + 21 * per_round, 59 * per_round
+    assert (first["MB with pool"], first["MB without"]) == (f"{total / 1e6:.1f}", f"{without / 1e6:.1f}")
+    assert first[TOTAL] == f"{100 * (1 - total / without):.1f}" == "63.6"
+    assert other["MB without"] == f"{2 * 2 * 10 * 4 * 9_797_092 / 1e6:.1f}"
+    assert scaffold["MB without"] == "15601.5"  # twice what FedAvg sends
+    assert [r[FORMULA] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.0"]
+    assert [r[TOTAL] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.1"]
+    assert [r["MB without"] for r in lines] == [">78007.4", "39003.7", ">78007.4", "-", "69426.6"]
+    assert {r[PRINTED] for r in lines} == {""}
 
 
-def test_control_variates_travel_both_ways(table: Callable[[Path], Lines], tmp_path: Path) -> None:
-    names = ("fedavg", "fedprox", "feddyn", "scaffold", "fedpvr")
-    lines = table(rounds(tmp_path, *(f"cifar10,{name},10,1,0.1,5,10" for name in names)))
-    mb = dict(zip(names, (float(r["MB without"]) for r in lines), strict=True))
-    assert mb["fedavg"] == mb["fedprox"] == mb["feddyn"] == 7800.7  # 2 * 10 rounds * 10 clients * 39,003,688 bytes
-    assert mb["scaffold"] == 15601.5
-    three_linear_layers = 2 * (512 * 512 + 512) + 512 * 10 + 10
-    assert mb["fedpvr"] - mb["fedavg"] == pytest.approx(2 * 100 * 4 * three_linear_layers / 1e6, abs=0.1)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"])
-def test_closed_forms_are_the_algorithms_messages(name: str) -> None:
+def test_closed_forms_by_hand_and_of_the_algorithms_messages() -> None:
     model = flatten(dict(VGG11((3, 32, 32), 10).named_parameters()))
-    algorithm = parts.make("algorithm", name, {})
-    message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
-    size = saved.vgg11_nbytes
-    assert message.nbytes == size(10) + size(10, saved.CONTROL[name])
-
-
-def test_closed_forms_by_hand() -> None:
+    for name in ("fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"):
+        algorithm = parts.make("algorithm", name, {})
+        message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
+        assert message.nbytes == saved.vgg11_nbytes(10) + saved.vgg11_nbytes(10, saved.CONTROL[name])
     assert images_nbytes(5, (3, 2, 2)) == 65
     assert pool_nbytes(4, 65) == 520  # 65 bytes up and 65 down for each of 4
-    assert round_nbytes(3, 100) == 600
-    assert round_nbytes(3, 100, control=20) == 720
-    pool, vanilla = [UntilTarget(20, 10, 3, False)], [UntilTarget(0, 10, 10, False)]
-    assert sent(pool) == (50, False)
-    assert sent(pool, once_unit=4, round_unit=2) == (20, False)
-    assert sent([*pool, UntilTarget(20, 10, 10, True)]) == (85, True)
-    assert saved_percent(pool, vanilla) == "50.0"
-    assert saved_percent(vanilla, pool) == "-100.0"
+    assert (round_nbytes(3, 100), round_nbytes(3, 100, control=20)) == (600, 720)
+    pool, vanilla = UntilTarget(20, 10, 3, False), UntilTarget(0, 10, 10, False)
+    pool_late, vanilla_late = UntilTarget(20, 10, 3, True), UntilTarget(0, 10, 10, True)
+    assert sent([pool]) == (50, False)
+    assert sent([pool], once_unit=4, round_unit=2) == (20, False)
+    assert sent([pool, UntilTarget(20, 10, 10, True)]) == (85, True)
+    assert (saved_percent([pool], [vanilla]), saved_percent([vanilla], [pool])) == ("50.0", "-100.0")
     # the paper's formula is the total over clients in units of one client
     n, joined, ms, mc = 10, 4, 7, 11
     total = UntilTarget(pool_nbytes(n, ms), round_nbytes(joined, mc), 6, False)
     assert sent([total], n, joined) == (2 * ms + 2 * 6 * mc, False)
-
-
-def test_bounds() -> None:
-    pool, vanilla = UntilTarget(20, 10, 3, False), UntilTarget(0, 10, 10, False)
-    pool_late, vanilla_late = UntilTarget(20, 10, 3, True), UntilTarget(0, 10, 10, True)
     assert saved_percent([pool], [vanilla_late]) == ">50.0"
     assert saved_percent([pool_late], [vanilla]) == "<50.0"
     assert saved_percent([pool_late], [vanilla_late]) == "-"
     assert saved_percent([pool, pool], [vanilla, vanilla_late]) == ">50.0"
     assert saved_percent([pool], []) == saved_percent([], [vanilla]) == "-"
-
-
-def test_rounds_of_another_table_have_bounds_and_no_printed_value(
-    table: Callable[[Path], Lines], tmp_path: Path
-) -> None:
-    rows = ("4,>100", ">100,50", ">100,>100", "4,", "4,89")
-    lines = table(rounds(tmp_path, *(f"cifar10,fedavg,10,1.0,0.01,{row}" for row in rows)))
-    assert [r[FORMULA] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.0"]
-    assert [r[TOTAL] for r in lines] == [">95.6", "<-100.8", "-", "-", "95.1"]
-    assert [r["MB without"] for r in lines] == [">78007.4", "39003.7", ">78007.4", "-", "69426.6"]
-    assert {r[PRINTED] for r in lines} == {""}
 
 
 def test_a_sweep_of_ours(table: Callable[[Path], Lines], sweep: Callable[..., Path]) -> None:
@@ -195,79 +171,56 @@ def test_a_sweep_of_ours(table: Callable[[Path], Lines], sweep: Callable[..., Pa
     assert list(first)[:6] == ["data set", "N", "C", "alpha", "algorithm", "rounds with pool"]
 
 
-def test_what_else_varies_has_a_column_and_its_own_pair(
+def test_what_else_varies_has_its_own_pair_and_of_learning_rates_the_chosen_ones_are_compared(
     table: Callable[[Path], Lines], sweep: Callable[..., Path]
 ) -> None:
     late = {"straggler.q": 0.5}
     pools = (cell("shuffled_synthetic", 2, **{"generator.rho": rho, **q}) for rho in (0.5, 1.0) for q in ({}, late))
-    lines = table(sweep(cell("real", 4), cell("real", 8, **late), *pools))
-    result = {(line["straggler.q"], line["rho"]): (line["rounds with pool"], line["rounds without"]) for line in lines}
-    assert result == {("0", "0.5"): ("2", "4"), ("0", "1"): ("2", "4"), ("0.5", "0.5"): ("2", "8"),
-                     ("0.5", "1"): ("2", "8")}  # fmt: skip
-
-
-def test_a_sweep_over_learning_rates_compares_the_chosen_ones(
-    table: Callable[[Path], Lines], sweep: Callable[..., Path]
-) -> None:
-    runs = [
-        cell(setting, reached, validation=validation, **{"client.lr": lr})
-        for setting, reached in (("real", 10), ("shuffled_synthetic", 1))
-        for lr, validation, reached in ((0.1, 0.9, reached), (0.01, 0.2, 5))
+    rates = [
+        cell(setting, reached, validation=validation, **{"client.lr": lr, "partition.alpha": 1.0})
+        for setting, first in (("real", 10), ("shuffled_synthetic", 1))
+        for lr, validation, reached in ((0.1, 0.9, first), (0.01, 0.2, 5))
     ]
-    (row,) = table(sweep(*runs))
-    assert (row["rounds with pool"], row["rounds without"]) == ("1", "10")
+    lines = table(sweep(cell("real", 4), cell("real", 8, **late), *pools, *rates))
+    result = {(line["alpha"], line["straggler.q"], line["rho"]): (line["rounds with pool"], line["rounds without"])
+              for line in lines}  # fmt: skip
+    default = lines[-1]["rho"]
+    assert result == {("0.1", "0", "0.5"): ("2", "4"), ("0.1", "0", "1"): ("2", "4"), ("0.1", "0.5", "0.5"): ("2", "8"),
+                      ("0.1", "0.5", "1"): ("2", "8"), ("1", "0", default): ("1", "10")}  # fmt: skip
 
 
 GOOD = "cifar10,fedavg,10,1.0,0.1,8,68"
 
 
-@pytest.mark.parametrize(
-    ("head", "row", "parts"),
-    [
-        (HEAD.replace("alpha,", ""), GOOD, ["lacks the column 'alpha'"]),
-        (HEAD, GOOD.replace("68", "many"), ["line 2", "rounds", "must be a number"]),
-        (HEAD, GOOD.replace(",8,", ",0,"), ["finite and above 0", "'0'"]),
-        (HEAD, GOOD.replace("0.1", "nan"), ["alpha", "finite"]),
-        (HEAD, GOOD.replace("1.0", "1.5"), ["from 1 to N clients"]),
-        (HEAD, GOOD.replace("1.0", "0.05"), ["from 1 to N clients"]),
-        (HEAD, GOOD.replace("10,1.0", "2.5,1.0"), ["N must be whole"]),
-        (HEAD, GOOD.replace("cifar10", "cifar"), ["dataset", "did you mean 'cifar10'"]),
-        (HEAD, GOOD.replace("fedavg", "fedavgg"), ["algorithm", "did you mean 'fedavg'"]),
-        (HEAD, GOOD + ",1", ["line 2", "values"]),
-        (HEAD, "", ["has no rows"]),
-    ],
-)
-def test_a_bad_csv_is_refused(script: ModuleType, tmp_path: Path, head: str, row: str, parts: list[str]) -> None:
-    path = rounds(tmp_path, row, head=head)
-    message = refused(script, "--from", str(path))
-    assert [part for part in [*parts, str(path)] if part not in message] == []
-
-
 def test_bad_files_and_runs_that_cannot_be_compared_are_refused(
-    script: ModuleType, sweep: Callable[..., Path], tmp_path: Path
+    script: ModuleType, sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "holds no run" in refused(script, "--from", str(tmp_path))
+    def refused(*words: str) -> str:
+        with pytest.raises(UserError) as error:
+            script.communication_saved(["--from", *words])
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    for row, part in (
+        (GOOD.replace("68", "many"), "must be a number"), (GOOD.replace(",8,", ",0,"), "finite and above 0"),
+        (GOOD.replace("0.1", "nan"), "finite"), (GOOD.replace("1.0", "1.5"), "from 1 to N clients"),
+        (GOOD.replace("1.0", "0.05"), "from 1 to N clients"), (GOOD.replace("10,1.0", "2.5,1.0"), "N must be whole"),
+        (GOOD.replace("cifar10", "cifar"), "did you mean 'cifar10'"), (GOOD + ",1", "values"), ("", "has no rows"),
+        (GOOD.replace("fedavg", "fedavgg"), "did you mean 'fedavg'"),
+    ):  # fmt: skip
+        assert part in refused(str(rounds(tmp_path, row)))
+    assert "lacks the column 'alpha'" in refused(str(rounds(tmp_path, GOOD, head=HEAD.replace("alpha,", ""))))
+    assert "holds no run" in refused(str(tmp_path))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "not text" in refused(str(tmp_path / "binary"))
+    assert "cannot be written" in refused(str(PAPER), "--out", str(tmp_path / "binary"))
     folder = str(sweep(cell("real", 3, seed=1), cell("shuffled_synthetic", 3), cell("local_synthetic", 3)))
-    assert "no pair of runs" in refused(script, "--from", folder)
+    assert "no pair of runs" in refused(folder)
     shutil.rmtree(folder)
     sweep(cell("real", 3), cell("shuffled_synthetic", 3, partition="other"))
-    assert "different partitions cannot be compared: 0 and 1" in refused(script, "--from", folder)
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert "not text" in refused(script, "--from", str(tmp_path / "binary"))
-    assert "cannot be written" in refused(script, "--from", str(PAPER), "--out", str(tmp_path / "binary"))
-
-
-def test_a_run_that_cannot_be_read_is_named_and_left_out(
-    script: ModuleType, sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(sweep(cell("real", 3), cell("shuffled_synthetic", 3), cell("real", 3, seed=1, bytes_up="few")))
+    assert "different partitions cannot be compared: 0 and 1" in refused(folder)
+    shutil.rmtree(folder)
+    sweep(cell("real", 3), cell("shuffled_synthetic", 3), cell("real", 3, seed=1, bytes_up="few"))
+    capsys.readouterr()
     assert script.communication_saved(["--from", folder]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"left out: {folder}/2/summary.json is damaged: bytes_up")
-
-
-def refused(script: ModuleType, *argv: str) -> str:
-    with pytest.raises(UserError) as error:
-        script.communication_saved(list(argv))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert f"left out: {folder}/2/summary.json is damaged: bytes_up" in capsys.readouterr().out.splitlines()[0]
