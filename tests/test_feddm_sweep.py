@@ -18,22 +18,15 @@ def feddm(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("feddm")
 
 
-def test_a_run_of_several_tables_is_run_once(feddm: ModuleType) -> None:
+def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     result = feddm.entries(feddm.arguments([]))
     names = {(e.table, e.method): e.cell.name for e in result if e.alpha == 0.1 and e.cell.config.seed == 0}
     same = [("methods", "feddm"), ("images per class", "feddm, ipc 3"), ("radius", "feddm, radius 5"),
             ("noise level", "feddm, noise level 0")]  # fmt: skip
     assert len({names[each] for each in same}) == 1
     assert len(set(names.values())) == len(names) - 3
-    of_rows = {len([e for e in result if (e.table, e.method) == each and e.alpha == 0.1]) for each in same}
-    assert of_rows == {4 * 3}  # rates, seeds
     assert next(e for e in result if e.method == "REAL").cell.config.flat["feddm.iterations"] == 0
     assert {e.alpha for e in result} == {0.01, 0.1, 0.5, 50.0}
-    assert {e.cell.config.model.name for e in result} == {"convnet"}
-    assert {e.cell.config.partition.name for e in result} == {"dirichlet_niid"}
-
-
-def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     options = feddm.arguments(["--preset", "paper", "--dataset", "cifar100", "--noisy", "feddm,scaffold"])
     result = feddm.entries(options)
     one = result[0].cell.config.flat
@@ -42,10 +35,8 @@ def test_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
     noisy = {e.method: e.cell.config.flat for e in result if e.table == "noise level"}
     assert noisy["feddm, noise level 3"]["feddm.sigma"] == 3
-    assert (noisy["scaffold, noise level 3"]["dp.local"], noisy["scaffold, noise level 3"]["dp.noise_multiplier"]) == (
-        True,
-        3,
-    )
+    scaffold = noisy["scaffold, noise level 3"]
+    assert (scaffold["dp.local"], scaffold["dp.noise_multiplier"]) == (True, 3)
     assert not noisy["scaffold, noise level 0"]["dp.local"]
 
 
@@ -59,16 +50,11 @@ def test_each_method_runs_at_each_of_its_own_rates(feddm: ModuleType) -> None:
         tried.setdefault(e.method, []).append(e.rate)
         assert e.rate == fields[name] or e.method == "REAL"
         assert fields["client.lr"] == 1 or "scaffold" in e.method
-    others, own = [0.2, 2, 0.7], [1, 0.03]
-    assert tried == {
-        "feddm": own, "REAL": [None], "scaffold": others, "feddm, noise level 0": own,
-        "scaffold, noise level 0": others,
-        "feddm, noise level 1": own, "scaffold, noise level 1": others, "feddm, round 1": own,
-        **{f"feddm, {study}": own for study in ("ipc 1", "ipc 3", "ipc 5", "radius 3", "radius 5", "radius 10")},
-    }  # fmt: skip
+    assert {"feddm, ipc 1", "feddm, radius 10", "feddm, noise level 1", "scaffold, noise level 0"} < tried.keys()
+    for method, rates in tried.items():
+        assert rates == ([None] if method == "REAL" else [0.2, 2, 0.7] if "scaffold" in method else [1, 0.03]), method
     alone = feddm.entries(feddm.arguments([*words, "--rates=0.2,0.7", "--feddm.image_lr=0.03"]))
     assert {e.rate for e in alone} == {0.2, 0.7, 0.03, None}
-    assert {e.cell.name for e in alone if e.rate} <= {e.cell.name for e in result}
     assert {e.rate for e in feddm.entries(feddm.arguments([*words, "--lr=0.7", "--image-rates=1"]))} == {0.7, 1, None}
     preset = feddm.entries(feddm.arguments([*words, "--rates=", "--image-rates="]))
     assert {e.rate for e in preset} == {1.0, 0.3, None}
@@ -88,39 +74,33 @@ def kept(result: pd.DataFrame) -> list[str]:
     return result.loc[feddm_tables.with_choice(result)["chosen"], "run"].tolist()
 
 
-def test_rates_are_chosen_by_validation_not_by_test_accuracy() -> None:
-    """By the mean over seeds, for each method, table and alpha alone; REAL keeps its only runs."""
+def cells_of(text: str, title: str) -> list[list[str]]:
+    """The table below this heading, with its head."""
+    return rows_of(text.partition(f"## {title}\n\n")[2].partition("\n\n")[0], "| ")
+
+
+def test_rates_are_chosen_by_the_mean_validation_accuracy_over_seeds() -> None:
+    """For each method, table and alpha alone; REAL keeps its only runs, the run of one round that of the longer run.
+
+    Ties go to the smaller rate; a rate without all seeds is left out.
+    """
+    noise = "feddm, noise level 0"
     one = frame(
         ("methods", "feddm", 0.03, 0, 0.90, 0.50), ("methods", "feddm", 0.03, 1, 0.80, 0.50),
         ("methods", "feddm", 0.3, 0, 0.70, 0.99), ("methods", "feddm", 0.3, 1, 0.99, 0.99),
         ("methods", "REAL", None, 0, 0.1, 0.1), ("methods", "REAL", None, 1, 0.1, 0.1),
         ("methods", "fedavg", 0.3, 0, 0.2, 0.9), ("methods", "fedavg", 1.0, 0, 0.3, 0.8),
         ("radius", "feddm, radius 3", 0.03, 0, 0.2, 0.9), ("radius", "feddm, radius 3", 0.3, 0, 0.3, 0.1),
+        ("noise level", noise, 0.03, 0, 0.6, 0.6), ("noise level", noise, 0.3, 0, 0.7, 0.5),
+        ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
     )  # fmt: skip
-    assert kept(one) == ["0", "1", "4", "5", "7", "9"]
+    assert kept(one) == ["0", "1", "4", "5", "7", "9", "11", "13"]
     other = frame(("methods", "feddm", 0.03, 0, 0.1, 0.1), ("methods", "feddm", 0.3, 0, 0.2, 0.1), at=50.0)
-    assert kept(pd.concat([one, other], ignore_index=True)) == ["0", "1", "4", "5", "7", "9", "1"]
-
-
-def test_ties_go_to_the_smaller_rate_and_a_rate_without_all_seeds_is_left_out() -> None:
+    assert kept(pd.concat([one, other], ignore_index=True)) == [*kept(one), "1"]
     lines = [("methods", "fedavg", rate, seed, 0.5, 0.5) for rate in (2.0, 0.3, 1.0) for seed in (0, 1)]
     assert kept(frame(*lines)) == ["2", "3"]
     best = ("methods", "fedavg", 0.1, 0, 0.9, 0.9)  # its seed 1 failed
     assert kept(frame(*lines, best)) == ["2", "3"]
-
-
-def test_the_run_of_one_round_has_the_rate_of_the_longer_run_whose_images_it_shows() -> None:
-    result = frame(
-        ("noise level", "feddm, noise level 0", 0.03, 0, 0.6, 0.6),
-        ("noise level", "feddm, noise level 0", 0.3, 0, 0.7, 0.5),
-        ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
-    )  # fmt: skip
-    assert kept(result) == ["1", "3"]
-
-
-def cells_of(text: str, title: str) -> list[list[str]]:
-    """The table below this heading, with its head."""
-    return rows_of(text.partition(f"## {title}\n\n")[2].partition("\n\n")[0], "| ")
 
 
 def test_tables_have_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> None:
@@ -138,11 +118,8 @@ def test_tables_have_the_rate_what_was_tried_and_how_far_feddm_is_ahead() -> Non
     head, tried = cells_of(text, "Rates that were tried")
     assert (head, tried) == (["alpha", "method", "0.03", "0.3"], ["0.1", "feddm", "**90.0** (81.0)", "70.0 (99.0)"])
     assert ends([2.0]) == "-"
-
-
-def test_a_seed_that_missed_the_target_makes_a_bound() -> None:
     result = frame(("methods", "feddm", 0.3, 0, 0.5, 0.8), ("methods", "feddm", 0.3, 1, 0.5, 0.6))
-    result = result.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])
+    result = result.assign(best_accuracy=[0.8, 0.7], rounds_to_target=[4, None])  # a seed missed the target: a bound
     text = feddm_tables.markdown(feddm_tables.with_choice(result), [])
     wanted = "0.1, feddm, 0.3, 2, 70.0 ± 14.1, 75.0 ± 7.1, >8 (missed by 1 of 2), 0.500, 1.000, >9.00"
     assert cells_of(text, "Methods")[1] == wanted.split(", ")
@@ -160,8 +137,6 @@ def test_tables_and_pictures_from_small_runs(feddm: ModuleType, tmp_path: Path) 
     every = pd.read_csv(tmp_path / "feddm.csv")
     assert len(every) == len(entries)
     chosen = every[every["chosen"]]
-    for _, tried in every[every["table"] != "round"].groupby("method"):
-        assert tried["validation_accuracy"].max() == tried.loc[tried["chosen"], "validation_accuracy"].item()
     of_methods = chosen[chosen["table"] == "methods"]
     lines = rows_of(text, "| 0.5 ")[:2]
     assert [line[1] for line in lines] == of_methods["method"].tolist() == ["feddm", "REAL"]
@@ -170,7 +145,6 @@ def test_tables_and_pictures_from_small_runs(feddm: ModuleType, tmp_path: Path) 
     assert chosen["method"].tolist() == ["feddm", "REAL", *noisy, "feddm, round 1"]
     assert chosen["level"].tolist() == [0, 0, 0, 0, 2, 2, 0]
     assert len(set(chosen["run_dir"])) == 6  # one stands in two tables
-    assert pd.isna(chosen["rate"]).tolist() == [False, True, *[False] * 5]
     first = chosen.iloc[0]
     of_class = 4 * 64 * 3 + 8  # three images of 8x8 float32, and a label of 8 bytes
     sent = first["bytes_up"] / first["rounds"] / of_class
