@@ -45,27 +45,18 @@ def test_the_interval_is_the_one_for_a_run_more() -> None:
     assert wide[1] == 100.0  # no accuracy lies above
 
 
-def test_it_covers_a_run_more_as_often_as_it_says() -> None:
+def test_verdicts() -> None:
+    """And the interval covers one more run as often as it says."""
+    for values, published, note, expected in (
+        ([99.0, 100.0, 101.0], 104, "", "inside"), ([1.0, 2.0, 3.0], 2, "", "inside, wide"),
+        ([1.0, 2.0, 3.0], 12, "", "outside"), ([1.0, 2.0, None], 2, "", "cannot tell"),
+        ([99.0, 100.0, 101.0], 110, "read off to ± 6", "outside"),  # a note moves no verdict
+        ([1.0, 2.0], 2, "", "cannot tell"), ([2.0, 2.0, 2.0], 2, "", "inside"), ([2.0, 2.0, 2.0], 3, "", "outside"),
+    ):  # fmt: skip
+        assert verdict(values, published, note) == expected
     draws = 50 + numpy_generator("replications").normal(size=(2000, 6))
     inside = [verdict([*row[:5]], row[5]) != "outside" for row in draws.tolist()]
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("values", "published", "note", "expected"),
-    [
-        ([99.0, 100.0, 101.0], 104, "", "inside"),
-        ([1.0, 2.0, 3.0], 2, "", "inside, wide"),
-        ([1.0, 2.0, 3.0], 12, "", "outside"),
-        ([99.0, 100.0, 101.0], 110, "read off to ± 6", "outside"),  # a note moves no verdict
-        ([1.0, 2.0], 2, "", "cannot tell"),
-        ([1.0, 2.0, None], 2, "", "cannot tell"),
-        ([2.0, 2.0, 2.0], 2, "", "inside"),
-        ([2.0, 2.0, 2.0], 3, "", "outside"),
-    ],
-)
-def test_verdicts(values: list[float | None], published: float, note: str, expected: str) -> None:
-    assert verdict(values, published, note) == expected
 
 
 @pytest.mark.parametrize("name", ["replications", "replications_rounds", "replications_private"])
@@ -94,15 +85,13 @@ def test_every_row_has_its_experiments_and_every_quantity_a_variant(script: Modu
     assert not ROWS.keys() & NOT_HERE.keys()
 
 
-def test_the_numbers_of_a_row_are_read_from_its_runs(script: ModuleType, tmp_path: Path) -> None:
+def test_the_numbers_of_a_row_are_read_from_its_runs(tmp_path: Path) -> None:
     runs = {("R4", "IID"): {seed: {q.words: 90.0 + seed for q in ROWS["R4"].quantities} for seed in (0, 1, 2)}}
     result = report.compared(runs)
     assert [one.published.value for one in result] == [43.46, 87.64, 93.19, 95.14]
-    text = report.write(result, "0,1,2", tmp_path)
-    assert text.count("| R4") == 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "replicate.csv", "replicate.md", "replicate.png", "summary.json",
-    ]  # fmt: skip
+    assert report.write(result, "0,1,2", tmp_path).count("| R4") == 4
+    names = ["replicate.csv", "replicate.md", "replicate.png", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert len((tmp_path / "replicate.csv").read_text().splitlines()) == 1 + 4 * 3
 
 
