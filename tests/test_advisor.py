@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from sweep_runs import rows_of
 
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
@@ -53,19 +54,15 @@ def _changed(**values: float) -> Probed:
     return replace(AT, **values)
 
 
-@pytest.mark.parametrize("p", SHARES)
-def test_where_one_term_rules_the_ratio_is_that_terms(p: float) -> None:
-    smooth = lemma1.smoothness(p, AT.L_max, AT.L_pool) / AT.L_max
-    drift = _changed(zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
-    assert relative_rounds(drift, p, LocalWork(10**9, 100, 10**9), 0.5) == pytest.approx(
-        (1 - p) * smooth, rel=1e-4, abs=1e-3
-    )
-    assert relative_rounds(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
-    noise = lemma1.sigma_sq(p, 4.0, 12.0, 9.0, 0.3) / 4
-    assert relative_rounds(AT, p, WORK, 1e-20) == pytest.approx(smooth * noise, rel=1e-3)
-
-
-def test_the_whole_ratio_by_hand() -> None:
+def test_the_ratio_by_hand_and_where_one_term_rules() -> None:
+    for p in SHARES:
+        smooth = lemma1.smoothness(p, AT.L_max, AT.L_pool) / AT.L_max
+        drift = _changed(zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
+        of_drift = relative_rounds(drift, p, LocalWork(10**9, 100, 10**9), 0.5)
+        assert of_drift == pytest.approx((1 - p) * smooth, rel=1e-4, abs=1e-3)
+        assert relative_rounds(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
+        noise = lemma1.sigma_sq(p, 4.0, 12.0, 9.0, 0.3) / 4
+        assert relative_rounds(AT, p, WORK, 1e-20) == pytest.approx(smooth * noise, rel=1e-3)
     p, epsilon = 0.5, 0.5
     sigma_sq = (0.5 * 4 + 0.5 * 12 + 0.25 * 9.3) / 4  # of a batch
     with_pool = 5.5 * (sigma_sq / (10 * 0.25) + (100 * 1.5 + 10 * sqrt(sigma_sq)) / 0.5**1.5 + 200)
@@ -73,36 +70,29 @@ def test_the_whole_ratio_by_hand() -> None:
     assert relative_rounds(AT, p, WORK, epsilon) == pytest.approx(with_pool / without, rel=1e-12)
 
 
-def test_a_prediction_is_of_the_last_model_and_lies_in_its_band() -> None:
+def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_band() -> None:
     probes = [[_changed(zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
     result = predict(probes, SHARES, WORK)
     assert [f.relative for f in result] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
-    assert all(f.low <= f.relative <= f.high for f in result)
     assert (result[0].relative, result[0].low, result[0].high) == (1, 1, 1)  # p = 0
     for f in result[1:]:
         every = [relative_rounds(v[0], f.p, WORK, v[0].gradient_sq * k) for v in probes for k in (1, 0.1)]
         assert (f.low, f.high) == (min(every), max(every))
         assert f.low < f.high
-
-
-def test_uncertain_estimates_widen_the_band() -> None:
+    with pytest.raises(UserError, match="no gradient"):
+        predict([[AT], [_changed(gradient_sq=0.0)]], SHARES, WORK)
     sure = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
     unsure = sure | {"zeta_sq": Estimate(9.0, 1.0), "delta_sq": Estimate(0.3, 1.0)}
     assert probed(sure) == [AT]
     ends = [(v.zeta_sq, v.delta_sq) for v in probed(unsure)]
     assert ends == [(9, 0.3), (9 - 2.365, 0.3), (9 + 2.365, 0.3), (9, 0), (9, 0.3 + 2.365)]  # no square is negative
-    flat = sure | {"gradient_sq": Estimate(0.5, 0.1)}
-    narrow, wide, other = (predict([probed(result)], [0.5], WORK)[0] for result in (sure, unsure, flat))
+    flat, zero = sure | {"gradient_sq": Estimate(0.5, 0.1)}, sure | {"gradient_sq": Estimate(0.5, 1.0)}
+    narrow, wide, other, last = (predict([probed(e)], [0.5], WORK)[0] for e in (sure, unsure, flat, zero))
     assert narrow.relative == wide.relative == other.relative
     assert wide.low < narrow.low
     assert wide.high > narrow.high
     assert (other.low, other.high) != (narrow.low, narrow.high)
-
-
-def test_an_interval_that_reaches_zero_gradient_leaves_the_band_finite() -> None:
-    result = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
-    (one,) = predict([probed(result | {"gradient_sq": Estimate(0.5, 1.0)})], [0.5], WORK)
-    assert 0 < one.low < one.high < 1
+    assert 0 < last.low < last.high < 1  # its interval reaches a gradient of zero
 
 
 def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) -> None:
@@ -111,11 +101,6 @@ def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) ->
     assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
     assert local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
     assert len(participants(10, 0.35, seed=0, round=1)) == 3
-
-
-def test_without_a_gradient_nothing_is_predicted() -> None:
-    with pytest.raises(UserError, match="no gradient"):
-        predict([[AT], [_changed(gradient_sq=0.0)]], SHARES, WORK)
 
 
 def _lines(relative: Sequence[float]) -> list[dict]:
@@ -133,11 +118,18 @@ def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None
     assert some.sentence(11) == "No p of the grid is predicted to be 11 times faster."
     assert "outcome" not in advice_table([some], 2)
     tried = advice_table([Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "12")], 2)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tried.splitlines() if line.startswith("|")]
+    rows = rows_of(tried)
     assert [row[-3:] for row in rows[2:]] == [["5", "0.40 [0.30, 0.45]", said] for said in ("no", "yes", "no")]
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
     advice_panels(tmp_path / "a.png", [some, some], "digits", smoke=False)
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Experiment:
+    short = {"model.name": "linear", "partition.n_clients": 2, "federation.rounds": 2, "tracking.wandb": "off",
+             "artifacts": str(tmp_path / "artifacts"), "measure.every": 1}  # fmt: skip
+    return presets.experiment("smoke", "digits", short)
 
 
 def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
@@ -158,28 +150,18 @@ def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
     assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (missed by 1 of 2)", None, ())
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Experiment:
-    short = {
-        "model.name": "linear",
-        "partition.n_clients": 2,
-        "federation.rounds": 2,
-        "tracking.wandb": "off",
-        "artifacts": str(tmp_path / "artifacts"),
-        "measure.every": 1,
-    }
-    return presets.experiment("smoke", "digits", short)
-
-
 @pytest.mark.long
-def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) -> None:
-    run = override(config, {"measure.smoothness": True})
-    experiment.run(run, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    pool = override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0})
-    result = probe(pool, None, lambda _: None)
-    assert [accuracy for accuracy, _ in result] == [line["test/accuracy"] for line in lines]
-    for (_, estimates), line in zip(result, lines, strict=True):
+def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config: Experiment, tmp_path: Path) -> None:
+    def lines(run: Experiment, name: str) -> list[dict]:
+        experiment.run(run, tmp_path / name)
+        return [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+
+    without = lines(override(config, {"measure.smoothness": True}), "run")
+    result = probe(
+        override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0}), None, lambda _: None
+    )
+    assert [accuracy for accuracy, _ in result] == [line["test/accuracy"] for line in without]
+    for (_, estimates), line in zip(result, without, strict=True):
         for name in ("gradient_sq", "zeta_sq", "sigma_sq", "L_max"):
             assert estimates[name].value == line[f"convergence/{name}"]
         # an ideal pool is the clients' data together: the law of total variance, for clients of equal sizes
@@ -187,24 +169,19 @@ def test_the_probe_is_a_run_without_sharing(config: Experiment, tmp_path: Path) 
         total = estimates["zeta_sq"].value + estimates["sigma_sq"].value
         assert estimates["sigma_pool_sq"].value == pytest.approx(total, rel=1e-5)
         assert 0 < estimates["L_pool"].value < estimates["L_max"].value
-
-
-@pytest.mark.long
-def test_the_probe_measures_an_existing_pool(config: Experiment, tmp_path: Path) -> None:
     small = {"data.limit": 60, "federation.rounds": 1}
     generator = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
     setting = {"sharing.setting": "shuffled_synthetic", "measure.smoothness": True}
     pool = override(config, {**small, **setting, **generator})
-    experiment.run(pool, tmp_path / "run")
-    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])  # the untrained model
+    first = lines(pool, "pool")[0]  # the untrained model
     synthetic = build.contributions(build.prepare(pool), Store(tmp_path / "artifacts"))
-    (_, result), _ = probe(pool, synthetic, lambda _: None)
+    (_, estimates), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
-        assert result[name].value == line[f"convergence/{name}"]
+        assert estimates[name].value == first[f"convergence/{name}"]
     swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, **small})
     (_, real), _ = probe(swapped, None, lambda _: None)
-    assert real["zeta_sq"] == result["zeta_sq"]
-    assert 0 < real["delta_sq"].value != result["delta_sq"].value
+    assert real["zeta_sq"] == estimates["zeta_sq"]
+    assert 0 < real["delta_sq"].value != estimates["delta_sq"].value
 
 
 @pytest.mark.long
