@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from report_runs import copies, quiet, small_run
+from report_runs import copies, quiet
 from torch.nn import functional as F
 
 from fedcommons import experiment, run
@@ -46,29 +46,23 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(fields: dict[st
 
 
 @pytest.mark.long
-def test_the_worst_client_stands_in_the_rounds(folder: Path) -> None:
+def test_the_worst_client_stands_in_the_rounds_and_a_resumed_run_writes_the_same_lines(
+    folder: Path, tmp_path: Path
+) -> None:
     lines, clients = read_rounds(folder), read_clients(folder)
     assert [line["round"] for line in clients] == [line["round"] for line in lines] == [0, 1, 2, 3]
     for line, of_clients in zip(lines, clients, strict=True):
         assert line["clients/worst_accuracy"] == min(of_clients["accuracy"])
         assert of_clients["accuracy"][line["clients/worst"]] == line["clients/worst_accuracy"]
     assert load_runs(folder)["clients/worst_accuracy"].tolist() == [lines[-1]["clients/worst_accuracy"]]
-
-
-@pytest.mark.parametrize("damage", ["cut", "behind", "gone"])
-@pytest.mark.long
-def test_a_resumed_run_writes_the_same_lines(damage: str, folder: Path, tmp_path: Path) -> None:
-    (path,) = copies(folder, tmp_path, "run")
-    (path / "summary.json").unlink()
-    whole = (path / "clients.jsonl").read_text()
-    kept = {"cut": whole[:-20], "behind": "".join(whole.splitlines(keepends=True)[:3]), "gone": ""}[damage]
-    (path / "clients.jsonl").write_text(kept)
-    run(experiment("smoke", values=FIELDS), path, say=quiet)
-    for name in ("clients.jsonl", "rounds.jsonl", "summary.json"):
-        assert (path / name).read_bytes() == (folder / name).read_bytes()
-
-
-def test_no_client_is_recorded_by_default(tmp_path: Path) -> None:
-    small_run(tmp_path, {"federation.rounds": 1, "measure.every": 0})
-    assert not (tmp_path / "clients.jsonl").exists()
-    assert load_clients(tmp_path).empty
+    whole = (folder / "clients.jsonl").read_text()
+    for number, kept in enumerate((whole[:-20], "".join(whole.splitlines(keepends=True)[:3]), "")):
+        (path,) = copies(folder, tmp_path, str(number))
+        (path / "summary.json").unlink()
+        (path / "clients.jsonl").write_text(kept)
+        run(experiment("smoke", values=FIELDS), path, say=quiet)
+        for name in ("clients.jsonl", "rounds.jsonl", "summary.json"):
+            assert (path / name).read_bytes() == (folder / name).read_bytes()
+    run(experiment("smoke", values={**FIELDS, "measure.clients": False}), tmp_path / "without", say=quiet)
+    assert not (tmp_path / "without" / "clients.jsonl").exists()
+    assert load_clients(tmp_path / "without").empty

@@ -1,7 +1,5 @@
 """Comparing run folders: means and deviations are those of the runs, whichever sweep made them."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,7 +13,7 @@ from report_runs import copies, small_runs
 from fedcommons import load_runs
 from fedcommons.errors import UserError
 from fedcommons.reports import series
-from fedcommons.reports.cells import Cell, cells, once
+from fedcommons.reports.cells import Cell, once
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +50,16 @@ def test_a_row_is_a_cell_with_mean_and_deviation(
         assert row["zeta_hat_sq"] == pytest.approx(fmean(own))
         assert row["zeta_hat_sq_sd"] == pytest.approx(stdev(own))
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_a_run_in_two_folders_is_one_seed(folder: Path, tmp_path: Path) -> None:
-    (again,) = copies(folder, tmp_path, "again")
-    runs, said = load_runs(folder, again), list[str]()
-    assert once(runs, said.append).equals(load_runs(folder))
-    assert [len(cell.runs) for cell in cells(once(runs, said.append))] == [2] * 4
-    assert len(said) == 16
-    assert all(str(again) in line for line in said)
-
-
-@pytest.mark.long
-def test_a_panel_for_each_facet_and_a_point_for_each_cell(compare: ModuleType, folder: Path) -> None:
     names = {"x": "lr", "y": "last_accuracy", "facet": "alpha", "colour": "algorithm"}
-    panels = compare.panels(compare.cells(load_runs(folder)), names)
+    panels = compare.panels(compare.cells(runs), names)
     assert [panel.title.rpartition(" = ")[2] for panel in panels] == ["0.1", "1"]
     assert [[p.x for p in panel.points] for panel in panels] == [[0.01, 0.1], [0.01, 0.1]]
     assert {p.series for panel in panels for p in panel.points} == {"fedavg"}
+    (again,) = copies(folder, tmp_path, "again")  # a run in two folders is one seed
+    said: list[str] = []
+    assert once(load_runs(folder, again), said.append).equals(runs)
+    assert len(said) == 8
+    assert all(str(again) in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +106,3 @@ def test_the_picture_is_drawn_for_numbers_names_and_bounds(tmp_path: Path) -> No
     panels = [series.Panel(title, "x", of) for title, of in (("a", points), ("b", named), ("c", many))]
     series.draw(tmp_path / "p.png", panels, "rounds_to_target", "which", "digits, target 80 %")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_comparing_imports_neither_ray_nor_wandb() -> None:
-    code = (
-        "import sys, runpy; runpy.run_path('sweeps/compare.py', run_name='x'); print({'ray', 'wandb'} & {*sys.modules})"
-    )
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=root)
-    assert done.stdout.strip() == "set()", done.stdout + done.stderr

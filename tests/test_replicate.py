@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -27,7 +27,7 @@ def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("replicate")
 
 
-def verdict(values: list[float | None], published: float, note: str = "") -> str:
+def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:
     quantity = Quantity("one", None, ())
     return Compared("R1", quantity, Published(published, "a paper", note), dict(enumerate(values))).verdict
 
