@@ -49,6 +49,14 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
     unused = {"rho", "sigma", "generator.rho", "fedprox.mu", "epsilon"}
     assert not unused & set(load_runs(folder / "slow").columns)
     assert len(load_runs(folder, folder / "slow", str(folder / "grid" / ".." / "slow"))) == 5  # each run once
+    rounds = load_rounds(folder / "grid", folder / "slow")
+    assert len(rounds) == 5 * 3
+    for path, of_run in rounds.groupby("run"):
+        lines = read_rounds(Path(str(path)))
+        assert of_run["round"].tolist() == [0, 1, 2]
+        assert of_run["test/accuracy"].tolist() == [line["test/accuracy"] for line in lines]
+        assert of_run["zeta_sq"].tolist() == [line["convergence/zeta_sq"] for line in lines]
+        assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
 
 
 def test_of_stragglers_rows_have_the_bytes_and_rounds_have_the_clients(tmp_path: Path) -> None:
@@ -68,28 +76,6 @@ def test_the_name_of_an_epsilon_says_whether_its_noise_was_secret(noise: str, en
     assert row[f"epsilon_local_training{end}"] == own[f"epsilon_local_training{end}"]["largest"]
     names = {name for name in row.index if name.startswith("epsilon")}
     assert names == {f"epsilon{end}", f"epsilon_local_training{end}"}
-
-
-@pytest.mark.long
-def test_the_epsilon_of_an_earlier_version_was_of_seeded_noise(folder: Path, tmp_path: Path) -> None:
-    (old,) = copies(folder / "slow", tmp_path, "old")
-    privacy = {"epsilon_of_messages": 2.5, "pool_epsilon_max": 1.5, "commons": "covered"}
-    change(old / "summary.json", privacy=privacy)
-    row = load_runs(tmp_path).iloc[0]
-    assert (row["epsilon_if_secret"], row["pool_epsilon_if_secret"]) == (2.5, 1.5)
-    assert not {"epsilon", "pool_epsilon"} & set(row.index)
-
-
-@pytest.mark.long
-def test_load_rounds_has_a_row_for_each_round(folder: Path) -> None:
-    rounds = load_rounds(folder / "grid", folder / "slow")
-    assert len(rounds) == 5 * 3
-    for path, of_run in rounds.groupby("run"):
-        lines = read_rounds(Path(str(path)))
-        assert of_run["round"].tolist() == [0, 1, 2]
-        assert of_run["test/accuracy"].tolist() == [line["test/accuracy"] for line in lines]
-        assert of_run["zeta_sq"].tolist() == [line["convergence/zeta_sq"] for line in lines]
-        assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
 
 
 def config(seed: int) -> Experiment:
@@ -155,6 +141,12 @@ def test_the_status_of_runs_that_are_not_finished(folder: Path, tmp_path: Path) 
     assert runs.loc["stopped", "rounds"] == 1
     assert runs.loc["failed", "last_accuracy"] == load_runs(folder / "slow")["last_accuracy"].iloc[0]
     assert runs.loc["failed", "client.lr"] == 0.02
+    privacy = {"epsilon_of_messages": 2.5, "pool_epsilon_max": 1.5, "commons": "covered"}  # of an earlier version
+    (old,) = copies(folder / "slow", tmp_path / "earlier", "old")
+    change(old / "summary.json", privacy=privacy)
+    row = load_runs(old).iloc[0]
+    assert (row["epsilon_if_secret"], row["pool_epsilon_if_secret"]) == (2.5, 1.5)
+    assert not {"epsilon", "pool_epsilon"} & set(row.index)
 
 
 @pytest.mark.parametrize(

@@ -47,24 +47,18 @@ def starts(order: InOrder, cores: int, fails: str = "") -> list[str]:
     raise AssertionError("it never ends")
 
 
-def test_a_cell_waits_for_its_generators_and_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_waits_for_its_generators_and_fails_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not overtaken, but a core without work takes a later cell."""
     cells = {"pool": 3, "real": 0, "next pool": 1, "next real": 0}
     assert starts(in_order(cells, 1, monkeypatch), 1) == [
         "makes pool 0", "makes pool 1", "makes pool 2", "pool", "real", "makes next pool 0", "next pool", "next real",
     ]  # fmt: skip
-
-
-def test_a_core_without_work_takes_a_later_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     order = in_order({"pool": 1, "real": 0, "next pool": 1}, 2, monkeypatch)
     assert starts(order, 2) == ["makes pool 0", "real", "pool", "makes next pool 0", "next pool"]
-
-
-def test_if_a_generator_fails_its_cells_fail_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     order = in_order({"pool": 2, "real": 0}, 1, monkeypatch)
     assert starts(order, 1, fails="pool 0") == ["makes pool 0", "makes pool 1", "real"]
     assert order.failed == {"pool": "the generator of client 3 failed: no memory"}
-    assert order.traces == ["line 7"]
-    assert order.trained == 1
+    assert (order.traces, order.trained) == (["line 7"], 1)
 
 
 FACTS = {"seed": 3, "channels": (8, 16), "rate": 0.1}
@@ -82,14 +76,11 @@ def test_a_kept_result_is_read_again_if_all_facts_are_the_same(tmp_path: Path) -
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             kept.read(file, facts, "audit")
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"facts": {}}', '{"facts": 1, "audit": {}}', "[" * 9999, "NaN"])
-def test_a_damaged_file_of_a_kept_result_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(content)
-    with pytest.raises(UserError, match=r"remove it or name another --out") as error:
-        kept.read(tmp_path / "one.json", {}, "audit")
-    assert "\n" not in str(error.value)
+    for content in ("", "[]", '{"facts": {}}', '{"facts": 1, "audit": {}}', "[" * 9999, "NaN"):
+        file.write_text(content)
+        with pytest.raises(UserError, match=r"remove it or name another --out") as error:
+            kept.read(file, {}, "audit")
+        assert "\n" not in str(error.value)
 
 
 TRIAL = trials.trial
