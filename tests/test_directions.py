@@ -7,11 +7,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from broken_noise import break_noise
 from scipy.stats import norm
 from torch import Tensor, nn
 
 from fedcommons.algorithms.codes import noisy_mean
-from fedcommons.audits.canaries import audit
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
 from fedcommons.audits.lower_bound import apart
@@ -31,26 +31,14 @@ def gaussian(q: float, sigma: float, steps: int) -> Release:
     return Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0, steps=steps)
 
 
-@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 3.0, 12.0])
+@pytest.mark.parametrize("mu", [0.1, 1.0, 12.0])
 def test_the_curve_is_that_of_two_normal_distributions(mu: float) -> None:
     """delta(epsilon) is the largest P(S) - e^epsilon Q(S), taken where the densities' ratio is above e^epsilon."""
     e = gaussian_epsilon(mu, DELTA)
     edge = e / mu + mu / 2
     assert norm.sf(edge - mu) - exp(e + norm.logsf(edge)) == pytest.approx(DELTA, rel=1e-5)
-
-
-def test_the_exact_gaussian_epsilon_at_its_limits() -> None:
-    assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-1.0, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
-    assert gaussian_epsilon(1.0, 0.9) == 0
+    assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-mu, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
     assert gaussian_epsilon(inf, DELTA) == inf
-    assert gaussian_epsilon(1000.0, DELTA) == pytest.approx(500_000, rel=0.01)
-
-
-def test_the_renyi_accountant_reports_a_little_more_than_the_exact_gaussian_epsilon() -> None:
-    """A single Gaussian: Renyi divergences lose some percent, never the other way."""
-    for sigma in (0.5, 1.0, 4.0):
-        e = estimate(np.arange(8.0), np.arange(8) > 3, gaussian(1.0, sigma, 1), DELTA)
-        assert 0.9 < e.ceiling / e.reported < 1
 
 
 def simulated(
@@ -122,6 +110,10 @@ def test_directions_are_orthogonal_and_keyed() -> None:
     u = directions(30, 50, 1)
     assert torch.allclose(u @ u.T, torch.eye(30), atol=1e-6)
     assert torch.equal(u, directions(30, 50, 1))
+    module, of_module = network(), directions(5, 522, 0)
+    Directed(module, of_module, 3.0)(torch.tensor([2]), torch.tensor([1.0])).backward()
+    gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    assert torch.allclose(gradient, 3 * of_module[2])
     assert not torch.equal(u, directions(30, 50, 2))
     with pytest.raises(ValueError, match="at most 50 directions are orthogonal in 50 parameters, got 51"):
         directions(51, 50, 1)
@@ -168,22 +160,6 @@ def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15, dp: D
 
 STEPS = pytest.mark.parametrize("trained", [local, vectorised])
 
-STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "none": np.zeros_like,
-    "half": lambda normal: normal / 2,
-    "the same in all steps": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
-}
-"""What a broken stream of secret noise gives in place of normal numbers."""
-
-
-def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
-    right = CipherStream.standard_normal
-
-    def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
-        return STREAMS[name](right(self, size, dtype))
-
-    patch.setattr(CipherStream, "standard_normal", standard_normal)
-
 
 def is_right(found: Estimate) -> bool:
     """Neither accused nor without an answer, and not less than half of what is reported."""
@@ -196,29 +172,21 @@ def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: 
     assert is_right(found)
     assert gaussian_epsilon(found.low, DELTA) < found.ceiling < gaussian_epsilon(found.high, DELTA)
     assert found.noise[0] == pytest.approx(2.0, rel=0.15)
+    if trained is vectorised:
+        assert trained(1, dp=TWICE).verdict == ABOVE  # another sampling rate
 
 
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize(
-    "audited", [lambda: vectorised(1, k=200), lambda: local(1, k=60), lambda: audit(LocalSGD(1, 20, dp=DP), 1, 200)],
-    ids=["vectorised", "local", "canaries"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["none", "half", "the same in each step"])
+@STEPS
 def test_a_broken_stream_of_secret_noise_is_found(
-    name: str, audited: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    name: str, trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    k = 60 if trained is local else 200
+    assert not trained(1, k=k).faults
     break_noise(monkeypatch, name)
-    faults = audited().faults
+    faults = trained(1, k=k).faults
     assert any("noise multiplier" in fault for fault in faults)
     assert any("epsilon" in fault for fault in faults)
-
-
-@pytest.mark.parametrize("audited", [lambda: vectorised(1, k=200), lambda: local(1, k=60)], ids=["vectorised", "local"])
-def test_of_few_directions_honest_steps_have_no_fault(audited: Callable[[], Estimate]) -> None:
-    assert not audited().faults
-
-
-def test_another_sampling_rate_is_found() -> None:
-    assert vectorised(1, dp=TWICE).verdict == ABOVE
 
 
 @pytest.mark.slow
@@ -241,20 +209,6 @@ def test_half_of_the_noise_of_steps_is_found_in_20_of_20_seeds(
 @STEPS
 def test_honest_steps_are_accused_in_at_most_5_of_100(trained: Callable[..., Estimate]) -> None:
     assert sum(bool(trained(seed, k=100).faults) for seed in range(100)) <= 5
-
-
-def test_the_module_that_is_handed_in_stays_as_it_is() -> None:
-    module = network()
-    before = [p.clone() for p in module.parameters()]
-    of_vectorised_steps(DPSGD(1.0, 1.0), module, 10, 5, 1, 0)
-    assert all(torch.equal(p, b) and p.grad is None for p, b in zip(module.parameters(), before, strict=True))
-
-
-def test_an_examples_gradient_is_its_direction() -> None:
-    module, u = network(), directions(5, 522, 0)
-    directed = Directed(module, u, 3.0)
-    directed(torch.tensor([2]), torch.tensor([1.0])).backward()
-    assert torch.allclose(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]), 3 * u[2])
 
 
 # Single releases

@@ -21,20 +21,17 @@ from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Source, Stream
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.core.work import Work
-from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
-from fedcommons.federation.serial import Serial
 from fedcommons.runs import experiment
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.counting import counted
 from fedcommons.runs.experiment import run
-from fedcommons.tensors import Flat, Payload, data, flatten
+from fedcommons.tensors import Flat, Payload, flatten
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
@@ -100,16 +97,12 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
             assert now.ledger.of_all(0, 1e-5) is None
             assert now.traffic.once == 5 * 10 * 8
         assert plan.facts.counts_nbytes == 400
+    later = federation.play(Asks(later=True), federation.plan(3))
+    assert [now.ledger.uncovered for now, _ in later] == [{}, {COUNTS: 5}, {COUNTS: 5}]
+    assert [now.traffic.once for now, _ in later] == [0, 400, 400]
     quiet = federation.play(FedAvg(), federation.plan(2))[-1][0]
     assert quiet.ledger.uncovered == {}
     assert quiet.traffic.once == 0
-
-
-def test_class_counts_that_are_read_later_count_from_then_on(digits: Digits) -> None:
-    federation = digits().training(PRIVATE)
-    played = federation.play(Asks(later=True), federation.plan(3))
-    assert [now.ledger.uncovered for now, _ in played] == [{}, {COUNTS: 5}, {COUNTS: 5}]
-    assert [now.traffic.once for now, _ in played] == [0, 400, 400]
 
 
 def test_after_a_checkpoint_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
@@ -276,22 +269,6 @@ def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bar
     assert ("images" in ledger.commons.uncovered) == (bare_steps == 1)
 
 
-def test_noise_has_the_experiments_key(digits: Digits) -> None:
-    method, sent = FedDM(init="noise", iterations=2), []
-    federation = digits(sizes=(30,)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
-    for key in (0, 0, 1):
-        build = partial(_worker, federation, method, Source(key))
-        played = federation.play(method, federation.plan(1), Serial(build, federation.data))
-        sent.append(data(played[-1][0].state["images"]))
-    assert torch.equal(sent[0], sent[1])
-    assert not torch.equal(sent[0], sent[2])
-
-
-def _worker(federation: Federation, method: FedDM, source: Source, clients: RunData) -> Worker:
-    work = Work(federation.module(), torch.device("cpu"), federation.loop, source=source)
-    return Worker(work, method, clients)
-
-
 def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
     """It also shows copies of others' images, which it holds."""
     fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
@@ -316,10 +293,7 @@ def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: li
     with pytest.raises(UserError) as error:
         prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
     assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_any_number_of_images_can_start_from_noise() -> None:
-    FedDM(ipc=20, init="noise").check({"dp.local": True})
+    FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
 
 
 def test_a_class_that_no_client_sends_is_refused() -> None:

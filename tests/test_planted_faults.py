@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from broken_noise import break_noise
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
-from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.audits.canaries import Canaries, audit, audit_method
 from fedcommons.audits.lower_bound import by_scores, coins
 from fedcommons.audits.membership import by_loss
@@ -21,8 +21,8 @@ from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
-from fedcommons.core.local import LocalResult, LocalSGD, constant
-from fedcommons.core.noise import SEED_ALONE, CipherStream, Draws, Stream
+from fedcommons.core.local import LocalResult, LocalSGD
+from fedcommons.core.noise import SEED_ALONE, Draws, Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
@@ -36,7 +36,6 @@ from fedcommons.tensors import Payload, flat, sub
 DP = DPSGD(noise_multiplier=2.0, clip=1.5)
 LOOP = LocalSGD(1, 100, dp=DP)  # ten steps, q = 1/10: epsilon 0.94
 ALL = LocalSGD(1, 1000, dp=DP)  # one step of all: epsilon 2.17
-STEPS = 10
 
 
 class ClippedPerBatch(DPSGD):
@@ -111,49 +110,19 @@ def test_the_audit_finds_faults_of_training(name: str) -> None:
     assert any(words in fault for fault in found.faults), (found.faults, found)
 
 
-class TakenBack:
-    """Each step's noise minus that of the step before."""
-
-    def __init__(self) -> None:
-        self.last: np.ndarray | None = None
-
-    def __call__(self, normal: np.ndarray, number: int) -> np.ndarray:
-        new = normal if number % STEPS == 0 or self.last is None else normal - self.last
-        self.last = normal
-        return new
-
-
-STREAMS: dict[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
-    "none": (lambda normal, number: np.zeros_like(normal), "epsilon is above"),
-    "a half": (lambda normal, number: normal / 2, "the noise multiplier is about"),
-    "the same in each step": (
-        lambda normal, number: np.random.default_rng(0).standard_normal(normal.shape),
-        "epsilon is above",
-    ),
-    "the same for each client": (
-        lambda normal, number: np.random.default_rng(number % STEPS).standard_normal(normal.shape),
-        "epsilon is above",
-    ),
-    "taken back": (TakenBack(), "the noise multiplier is about"),
-}
-
-
-def break_noise(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray, int], np.ndarray]) -> None:
-    """Change what the stream of secret noise gives; it also gets the number of the call."""
-    right, calls = CipherStream.standard_normal, []
-
-    def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
-        calls.append(size)
-        return change(right(self, size, dtype), len(calls) - 1)
-
-    patch.setattr(CipherStream, "standard_normal", standard_normal)
-
-
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none", "epsilon is above"),
+        ("half", "the noise multiplier is about"),
+        ("the same in each step", "epsilon is above"),
+        ("the same for each client", "epsilon is above"),
+        ("taken back", "the noise multiplier is about"),
+    ],
+)
 @pytest.mark.long
-def test_the_audit_finds_faults_of_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    change, words = STREAMS[name]
-    break_noise(monkeypatch, change)
+def test_the_audit_finds_faults_of_noise(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_noise(monkeypatch, name)
     found = audit(LOOP, seed=1)
     assert found.reported is not None
     assert any(words in fault for fault in found.faults), (found.faults, found)
@@ -174,7 +143,7 @@ def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
 @pytest.mark.slow
 def test_half_of_the_noise_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound misses it each time, though it could be above what is reported."""
-    break_noise(monkeypatch, STREAMS["a half"][0])
+    break_noise(monkeypatch, "half")
     for seed in range(20):
         found = audit(LOOP, seed, m=500)
         assert found.verdict == "not above the reported one"
@@ -197,25 +166,14 @@ class Histogram(FedAvg):
         return Reply({"delta": sub(y, x)}, {"counts": data.y.double()}, releases=[spent.of(*names)])
 
 
-@dataclass(frozen=True)
-class Corrected(FedAvg):
-    """It adds the mean gradient of its data to those that DP-SGD has noised, and calls the result covered."""
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x = flat(message.common, "model")
-        y, _, spent = work.local(x, data, seed, add_to_grad=constant(work.gradient(x, data)))
-        return Reply({"delta": sub(y, x)}, releases=[spent.of("delta")])
-
-
-@pytest.mark.parametrize("method", [Histogram(), Corrected()], ids=["named as covered", "added after noise"])
-def test_the_audit_finds_messages_that_are_called_covered(method: Algorithm) -> None:
-    reported, bounds = audit_method(method, LOOP, seed=1)
+def test_the_audit_finds_messages_that_are_called_covered() -> None:
+    reported, bounds = audit_method(Histogram(), LOOP, seed=1)
     assert reported is not None
     assert max(b.bound for b in bounds.values()) > reported
     assert "above the reported one" in {b.verdict(reported) for b in bounds.values()}
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedNova(), Histogram(is_named=False)], ids=type)
+@pytest.mark.parametrize("method", [FedNova(), Histogram(is_named=False)], ids=type)
 def test_the_messages_of_honest_methods_stay_below_the_reported_epsilon(method: Algorithm) -> None:
     reported, bounds = audit_method(method, LOOP, 1)
     assert reported is not None
@@ -301,22 +259,6 @@ def test_the_bound_finds_false_receipts(part: Sums) -> None:
     honest = bounded(replace(part, stated=None, early=False))
     assert honest.reported is not None
     assert 0 < honest.audited.bound < honest.reported
-
-
-@pytest.mark.slow
-def test_the_bound_finds_a_private_generator_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both report an epsilon of at most 0.2: without noise the bound is above it, with noise below."""
-    digits = inputs.load(Data()).train
-    some, canaries = digits[torch.arange(28)], digits[torch.arange(28, 228)]
-    part = PrivateDDPM(
-        epochs=300, batch_size=28, lr=2e-3, channels=(16, 32), schedule="squaredcos_cap_v2", target_epsilon=0.2,
-    )  # fmt: skip
-    honest = bound(replace(part, epochs=5), some, canaries, 10, 0, by_loss)
-    assert honest.verdict == "not above the reported one"
-    break_noise(monkeypatch, STREAMS["none"][0])
-    sabotaged = bound(part, some, canaries, 10, 0, by_loss)
-    assert sabotaged.reported == pytest.approx(0.2, abs=0.01)
-    assert sabotaged.verdict == "above the reported one"
 
 
 def test_canaries_of_which_none_would_be_guessed_are_refused() -> None:
