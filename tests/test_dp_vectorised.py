@@ -103,7 +103,7 @@ def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention(
             assert (mine - theirs).norm() < 1e-4 * theirs.norm() + 1e-7 * wanted.norm(), name
 
 
-@pytest.mark.parametrize("physical_batch", [1, 4, N])
+@pytest.mark.parametrize("physical_batch", [1, 4])
 def test_the_sum_of_clipped_gradients_is_that_of_a_loop_for_every_physical_batch(
     physical_batch: int, problem: tuple[UNet2DModel, Loss, list[Tensor]]
 ) -> None:
@@ -119,21 +119,17 @@ def test_the_sum_of_clipped_gradients_is_that_of_a_loop_for_every_physical_batch
     assert found.bound == clip
 
 
-def test_draws_are_averaged_before_clipping() -> None:
+def test_draws_are_averaged_before_clipping_and_what_is_not_finite_adds_nothing() -> None:
     """Clipped apart, two opposite gradients of unequal size would not leave the clipped mean."""
 
     def loss(named: dict[str, Tensor], x: Tensor) -> Tensor:  # x (draws,): the gradient is the mean of x
         return named["w"] * x.mean()
 
-    found = noisy_sum({"w": torch.zeros(())}, loss, [torch.tensor([[5.0, -3.0], [0.2, 0.4]])], 0.9, 8)
-    assert float(found.values) == pytest.approx(0.9 + 0.3)
-
-
-def test_what_is_not_finite_adds_nothing_and_zero_stays_zero() -> None:
-    rows = [torch.tensor([[3.0, 0.0], [float("nan"), 1.0], [0.0, 0.0], [1.0, 1.0]]),
-            torch.tensor([[4.0], [1.0], [0.0], [float("inf")]])]  # fmt: skip
-    assert torch.allclose(clipped_sum(rows, 1.0)[0], torch.tensor([0.6, 0.0, 0.8]))
-    assert not clipped_sum([g[1:3] for g in rows], 1.0)[0].any()
+    rows = torch.tensor([[5.0, -3.0], [0.2, 0.4], [torch.inf, 1.0], [torch.nan, 1.0], [0.0, 0.0]])
+    for n in (2, 5):
+        found = noisy_sum({"w": torch.zeros(())}, loss, [rows[:n]], 0.9, 8)
+        assert float(found.values) == pytest.approx(0.9 + 0.3)
+    assert not clipped_sum([torch.zeros(2, 3), torch.zeros(2, 1)], 1.0)[0].any()
 
 
 class Zero(nn.Module):
@@ -147,90 +143,37 @@ class Zero(nn.Module):
         return 0 * (self.w.sum() + self.b.sum()) * x
 
 
-def changes(n: int, batch_size: int, epochs: int, dp: DPSGD) -> tuple[list[Tensor], list, list[int]]:
-    """The change of the weights in each step of plain SGD, what the steps yield, and the sizes of the batches."""
-    module, sizes = Zero(), []
+def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> None:
+    module, sizes, at, moved, releases = Zero(), [], torch.zeros(2500), [], []
 
     def draw(rows: int, _: object) -> list[Tensor]:
         sizes.append(rows)
         return []
 
-    def loss(named: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(module, named, (x,))
-
-    optimizer, at, moved, releases = torch.optim.SGD(module.parameters(), 1.0), torch.zeros(2500), [], []
     for release in steps(
-        module, optimizer, loss, [torch.ones(n)], draw, dp,
-        batch_size=batch_size, epochs=epochs, physical_batch=4, noise=draws(),
+        module, torch.optim.SGD(module.parameters(), 1.0), lambda named, x: functional_call(module, named, (x,)),
+        [torch.ones(3)], draw, DPSGD(noise_multiplier=1.5, clip=0.4), batch_size=1, epochs=10, physical_batch=4,
+        noise=draws(),
     ):  # fmt: skip
         now = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         moved.append(now - at)
         releases.append(release)
         at = now
-    return moved, releases, sizes
-
-
-def test_an_empty_batch_makes_a_step_of_noise_that_counts_like_any_other() -> None:
-    dp = DPSGD(noise_multiplier=1.5, clip=0.4)
-    moved, releases, sizes = changes(n=3, batch_size=1, epochs=10, dp=dp)
-    assert len(moved) == len(releases) == 10 * 3
     assert 0 in sizes
     assert len(set(releases)) == 1
     assert releases[0].covered
     assert (releases[0].q, releases[0].sigma, releases[0].sensitivity, releases[0].steps) == (1 / 3, 1.5, 0.4, 1)
-    deviations = torch.stack(moved).std(dim=1)  # divided by the expected size B = 1, not by that of the batch
-    assert torch.allclose(deviations, torch.full((30,), 1.5 * 0.4), rtol=0.06)
-    drawn = [draws().stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(30)]
+    drawn = [draws().stream("noise", step).standard_normal(2500, dtype=np.float32) for step in range(10 * 3)]
+    # divided by the expected size B = 1, not by that of the batch
     assert torch.allclose(torch.stack(moved), -0.6 * torch.from_numpy(np.stack(drawn)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("layer", "name"),
-    [(nn.BatchNorm2d(4), "BatchNorm2d"), (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d")],
-)
-def test_a_layer_that_mixes_examples_is_refused_by_name(layer: nn.Module, name: str) -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), layer)
-    with pytest.raises(UserError, match=rf"{name} \(1\) .* GroupNorm"):
-        next(
-            steps(
-                module, torch.optim.SGD(module.parameters(), 1.0), lambda *_: torch.zeros(()), [torch.ones(3)],
-                lambda *_: [], DPSGD(1.0, 1.0), batch_size=1, epochs=1, physical_batch=1, noise=draws(),
-            )
-        )  # fmt: skip
+def test_a_layer_that_mixes_examples_is_refused_by_name() -> None:
+    for layer in (nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)):
+        module = nn.Sequential(nn.Conv2d(1, 4, 3), layer)
+        with pytest.raises(UserError, match=rf"{type(layer).__name__} \(1\) .* GroupNorm"):
+            require_examples_apart(module)
     require_examples_apart(nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)))
-
-
-class Drawn(nn.Module):
-    """The gradient of an example is what it drew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
-        return self.w * drawn + 0 * x
-
-
-@pytest.mark.parametrize("is_secret", [True, False])
-def test_with_secret_noise_no_draw_tells_who_else_is_in_the_batch(is_secret: bool) -> None:
-    """Example j draws the j-th of n draws of each step, in a batch or not; with seeded noise its place decides."""
-    n, batch_size, epochs, dp = 40, 10, 3, DPSGD(1e-9, 1.0)
-    source, module = Source(7, b"s" * 32 if is_secret else b""), Drawn()
-    numbers, again = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
-    optimizer = torch.optim.SGD(module.parameters(), 0.0)
-    course = steps(
-        module, optimizer, lambda named, *row: functional_call(module, named, row), [torch.zeros(n)],
-        lambda of, rows: [torch.rand(of, generator=numbers)[rows]], dp,
-        batch_size=batch_size, epochs=epochs, physical_batch=7, noise=Draws(source, ("tests",)),
-    )  # fmt: skip
-    batches, by_place = Draws(source, ("tests",)), []
-    for step, _ in enumerate(course):
-        chosen = dp.sample(n, batch_size, batches.stream("batch", step))
-        drawn = torch.rand(n, generator=again)[chosen].sum() / batch_size
-        assert module.w.grad is not None
-        by_place.append(not torch.isclose(module.w.grad, drawn, atol=1e-6))
-    assert len(by_place) == epochs * n // batch_size
-    assert any(by_place) != is_secret
 
 
 DP = DPSGD(noise_multiplier=0.5, clip=0.5)
@@ -283,33 +226,19 @@ def test_weights_logs_and_options_are_those_of_the_loop(
     assert one["spent"] == many["spent"]
     for name in ("model", "loss", "label"):
         assert torch.allclose(torch.as_tensor(one[name]).float(), torch.as_tensor(many[name]).float(), rtol=1e-5)
+    if not more:  # how many are taken at once decides rounding alone
+        for k in (2, 64):
+            torch.testing.assert_close(_trained(digits, _with(k))["model"], many["model"], rtol=1e-5, atol=1e-6)
 
 
-def test_how_many_are_taken_at_once_decides_rounding_alone(digits: Callable[..., Federation]) -> None:
-    found = [_trained(digits, _with(k), linear=True)["model"] for k in (2, 3, 6, 64)]
-    for model in found[1:]:
-        torch.testing.assert_close(model, found[0], rtol=1e-5, atol=1e-7)
-
-
-def test_an_example_without_a_finite_gradient_adds_nothing(digits: Callable[..., Federation]) -> None:
-    federation = digits((4,), linear=True)
-    work = federation.work()
-    x, y = federation.data.clients[0].x.float(), federation.data.clients[0].y
-    dp = DPSGD(0.0, 0.5, at_once=3)
-    of = partial(dp_vectorised.of_step, dp, work.module, work.named)
-    good = of((x[:3], y[:3]), 0)[0]
-    bad = of((torch.cat([x[:3], torch.full_like(x[:1], torch.inf)]), y), 0)[0]
+def test_an_example_without_a_finite_gradient_and_an_empty_batch_add_nothing(digits: Callable[..., Federation]) -> None:
+    work, data = (federation := digits((4,), linear=True)).work(), federation.data.clients[0]
+    x, y = data.x.float(), data.y
+    of = partial(dp_vectorised.of_step, DPSGD(0.0, 0.5, at_once=3), work.module, work.named)
+    good, bad = of((x[:3], y[:3]), 0)[0], of((torch.cat([x[:3], torch.full_like(x[:1], torch.inf)]), y), 0)[0]
     assert torch.equal(good.values, bad.values)
     assert good.bound == bad.bound == 0.5
-    assert good.values.norm() <= 3 * 0.5
-
-
-def test_an_empty_batch_is_noise_alone(digits: Callable[..., Federation]) -> None:
-    federation = digits((4,))
-    work, data = federation.work(), federation.data.clients[0]
-    empty, sums = dp_vectorised.of_step(
-        DPSGD(1.0, 0.5, at_once=3), work.module, work.named, (data.x[:0], data.y[:0]), 0
-    )
+    empty, sums = of((data.x[:0], data.y[:0]), 0)
     assert not empty.values.any()
     assert sums == {"loss": 0}
 
@@ -340,19 +269,13 @@ SMOKE = {"dp.local": True, "dp.at_once": 8}
 def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         prepare(experiment("smoke", values=values))
+    assert noise_key(experiment("smoke", values={"dp.local": True})) != noise_key(experiment("smoke", values=SMOKE))
 
 
 def test_a_module_that_draws_is_refused_with_the_reason(digits: Callable[..., Federation]) -> None:
     """Under vmap examples would share a draw, or draw by their place in the batch."""
-    federation = digits((4,), dropout=0.5)
-    work, data = federation.work(), federation.data.clients[0]
+    work, data = (federation := digits((4,), dropout=0.5)).work(), federation.data.clients[0]
     assert "random" in (dp_vectorised.flaw(work.module, work.named, (data.x[:2], data.y[:2])) or "")
-
-
-def test_it_is_another_experiment() -> None:
-    plain, many = (experiment("smoke", values=values) for values in ({"dp.local": True}, SMOKE))
-    assert noise_key(plain) != noise_key(many)
-    assert prepare(many).config.dp.at_once == 8
 
 
 class Mixing(Classifier):

@@ -19,7 +19,7 @@ from fedcommons.seeds import generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.stage import Contributions, share
 from fedcommons.testing import check_stage
 
 STAGES: dict[str, Any] = {
@@ -81,30 +81,20 @@ OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(name: str) -> None:
+def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What decides the images alone is no message."""
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
     stage, start = STAGES[name], clients(20, 40)
     first = noise(stage, start)
     assert torch.equal(first, noise(replace(stage, **OF_IMAGES[name]), start))
     others = [noise(stage, start, 1), noise(stage, clients(20, 40, seed=1))]
     others += [noise(replace(stage, noise_multiplier=1.5), start) / 1.5]
+    others += [message(stage, clients(20, 40, is_secret=True)) - (message(stage, start) - first)]
     others += [noise(replace(stage, **change), start) for change in OF_MESSAGES[name]]
     for other in others:
         assert (first - other).std() > 1.2  # sqrt(2), and 0 if they were the same
-
-
-@both
-def test_secret_noise_is_drawn_from_a_salt_that_is_kept(
-    stage: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
-    seeded, hidden = (message(stage, clients(20, is_secret=on)) for on in (False, True))
-    assert not torch.allclose(seeded, hidden, atol=0.1)
-    assert torch.equal(hidden, message(stage, clients(20, is_secret=True)))
-    assert len(set(stage.salts(clients(20)))) == 2
-    assert replace(stage, noise_multiplier=0.0).salts(clients(20)) == []
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another"))
-    assert not torch.allclose(hidden, message(stage, clients(20, is_secret=True)), atol=0.1)
 
 
 @both
@@ -218,37 +208,39 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
         secret.kept(tmp_path / "run", build.prepare(config).salts)
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_one_of_target_and_noise_and_the_runs_delta_are_required(name: str) -> None:
-    target = {"sharing.setting": name, "sharing.target_epsilon": 1.0}
-    for values, words in (
-        ({"sharing.target_epsilon": None}, "not neither"),
-        ({"sharing.noise_multiplier": 1.0}, "not both"),
-        ({"sharing.delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
-    ):
-        with pytest.raises(UserError, match=words):
-            build.prepare(choose({**target, **values}))
-    small = {f"sharing.{n}": v for n, v in (("iterations", 3), ("width", 8)) if name == "ndpdc"}
-    build.prepare(choose({**target, **small, "sharing.delta": 1e-6, "dp.delta": 1e-6, "dp.noise": "secret"}))
-
-
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
+        *((name, values, words) for name in STAGES for values, words in (
+            ({"target_epsilon": None}, "not neither"), ({"noise_multiplier": 1.0}, "not both"),
+            ({"delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
+            ({"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"))),
         ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
         ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
-        ("merf", {"noise": "summed", "may_miss": 9}, None),
         ("merf", {"norm_bias": False}, r"sharing\.norm_bias .*generator"),
         ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
     ],
-)
-def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str | None) -> None:
-    asked = {"sharing.setting": name, "sharing.target_epsilon": 1.0, **{f"sharing.{n}": v for n, v in values.items()}}
-    if words is None:
-        build.prepare(choose(asked))
-    else:
-        with pytest.raises(UserError, match=words):
-            build.prepare(choose(asked))
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str) -> None:
+    asked = {"target_epsilon": 1.0, **values}
+    with pytest.raises(UserError, match=words):
+        build.prepare(choose({"sharing.setting": name, **{f"sharing.{n}": v for n, v in asked.items()}}))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -> None:
+    limits: dict[str, dict[str, Any]] = {
+        "merf": {"noise": "summed", "may_miss": 9},
+        "ndpdc": {"iterations": 3, "width": 8},
+    }
+    values = {f"sharing.{n}": v for n, v in {**limits[name], "target_epsilon": 1.0, "delta": 1e-6}.items()}
+    build.prepare(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
+    prepared = build.prepare(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))
+    for sigma, covered in ((0.0, False), (9e-5, False), (1e-4, True)):
+        stage: Any = replace(prepared.stage, noise_multiplier=sigma)  # type: ignore[type-var]
+        _, events = stage.release(prepared.dealt, Contributions.none(prepared.dealt))
+        sizes = prepared.dealt.own.sizes
+        assert [(event.covered, event.seen) for event in events] == [(covered, 0 if covered else n) for n in sizes]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.artifacts import Store
@@ -16,7 +15,6 @@ from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.core.accountants import epsilon
-from fedcommons.core.dp_vectorised import noisy_sum
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
@@ -79,23 +77,20 @@ def test_each_size_has_the_noise_with_which_its_target_is_reached(target_epochs:
     assert (receipt.sigma, receipt.steps) == (sigmas[0], 1)
 
 
+@pytest.mark.long
 def test_a_training_is_keyed_and_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
     torch.manual_seed(99)  # what was drawn before must not matter
     both = TINY.fit(DIGITS, N_CLASSES, 0, [1, 2])
     assert torch.equal(flat(both[1].weights), flat(trained))
     assert not torch.equal(flat(both[2].weights), flat(trained))
+    constants: list[dict[str, Any]] = [{"noise_multiplier": 3.0}, {"clip": 0.1}, {"draws": 1}, {"lr": 2e-3}]
+    for other in (fit(seed=1), fit(flip=True), *(fit(replace(TINY, **change)) for change in constants)):
+        assert not torch.equal(flat(other), flat(trained))
+    in_pieces = flat(fit(replace(TINY, physical_batch=5)))  # Adam's first steps move every weight by lr
+    assert (in_pieces - flat(trained)).abs().max() < 0.02 * TINY.lr
     assert [both[e].receipt for e in (1, 2)] == [
         Receipt(SAMPLED_GAUSSIAN, q=12 / 36, sigma=1.5, sensitivity=1.0, steps=3 * e) for e in (1, 2)
     ]
-
-
-@pytest.mark.parametrize("physical_batch", [2, 5])
-@pytest.mark.long
-def test_physical_batches_change_rounding_only(physical_batch: int, trained: Mapping[str, Tensor]) -> None:
-    found = flat(fit(replace(TINY, physical_batch=physical_batch)))
-    # Adam's first steps move every weight by lr, whatever its gradient: compare with that
-    assert (found - flat(trained)).abs().max() < 0.02 * TINY.lr
-    assert (flat(fit(seed=1)) - flat(trained)).abs().max() > TINY.lr
 
 
 def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() -> None:
@@ -113,37 +108,6 @@ def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() ->
     ]  # fmt: skip
     assert {drawn(**change) for change in same} == {drawn()}
     assert len({number for change in others for number in drawn(**change)}) == 4 * len(others)
-
-
-def test_without_noise_and_clipping_the_loss_is_that_of_the_plain_training() -> None:
-    """Its gradient, with q = 1 and one draw an image: the plain module's with the same draws."""
-    everything = replace(TINY, batch_size=36, noise_multiplier=0.001, clip=1e9, draws=1)
-    model = everything.plain.build((1, 8, 8), N_CLASSES, 0)
-    state = {name: p.detach().clone() for name, p in model.named_parameters()}
-    model.training_step((DIGITS.x, DIGITS.y), 0).backward()
-    wanted = {name: p.grad for name, p in model.named_parameters()}
-    again = everything.plain.build((1, 8, 8), N_CLASSES, 0)
-    again.load_state_dict(state)
-    drawn = [part.unflatten(0, (36, 1)) for part in again.draw(36)]
-    named = dict(again.named_parameters())
-
-    def loss(named: dict[str, Tensor], x: Tensor, y: Tensor, *drawn: Tensor) -> Tensor:
-        return functional_call(again, named, (x[None], y[None], *drawn))
-
-    found = noisy_sum(named, loss, [DIGITS.x, DIGITS.y, *drawn], 1e9, 7).values / 36
-    theirs = torch.cat([g.reshape(-1) for g in wanted.values() if g is not None])
-    assert (found - theirs).norm() / theirs.norm() < 1e-5
-
-
-@pytest.mark.parametrize(
-    "change", [{"noise_multiplier": 3.0}, {"clip": 0.1}, {"draws": 1}, {"lr": 2e-3}, {"seed": 1}, {"flip": True}]
-)
-def test_each_constant_of_the_training_changes_the_weights(
-    change: dict[str, Any], trained: Mapping[str, Tensor]
-) -> None:
-    of_call = {name: change[name] for name in ("seed", "flip") if name in change}
-    constants = {name: value for name, value in change.items() if name not in of_call}
-    assert not torch.equal(flat(fit(replace(TINY, **constants), **of_call)), flat(trained))
 
 
 @pytest.mark.long
@@ -189,13 +153,13 @@ def test_a_run_is_refused(values: dict[str, Any], sentence: str) -> None:
         prepare(experiment(**values))
 
 
-def test_such_runs_are_allowed() -> None:
-    for values in (
-        {},
-        {"generator__batch_size": 269},
-        {**TARGET, "generator__epochs": 9, "generator__target_epochs": 9},
-    ):
-        prepare(experiment(**values))
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"generator__batch_size": 269}, {**TARGET, "generator__epochs": 9, "generator__target_epochs": 9}],
+    ids=["defaults", "batch size", "target_epochs"],
+)
+def test_the_limits_are_allowed(values: dict[str, Any]) -> None:
+    prepare(experiment(**values))
 
 
 def jobs(tmp_path: Path, *cells: Experiment) -> int:
@@ -215,9 +179,6 @@ def test_a_sweep_trains_a_generator_once_for_what_does_not_change_it(tmp_path: P
         experiment(**TARGET),
     ]  # fmt: skip
     assert jobs(tmp_path, experiment(), *others) == 5 * one
-
-
-def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoch(tmp_path: Path) -> None:
     early, late = (experiment(**TARGET, generator__epochs=e) for e in (2, 6))
     assert jobs(tmp_path, early, late) == 8  # their noise differs
     shared = experiment(**TARGET, generator__epochs=2, generator__target_epochs=6)

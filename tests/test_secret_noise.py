@@ -14,7 +14,6 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.core import salts
-from fedcommons.core.noise import Noise, Source
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import build, secret
@@ -53,13 +52,6 @@ def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path:
     synthetic_pool.keep(store, job, synthetic_pool.make(job))
     assert (synthetic_pool.read(store, need).receipt is None) == (noise == salts.SECRET)
     assert not need.salt
-
-
-def test_the_images_of_a_generator_without_noise_are_those_of_every_run() -> None:
-    """Secret noise would not change them: they are neither trained again nor lost with a salt."""
-    plain = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 2}
-    secret, seeded = (_needed({**plain, "dp.noise": noise}) for noise in (salts.SECRET, salts.SEEDED))
-    assert [need.images_facts for need in secret] == [need.images_facts for need in seeded]
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
@@ -160,17 +152,6 @@ def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None
     with pytest.raises(ValueError, match="needs the run's salt"):
         ready.executor()
     ready.executor(salts.new()).close()
-
-
-def test_a_stream_is_drawn_once() -> None:
-    """Two values with the same noise tell their difference."""
-    noise = Noise(Source(1, bytes(range(32))), 1, 0)
-    draws = noise.call("means", torch.ones(2))
-    first = draws.stream("a").random(4)
-    with pytest.raises(ValueError, match="has been drawn"):
-        draws.stream("a")
-    assert (draws.stream("b").random(4) != first).all()
-    assert (noise.call("means", torch.ones(2)).stream("a").random(4) != first).all()
 
 
 def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float]:
