@@ -149,6 +149,12 @@ def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     assert not torch.equal(first, other)
     quiet = _moved(replace(local, dp=DPSGD(0.0, 1.0)), work, rows, 1)
     louder = _moved(replace(local, dp=DPSGD(1e-6, 1.0)), work, rows, 1)
+    few, found = replace(local, augment=False, dp=DPSGD(1e-9, 10.0)), []
+    for source in (1, 2):  # Poisson batches are drawn from the source of noise, too
+        work = Work(federation.module(), torch.device("cpu"), source=Source(source))
+        work.load(federation.model)
+        found.append(_moved(few, work, rows, 1))
+    assert (found[0] - found[1]).abs().max() > 1e-3
     assert torch.allclose(quiet, louder, rtol=0, atol=1e-4)  # batches and dropout do not depend on sigma
     assert not torch.equal(quiet, louder)
 

@@ -15,23 +15,16 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.sections import Data
-from fedcommons.core.algorithm import Algorithm, Reply
 from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import CipherStream, Noise, Source
-from fedcommons.core.work import Work
-from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation.serial import Serial
 from fedcommons.generators.ddpm import DDPM
-from fedcommons.generators.private import PrivateDDPM
-from fedcommons.runs import inputs
 from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.tensors import Payload, flat, flatten
-from fedcommons.testing import Federation, LeastSquares
+from fedcommons.testing import LeastSquares
 from fedcommons.testing.spy import Spy
 
 Problem = Callable[..., LeastSquares]
@@ -191,35 +184,3 @@ def test_no_salt_is_shown() -> None:
     for text in (repr(source), repr(Noise(source, 1).call("any")), f"{source}"):
         assert "a salt" not in text
         assert salt.hex() not in text
-
-
-def first_sent(federation: Federation, method: Algorithm, source: Source) -> list[Reply]:
-    """What the clients send in two rounds, of which the first has no noise before it."""
-    spy = Spy(method)
-
-    def worker(clients: RunData) -> Worker:
-        work = Work(federation.module(), federation.device, federation.loop, source=source)
-        return Worker(work, spy, clients)
-
-    federation.play(spy, federation.plan(2), Serial(worker, federation.data))
-    return [call.reply for call in spy.calls]
-
-
-def test_poisson_batches_are_drawn_from_it(least_squares: Problem) -> None:
-    """Noise of 1e-9 is too little to tell two sources apart; other batches are not."""
-    federation = least_squares(sizes=(50,)).federation(0.1).training(LocalSGD(1, 5, dp=DPSGD(1e-9, 10.0)))
-    one, other = (first_sent(federation, FedAvg(), Source(key))[0] for key in (1, 2))
-    assert (flat(one.sums, "delta").buffer - flat(other.sums, "delta").buffer).abs().max() > 1e-3
-
-
-def test_a_private_generator_is_drawn_from_it() -> None:
-    part = PrivateDDPM(epochs=1, batch_size=12, channels=(8, 16), timesteps=20, noise_multiplier=1.5)
-    examples: Examples = inputs.load(Data(limit=36)).train
-
-    def weights(source: Source) -> Tensor:
-        return flatten(dict(part.fit(examples, 10, 0, [1], noise=Noise(source))[1].weights)).buffer
-
-    one, same, other, secret = (weights(source) for source in (Source(1), Source(1), Source(2), Source(1, KEY)))
-    assert torch.equal(one, same)
-    for changed in (other, secret):
-        assert (one != changed).double().mean() > 0.9

@@ -1,18 +1,195 @@
-"""The sensitivity test accuses no method, generator or stage of the package, whatever the seed."""
+"""The sensitivity test of generators and stages finds each kind of false claim, and accuses no part of the package."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from fedcommons.config.parts import KINDS, constants, make
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.dp_sgd import DPSGD
+from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.noise import Noise
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.data.examples import Examples
+from fedcommons.generators.generator import Receipt, TrainedGenerator
+from fedcommons.seeds import numpy_generator
+from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.needs import GeneratorRecipe, Need, needs
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 from fedcommons.testing import check_generator, check_stage, digits
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
+
+
+def clipped_image(image: Tensor) -> Tensor:
+    return clipped(image.flatten().float(), 1.0)[0]
+
+
+def clipped_halves(image: Tensor) -> Tensor:
+    return torch.cat([clipped(half.clone(), 1.0)[0] for half in image.flatten().float().chunk(2)])
+
+
+@dataclass(frozen=True)
+class MeanImage:
+    """Its weights are noisy means of clipped images, one a step; its receipt states 3 steps and sigma 2."""
+
+    sampling: ClassVar[tuple[str, ...]] = ()
+    epochs: int = 3
+    part: Callable[[Tensor], Tensor] = clipped_image
+    level: float = 2.0
+    more: Callable[[Examples], dict[str, Tensor]] = lambda examples: {}
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        noise: Noise | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        assert noise is not None
+        draws, mean = noise.call("means", examples.x, examples.y), torch.zeros(64)
+        for step in range(3):
+            total = NoisySum(torch.zeros(64), 1.0)
+            for image in examples.x:
+                total.add(self.part(image / 255 - mean.view(1, 8, 8)), 1.0)
+            total.blur(self.level, draws.stream("noise", step))
+            mean = mean + total.values / len(examples)
+        receipt = Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=2.0, sensitivity=1.0, steps=3)
+        weights = {"mean": mean, **self.more(examples)}
+        return {epoch: TrainedGenerator(weights, receipt) for epoch in epochs}
+
+    def sample(self, weights: Any, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        return (255 * weights["mean"]).clamp(0, 255).to(torch.uint8).view(shape).expand(len(labels), *shape)
+
+
+GENERATORS: dict[str, tuple[MeanImage, str]] = {
+    "less noise": (MeanImage(level=1.95), "what left moves by .* declared of mean lets it move by"),
+    "halves clipped": (MeanImage(part=clipped_halves), "sum of means, call 1, noise 0 moves by 1.41"),
+    "labels": (
+        MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
+        "labels moves by .* label replaced",
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", GENERATORS)
+def test_a_generators_false_receipt_is_found(plant: str) -> None:
+    generator, words = GENERATORS[plant]
+    with pytest.raises(AssertionError, match=words):
+        check_generator(generator)
+
+
+def test_a_generators_true_receipt_is_not_accused() -> None:
+    for seed in range(3):
+        check_generator(MeanImage(), seed=seed)
+
+
+@dataclass(frozen=True)
+class Means:
+    """Every client gives its mean image, with noise by the run's seed: black blanks it out, so it moves by 8/n."""
+
+    sigma: float = 0.2
+    noise: float = 0.2
+
+    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+        return Contributions.of_made(dealt, [Contribution(self.mean(dealt, i)) for i in range(len(dealt.own))])
+
+    def mean(self, dealt: Dealt, client: int) -> Examples:
+        x = dealt.own[client].x
+        return Examples(x.float().mean(0, keepdim=True).to(x.dtype), torch.tensor([client]))
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        releases, x = [], contributed.store.x.clone()
+        for row, client in zip(contributed.rows.tolist(), contributed.owners.tolist(), strict=True):
+            moves = 8 / dealt.own.sizes[client]
+            event = Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=moves, steps=1)
+            releases.append(replace(event, client=client, what=("mean",)))
+            normal = numpy_generator(dealt.seed, "noise", client).standard_normal((1, 8, 8))
+            x[row] = (x[row] + 255 * self.noise * moves * torch.from_numpy(normal)).clamp(0, 255).to(x.dtype)
+        return replace(contributed, store=Examples(x, contributed.store.y)), releases
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=dealt.own.sizes)
+
+
+class MeansOfTheLabels(Means):
+    def mean(self, dealt: Dealt, client: int) -> Examples:
+        return replace(super().mean(dealt, client), y=dealt.own[client].y.sum().view(1) % 10)
+
+
+class AlsoRealOnes(Means):
+    """Every client gives one of its examples to the next one besides."""
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        whole, rows = super().assign(dealt, released), dealt.own.rows
+        given = [rows[i - 1][:1] for i in range(len(rows))]
+        return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
+
+
+class OrdersByTheData(Means):
+    """The order in which the means are handed out follows from the first client's pixels."""
+
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        dark = np.roll(released.rows, int(dealt.own[0].x.float().nan_to_num().sum() / 255) % 5)
+        return replace(super().assign(dealt, released), received=[dark] * len(dealt.own))
+
+
+class WeighsByTheData(Means):
+    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+        sums = [1.0 + float(client.x.float().nan_to_num().mean()) for client in dealt.own]
+        weights = [np.full(n + len(released.rows), s) for n, s in zip(dealt.own.sizes, sums, strict=True)]
+        return replace(super().assign(dealt, released), weights=weights)
+
+
+class NoisyLabels(Means):
+    """It asks for synthetic images, whose labels are those of the recipe."""
+
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+        return needs(0.8, dealt, recipe)
+
+
+class LabelsWithoutNoise(NoisyLabels):
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+        bare = needs(0.8, dealt, replace(recipe, label_noise=0.0))
+        return [replace(need, recipe=recipe) for need in bare]
+
+
+class ImagesByTheLabels(NoisyLabels):
+    """It asks for as many images as its examples' labels add up to."""
+
+    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+        wanted = [4 + int(client.y.sum()) for client in dealt.own]
+        return [replace(need, n=n) for need, n in zip(super().needs(dealt, recipe), wanted, strict=True)]
+
+
+STAGES: dict[str, tuple[Means, str]] = {
+    "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
+    "labels": (MeansOfTheLabels(), "labels moves by .* label replaced"),
+    "real examples": (AlsoRealOnes(), "1 real examples of client 0 leave it"),
+    "order": (OrdersByTheData(), "who gets what moves by"),
+    "weights": (WeighsByTheData(), "weights moves by"),
+    "labels without noise": (LabelsWithoutNoise(), "labels moves by .* declared is noise multiplier 2"),
+    "numbers": (ImagesByTheLabels(), "numbers of images moves by"),
+}
+
+
+@pytest.mark.parametrize("plant", STAGES)
+def test_a_stages_false_release_is_found(plant: str) -> None:
+    stage, words = STAGES[plant]
+    with pytest.raises(AssertionError, match=words):
+        check_stage(stage)
+
+
+def test_a_stages_true_release_is_not_accused() -> None:
+    for seed in range(3):
+        check_stage(Means(), seed=seed)
+        check_stage(NoisyLabels(), seed=seed)
+
+
+# Methods, generators and stages of the package, whatever the seed
+
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     "feddm": {"init": "noise"},
