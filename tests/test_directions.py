@@ -62,15 +62,14 @@ def test_the_interval_of_honest_sums_holds_mu_and_the_ceiling_is_below_what_is_r
     assert np.mean([e.noise[0] for e in found]) == pytest.approx(2.0, abs=0.02)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.25, 2.0, 100), (1.0, 2.0, 4), (1.0, 2.0, 1), (0.1, 2.0, 10)])
-def test_honest_sums_are_accused_in_at_most_5_of_100(q: float, sigma: float, steps: int) -> None:
-    assert sum(bool(simulated(seed, 1000, q, sigma, steps).faults) for seed in range(100)) <= 5
-
-
-def test_the_estimate_of_honest_sums_is_above_half_of_what_is_reported() -> None:
-    for q, sigma, steps, k in ((0.25, 2.0, 100, 1000), (1.0, 2.0, 1, 4000), (0.33, 2.0, 240, 400)):
-        shares = [(e := simulated(seed, k, q, sigma, steps)).epsilon / e.reported for seed in range(100)]
-        assert np.quantile(shares, 0.05) > 0.5
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "k"),
+    [(0.25, 2.0, 100, 1000), (1.0, 2.0, 1, 4000), (0.33, 2.0, 240, 400), (0.1, 2.0, 10, 1000)],
+)
+def test_honest_sums_are_accused_in_at_most_5_of_100_and_say_half(q: float, sigma: float, steps: int, k: int) -> None:
+    found = [simulated(seed, k, q, sigma, steps) for seed in range(100)]
+    assert sum(bool(e.faults) for e in found) <= 5
+    assert q == 0.1 or np.quantile([e.epsilon / e.reported for e in found], 0.05) > 0.5
 
 
 @pytest.mark.parametrize(
@@ -195,22 +194,6 @@ def test_poisson_batches_of_the_local_loop_are_as_right_and_as_wrong() -> None:
     assert local(1, k=400, q=0.25, epochs=15, dp=TWICE).verdict == ABOVE
 
 
-@pytest.mark.slow
-@STEPS
-def test_half_of_the_noise_of_steps_is_found_in_20_of_20_seeds(
-    trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sum(is_right(trained(seed)) for seed in range(20)) >= 17
-    break_noise(monkeypatch, "half")
-    assert [trained(seed).verdict for seed in range(20)] == [ABOVE] * 20
-
-
-@pytest.mark.slow
-@STEPS
-def test_honest_steps_are_accused_in_at_most_5_of_100(trained: Callable[..., Estimate]) -> None:
-    assert sum(bool(trained(seed, k=100).faults) for seed in range(100)) <= 5
-
-
 # Single releases
 
 
@@ -226,15 +209,11 @@ def of_means(seed: int, sigma: float, draws: int) -> Estimate:
     return of_release(lambda there: released(there)[0], axis, released(True)[1], DELTA, draws)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "draws"),
-    [(1.0, 2000), *(pytest.param(s, n, marks=pytest.mark.slow) for s, n in ((0.5, 10_000), (3.0, 40_000)))],
-)
-def test_a_single_release_reaches_four_fifths_of_what_is_reported(sigma: float, draws: int) -> None:
-    found = of_means(1, sigma, draws)
+def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
+    found = of_means(1, 1.0, 2000)
     assert found.faults == []
     assert 0.8 * found.reported < found.epsilon < found.reported
-    assert found.noise[0] == pytest.approx(sigma, rel=0.05)
+    assert found.noise[0] == pytest.approx(1.0, rel=0.05)
 
 
 def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,9 +90,10 @@ def relative(a: Tensor, b: Tensor) -> float:
 def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention(
     problem: tuple[UNet2DModel, Loss, list[Tensor]],
 ) -> None:
+    """And the sum of clipped gradients, for every physical batch."""
     network, loss, columns = problem
-    named = dict(network.named_parameters())
-    for j, wanted in enumerate(one_by_one(network, columns)):
+    named, each = dict(network.named_parameters()), one_by_one(network, columns)
+    for j, wanted in enumerate(each):
         alone = noisy_sum(named, loss, [column[j : j + 1] for column in columns], 1e9, 4).values
         assert relative(alone, wanted) < 1e-5
         start = 0
@@ -101,22 +102,15 @@ def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention(
             start += p.numel()
             # some are zero but for rounding: a bias before a norm, and to_k's, which softmax shifts away
             assert (mine - theirs).norm() < 1e-4 * theirs.norm() + 1e-7 * wanted.norm(), name
-
-
-@pytest.mark.parametrize("physical_batch", [1, 4])
-def test_the_sum_of_clipped_gradients_is_that_of_a_loop_for_every_physical_batch(
-    physical_batch: int, problem: tuple[UNet2DModel, Loss, list[Tensor]]
-) -> None:
-    network, loss, columns = problem
-    each = one_by_one(network, columns)
     norms = torch.stack([g.norm() for g in each])
     clip = float(norms.median())
     assert (norms > 1.1 * clip).any()
     assert (norms < 0.9 * clip).any()
     wanted = torch.stack([clipped(g, clip)[0] for g in each]).sum(0)
-    found = noisy_sum(dict(network.named_parameters()), loss, columns, clip, physical_batch)
-    assert relative(found.values, wanted) < 1e-5
-    assert found.bound == clip
+    for physical_batch in (1, 4):
+        found = noisy_sum(named, loss, columns, clip, physical_batch)
+        assert relative(found.values, wanted) < 1e-5
+        assert found.bound == clip
 
 
 def test_draws_are_averaged_before_clipping_and_what_is_not_finite_adds_nothing() -> None:

@@ -21,7 +21,6 @@ from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -39,23 +38,6 @@ Digits = Callable[..., Federation]
 
 COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
-
-
-@dataclass(frozen=True)
-class Listens(FedAvg):
-    """It keeps whatever metrics reach the server."""
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        after = super().merge(executor, state, total, replies, round, seed)
-        heard = [float(value) for reply in replies.values() for value in reply.metrics.values()]
-        return {**after, "heard": torch.tensor(heard)}
-
-
-def test_training_metrics_are_recorded_and_not_sent_to_the_server(digits: Digits) -> None:
-    federation = digits()
-    now, facts = federation.play(Listens(), federation.plan(2))[-1]
-    assert len(now.state["heard"]) == 0
-    assert facts["train/loss"] > 0
 
 
 @dataclass(frozen=True)
@@ -236,37 +218,6 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: Di
     bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
     assert not bare.commons.covered  # it starts from real images
     assert "images" in bare.uncovered
-
-
-LEFT = [0]
-"""How many batches are left that have no noise; outside of the method and its loop, whose changes uncover all."""
-
-
-class BareAtFirst(DPSGD):
-    """Its first steps have no noise."""
-
-    def sample(self, n: int, batch_size: int, draws: Stream) -> torch.Tensor:
-        LEFT[0] -= 1
-        return super().sample(n, batch_size, draws)
-
-    @property
-    def noise_multiplier(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return 0.0 if LEFT[0] >= 0 else 2.0
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, value: float) -> None:
-        pass
-
-
-@pytest.mark.parametrize("bare_steps", [0, 1])
-def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: Digits) -> None:
-    """The first private step has no noise: a ledger that reads only the last step would miss it."""
-    federation = digits(sizes=(40,)).training(LocalSGD(1, 5, dp=BareAtFirst(2.0, 1.0)))
-    LEFT[0] = bare_steps * int((torch.bincount(federation.data.clients[0].y) >= 5).sum())
-    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
-    ledger = federation.play(method, federation.plan(1))[-1][0].ledger
-    assert bool(ledger.commons.covered) == (bare_steps == 0)
-    assert ("images" in ledger.commons.uncovered) == (bare_steps == 1)
 
 
 def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:

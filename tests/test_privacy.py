@@ -12,6 +12,7 @@ import torch
 from fedcommons.accounting.privacy import Ledger, read
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import override
@@ -20,6 +21,7 @@ from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Algorithm, Message, Reply, State
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.noise import Stream
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
@@ -168,19 +170,27 @@ def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(digits: Dig
         assert ledger.uncovered == {"buffers": 10}
 
 
-MADE: list[float] = []
-"""Of each step; outside of the method and its loop, whose changes uncover all."""
+TAKEN = [0]
+"""How many batches were drawn; outside of the method and its loop, whose changes uncover all."""
 
 
-@dataclass(frozen=True)
-class Alternates(DPSGD):
-    """Its steps have by turns these noise multipliers."""
+def alternating(*sigmas: float) -> DPSGD:
+    """Return DP-SGD whose batches have by turns these noise multipliers."""
 
-    sigmas: tuple[float, ...] = ()
+    class Alternates(DPSGD):
+        def sample(self, n: int, batch_size: int, draws: Stream) -> torch.Tensor:
+            TAKEN[0] += 1
+            return super().sample(n, batch_size, draws)
 
-    def put(self, *args: Any) -> Release:
-        MADE.append(self.sigmas[len(MADE) % len(self.sigmas)])
-        return DPSGD(MADE[-1], self.clip).put(*args)
+        @property
+        def noise_multiplier(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return sigmas[max(0, TAKEN[0] - 1) % len(sigmas)]
+
+        @noise_multiplier.setter
+        def noise_multiplier(self, value: float) -> None:
+            pass
+
+    return Alternates(1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -188,16 +198,29 @@ class Alternates(DPSGD):
     [
         (DPSGD(0.0, 1.0), {"delta": 10}),
         (DPSGD(1.0, 1.0), {}),
-        (Alternates(1.0, 1.0, sigmas=(1.0, 1.0, 0.0, *[1.0] * 1000)), {"delta": 1}),
-        (Alternates(1.0, 1.0, sigmas=(1.0, 2.0)), {"delta": 10}),
+        (alternating(1.0, 1.0, 0.0, *[1.0] * 1000), {"delta": 1}),
+        (alternating(1.0, 2.0), {"delta": 10}),
     ],
     ids=["no noise", "noise", "one step without", "steps of two kinds"],
 )
 def test_only_steps_that_all_have_the_same_noise_are_covered(
     dp: DPSGD, uncovered: dict[str, int], digits: Digits
 ) -> None:
-    MADE.clear()
+    TAKEN[0] = 0
     assert _ledger(FedAvg(), digits(), LocalSGD(2, 5, dp=dp)).uncovered == uncovered
+
+
+@pytest.mark.parametrize("bare_steps", [0, 1])
+def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bare_steps: int, digits: Digits) -> None:
+    """The first private step has no noise: a ledger that reads only the last step would miss it."""
+    TAKEN[0] = 0
+    method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
+    federation = digits(sizes=(40,))
+    n_classes = int((torch.bincount(federation.data.clients[0].y) >= 5).sum())  # of each class a batch in a step
+    dp = alternating(*[0.0] * bare_steps * n_classes, *[2.0] * 1000)
+    ledger = _ledger(method, federation, LocalSGD(1, 5, dp=dp))
+    assert bool(ledger.commons.covered) == (bare_steps == 0)
+    assert ("images" in ledger.commons.uncovered) == (bare_steps == 1)
 
 
 @pytest.mark.long

@@ -215,9 +215,17 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
 
 @dataclass(frozen=True)
 class Beside(ShuffledSynthetic):
-    """Hands two real rows of client 3 to client 0, or into the pool, beside the covered images."""
+    """Hands two real rows of client 3 to client 0, or into the pool, beside the covered images.
+
+    seen: declares an uncovered event that speaks of so many examples.
+    """
 
     where: str = "received"
+    seen: int | None = None
+
+    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+        _, events = super().release(dealt, contributed)
+        return contributed, [*events, *(Release(3, ("the weather",), seen=n) for n in [self.seen] if n)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         whole = super().assign(dealt, released)
@@ -235,18 +243,7 @@ def test_real_rows_that_reach_another_client_or_the_pool_are_raw_beside_covered_
     assert shared.disclosed == 2
     assert stated(shared.releases)["overall"] == "none"
     for seen, more in ((1, {3: 2}), (2, {})):  # as many as the stage says are not reported twice
-        assert raw(share(Understated(where=where, seen=seen), dealt(), images()).releases) == more
-
-
-@dataclass(frozen=True)
-class Understated(Beside):
-    """Has an uncovered event of its own that speaks of one example."""
-
-    seen: int = 1
-
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        _, events = super().release(dealt, contributed)
-        return contributed, [*events, Release(3, ("the weather",), seen=self.seen)]
+        assert raw(share(Beside(where=where, seen=seen), dealt(), images()).releases) == more
 
 
 def test_no_stage_of_ours_is_accused() -> None:

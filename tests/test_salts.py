@@ -123,22 +123,7 @@ def test_a_file_that_is_no_salt_is_refused(name: str, state: Path) -> None:
             ask()
 
 
-def test_what_its_user_may_not_read_is_refused(tmp_path: Path, as_nobody: Callable[..., None]) -> None:
-    def ask() -> None:
-        os.environ["FEDCOMMONS_STATE"] = str(tmp_path / "open" / "mine")
-        salts.of_artifact("key")
-        (salts.folder() / "artifact-key").chmod(0)
-        with pytest.raises(UserError, match="cannot be read"):
-            salts.of_artifact("key")
-
-    (tmp_path / "open").mkdir()
-    ours = [folder for folder in tmp_path.parents if folder.name.startswith(("pytest-", "popen-"))]
-    for folder in (tmp_path, tmp_path / "open", *ours):
-        folder.chmod(0o777 if folder.name == "open" else 0o755)
-    as_nobody(ask)
-
-
-def test_a_state_directory_that_cannot_be_written_is_refused(
+def test_what_cannot_be_written_or_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_nobody: Callable[..., None]
 ) -> None:
     (tmp_path / "file").touch()
@@ -152,11 +137,17 @@ def test_a_state_directory_that_cannot_be_written_is_refused(
         for make in (salts.new, lambda: salts.of_artifact("key")):
             with pytest.raises(UserError, match=sentence):
                 make()
+        os.environ["FEDCOMMONS_STATE"] = str(tmp_path / "open" / "mine")
+        salts.of_artifact("key")
+        (salts.folder() / "artifact-key").chmod(0)
+        with pytest.raises(UserError, match="cannot be read"):
+            salts.of_artifact("key")
 
-    (tmp_path / "closed").mkdir(mode=0o555)
-    for folder in tmp_path.parents[:2]:
+    for name, mode in (("open", 0o777), ("closed", 0o555)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    for folder in (tmp_path, *(of for of in tmp_path.parents if of.name.startswith(("pytest-", "popen-")))):
         folder.chmod(0o755)
-    tmp_path.chmod(0o755)
     as_nobody(ask)
 
 
