@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from opacus.grad_sample import GradSampleModule
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +26,6 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import Federation, LeastSquares
-from lightning_modules import Classifier
 
 Digits = Callable[..., Federation]
 Problem = Callable[..., LeastSquares]
@@ -97,27 +95,6 @@ def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squ
     assert np.sum(norms > clip) > 0
     assert clip < 1 or np.sum(norms < clip) > 0
     assert np.allclose(_gradient(dp, work, rows, lr).numpy(), alone.mean(0), rtol=0, atol=1e-13)
-
-
-def test_the_gradients_of_examples_are_those_of_opacus() -> None:
-    """Of GradSampleModule, unclipped and clipped: in a small network, summed and divided by B; zero stays zero."""
-    assert not _moved(LocalSGD(2, FULL, dp=DPSGD(0.0, 1.0)), Work(_Flat(5), torch.device("cpu")), _rows(3)).any()
-    torch.default_generator.manual_seed(0)
-    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    x, y = torch.randn(12, 5), torch.arange(12) % 3
-    hooked = GradSampleModule(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), loss_reduction="mean")
-    hooked._module.load_state_dict(network.state_dict())
-    F.cross_entropy(hooked(x.requires_grad_()), y).backward()  # an input without gradient makes torch warn
-    x.requires_grad_(False)
-    samples = [p.grad_sample for p in hooked.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
-    theirs = torch.cat([g.reshape(12, -1) for g in samples], dim=1)
-    work = Work(Classifier(network, lr=1.0), torch.device("cpu"))
-    ours = torch.stack([_gradient(SILENT, work, ClientData(x[j : j + 1], y[j : j + 1]), 1.0) for j in range(12)])
-    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
-    norms = theirs.norm(dim=1, keepdim=True)
-    clip = float(norms.median())
-    clipped = (theirs * (clip / norms).clamp(max=1)).sum(0) / 12
-    assert torch.allclose(_gradient(DPSGD(0.0, clip), work, ClientData(x, y), 1.0), clipped, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [FULL, 10, 4])

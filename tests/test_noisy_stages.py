@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ import torch
 from torch import Tensor
 
 from fedcommons.config.flat import choose
+from fedcommons.core.salts import name_of
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.condensation import Sender
+from fedcommons.generators.condensation import Networks, Sender
 from fedcommons.runs import build, experiment, secret
 from fedcommons.seeds import generator
+from fedcommons.sharing import merf, ndpdc
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
+from fedcommons.sharing.random_features import Features, Fourier
 from fedcommons.sharing.stage import Contributions, share
 from fedcommons.testing import check_stage
 
@@ -38,16 +42,25 @@ def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: 
     return Dealt(Clients(examples, np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
 
 
-def message(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
-    """What a client sends: once, or in each step."""
+class Rounded(Fourier):
+    """It rounds otherwise."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * (1 + 1e-6)
+
+
+def message(stage: Any, start: Dealt, client: int = 0, step: int = 0, is_rounded: bool = False) -> Tensor:
+    """What a client sends: once, or in each step. is_rounded: another computer rounds the exact sum otherwise."""
     if isinstance(stage, MERF):
-        return stage.message(start, client, stage.phi(start)).values
-    return stage.sender(start, client).message(stage.networks(start).at(step), step).values
+        phi: Any = stage.phi(start)
+        return stage.message(start, client, Rounded(phi.w) if is_rounded else phi).values
+    network, by = stage.networks(start).at(step), 1 + 1e-6 * is_rounded
+    return stage.sender(start, client).message(lambda x, y: network(x, y) * by, step).values
 
 
-def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
-    exact = message(replace(stage, noise_multiplier=0.0), start, client, step)
-    return message(stage, start, client, step) - exact
+def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0, is_rounded: bool = False) -> Tensor:
+    exact = message(replace(stage, noise_multiplier=0.0), start, client, step, is_rounded)
+    return message(stage, start, client, step, is_rounded) - exact
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,61 @@ def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
     others += [noise(replace(stage, **change), start) for change in OF_MESSAGES[name]]
     for other in others:
         assert (first - other).std() > 1.2  # sqrt(2), and 0 if they were the same
+
+
+# Another version of the package: with the same constants its messages have another sigma, other features or a number
+
+
+class LouderMERF(MERF):
+    def sigma_of_each(self, n_clients: int) -> float:
+        return 1.003 * super().sigma_of_each(n_clients)
+
+
+class LouderNDPDC(NDPDC):
+    def sigma(self, n: int, classes: int) -> float:
+        return 1.003 * super().sigma(n, classes)
+
+
+class OtherRate(NDPDC):
+    def rate(self, n: int, classes: int) -> float:
+        return 0.999
+
+
+class OtherFeatures(MERF):
+    def phi(self, dealt: Dealt) -> Features:
+        return Fourier(super().phi(dealt).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OtherNetworks(NDPDC):
+    def networks(self, dealt: Dealt) -> Networks:
+        networks = super().networks(dealt)
+        return replace(networks, seed=networks.seed + 1)
+
+
+@pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, OtherRate, OtherFeatures, OtherNetworks, MERF, NDPDC])
+def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
+    version: type[MERF] | type[NDPDC], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
+    stage = STAGES["merf" if issubclass(version, MERF) else "ndpdc"]
+    other, start = version(**vars(stage)), clients(20, is_secret=True)
+    first, names = noise(stage, start), [*map(name_of, stage.salts(start))]
+    # else the classes in which nothing differs would be those that a client does not hold
+    assert (first - noise(stage, start, is_rounded=True)).std() > 1.2
+    (run := tmp_path / "run").mkdir()
+    secret.begun(run, names)
+    assert secret.kept(run, [*map(name_of, stage.salts(start))])
+    if type(stage) is version:
+        for module in (merf, ndpdc):
+            monkeypatch.setattr(module, "DRAWS", module.DRAWS + 1)
+    if version in (LouderMERF, LouderNDPDC):  # seeded noise hides nothing, so it need not change, and results stay
+        seeded = clients(20)
+        assert torch.allclose(1.003 * noise(stage, seeded), noise(other, seeded), rtol=0, atol=1e-4)
+    assert (first - noise(other, start)).std() > 1.2  # sqrt(2), and 0 if they were the same
+    others_names = [*map(name_of, other.salts(start))]
+    assert not set(names) & set(others_names)
+    with pytest.raises(UserError, match="would release twice"):
+        secret.kept(run, others_names)
 
 
 @both
