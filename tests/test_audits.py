@@ -117,7 +117,6 @@ def test_exact_and_moved_copies_are_all_withheld(look: Look) -> None:
 
 @pytest.mark.long
 def test_held_out_images_are_what_generators_did_not_see() -> None:
-    """Of the client itself, and the validation set; test images take no part."""
     found = made_by(experiment(sharing__audit=True), same)
     assert found.audited is not None
     data, prepared = found.prepared.dataset, found.prepared
@@ -171,7 +170,6 @@ PARROT = ["--preset", "smoke", "--generator", "user_parts:Parrot"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the sweep is called."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -203,7 +201,6 @@ def test_a_pool_of_copies_is_called_memorised(
     assert (e["reported"], e["verdict"]) == (None, "no epsilon is reported")
     table = (here / "out" / "audit_pool.md").read_text()
     assert "**memorised**" in table
-    assert f"trained on {record['validation']} validation images" in table
     assert "untrained" in words({0: {**record, "validation": 0}}, 4)
     assert re.search(r"epsilon reported +\| none ", table)
     assert f"| {e['at_least']:.3g} ({e['ceiling']:.3g}) " in table

@@ -84,7 +84,6 @@ def test_epsilons_stand_on_a_true_axis_and_all_else_beside_it() -> None:
 
 @pytest.mark.long
 def test_points_of_any_folders(runs: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
-    """A run that is there twice is counted once."""
     disclosure, out = sweeps("disclosure"), tmp_path / "out"
     shutil.copytree(runs / "real0", tmp_path / "again" / "real0")
     also = f"{runs},{tmp_path / 'again'}"

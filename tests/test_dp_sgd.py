@@ -62,7 +62,6 @@ def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tens
 
 
 def _gradient(dp: DPSGD, work: Work, rows: ClientData, lr: float) -> Tensor:
-    """What one step with everybody in the batch goes down."""
     return -_moved(LocalSGD(1, FULL, dp=dp), work, rows) / lr
 
 
@@ -164,7 +163,6 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: Digits) -> None:
 
 
 def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
-    """Of two epochs of five steps."""
     work, rows = Work(_Flat(2000), torch.device("cpu")), replace(_rows(20), x=torch.arange(20.0)[:, None])
     noise: list[np.ndarray] = []
     batches: list[set[float]] = [set() for _ in range(10)]

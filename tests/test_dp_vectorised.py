@@ -36,7 +36,6 @@ N, D = 6, 2  # examples, and draws for each
 
 
 def draws() -> Draws:
-    """The same ones every time; each stream of a call is drawn once."""
     return Draws(SEED_ALONE, ("tests",))
 
 
@@ -273,8 +272,6 @@ def test_a_module_that_draws_is_refused_with_the_reason(digits: Callable[..., Fe
 
 
 class Mixing(Classifier):
-    """A loss that mixes the rows of a batch."""
-
     def training_step(self, batch: tuple[Tensor, ...], number: int) -> Tensor:
         value = super().training_step(batch, number) * batch[0].float().mean()
         assert isinstance(value, Tensor)
@@ -282,7 +279,6 @@ class Mixing(Classifier):
 
 
 def test_a_module_whose_rows_meet_sees_one_at_a_time() -> None:
-    """There a batch has one row, as in the loop."""
     models, x, y = [], torch.rand(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
     for at_once in (1, 6):
         work = Work(Mixing(nn.Linear(5, 3), lr=0.1), torch.device("cpu"), _with(at_once))

@@ -17,7 +17,6 @@ DELTA = 1e-5
 
 
 def table_rows() -> list[Mapping[str, str]]:
-    """Return the lines of the page's tables, by the heads of their columns."""
     rows, head = [], []
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

@@ -39,7 +39,6 @@ Act = Callable[[Any, Reply, Work, ClientData], Any]
 
 
 def client_of(act: Act) -> type[FedAvg]:
-    """Return FedAvg whose client does this besides."""
 
     class Hostile(FedAvg):
         def client(
@@ -170,8 +169,6 @@ def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits
 
 
 class Corrected(FedAvg):
-    """It adds the gradient of its data to those that DP-SGD has noised, and calls the result covered."""
-
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
         y, _, spent = work.local(x, data, seed, add_to_grad=constant(work.gradient(x, data)))
@@ -235,8 +232,6 @@ def _trained_on_zeros(worker: Worker, shared: Any, seed: int) -> dict[str, Flat]
 
 
 class Aliases(FedAvg):
-    """It sends, keeps and gets back from server jobs what is the worker's own memory."""
-
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
         return replace(reply, each={"y": work.params}, memory={"moment": work.params})

@@ -15,7 +15,7 @@ from fedcommons.accounting.privacy import Ledger, read
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
-from fedcommons.config import parts, presets
+from fedcommons.config import presets
 from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.dp_sgd import DPSGD
@@ -62,8 +62,6 @@ class Asks(FedAvg):
 
 @dataclass(frozen=True)
 class LateByCounts:
-    """Late is who has an example of the first class."""
-
     def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         assert facts.counts is not None
         return {i: 0.0 for i in joined if facts.counts()[i, 0]}
@@ -87,12 +85,15 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
     assert quiet.traffic.once == 0
 
 
-def test_after_a_checkpoint_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
+def test_the_ledger_rests_in_checkpoints_and_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
     federation = digits().training(PRIVATE)
-    plan, whole = federation.plan(3), federation.play(Asks(), federation.plan(3))
+    first, plan = federation.plan(3), federation.plan(3)
+    start = replace(federation.start(Asks(), first), ledger=Ledger.of([Release(1, ("images",))]))
+    whole = federation.play(Asks(), first, start=start)
     checkpoint.save(tmp_path, whole[0][0])
     federation.start(Asks(), plan)  # a resumed run begins as a new one does
     rest = federation.play(Asks(), plan, start=checkpoint.load_latest(tmp_path))
+    assert rest[-1][0].ledger.uncovered == {"images": 1, COUNTS: 5}
     assert [now.ledger for now, _ in rest] == [now.ledger for now, _ in whole[1:]]
     assert [now.traffic for now, _ in rest] == [now.traffic for now, _ in whole[1:]]
 
@@ -184,17 +185,6 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
     assert load_rounds(tmp_path)[column].isna().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("name", ["fedgen", "feddpms"])
-def test_what_is_declared_besides_a_covered_training_leaves_its_epsilon(name: str, digits: Digits) -> None:
-    """Class counts and codes are no trainings: they are named, and there is no epsilon of all messages."""
-    method = parts.make("algorithm", name, {"quota": 2, "tries": 2} if name == "feddpms" else {})
-    federation = digits(sizes=(9, 16), method=method).training(PRIVATE)
-    ledger = federation.play(method, federation.plan(2))[-1][0].ledger
-    assert ledger.uncovered
-    assert name == "fedgen" or ledger.uncovered[COUNTS] == 2
-    assert (ledger.largest_of_rounds(1e-5) or 0) > 0
-
-
 def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(digits: Digits) -> None:
     federation = digits(sizes=(30, 30))
     for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3")):
@@ -221,7 +211,6 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: Di
 
 
 def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
-    """It also shows copies of others' images, which it holds."""
     fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
     config = presets.experiment("smoke", "digits", {**fields, "sharing.setting": "raw_copies", "sharing.c": 0.5})
     assert experiment.run(config, tmp_path / "run", say=lambda _: None)["disclosed"] == 1

@@ -57,7 +57,6 @@ def test_noisy_class_counts_have_the_stated_deviation_and_no_two_data_sets_share
 
 
 def numbers(noise: Noise, *columns: Tensor, purpose: str = "any") -> tuple[float, ...]:
-    """Some draws of this noise's next call."""
     return tuple(noise.call(purpose, *columns).stream("step", 3).random(4).tolist())
 
 

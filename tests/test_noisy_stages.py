@@ -182,16 +182,12 @@ def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: A
 
 @dataclass(frozen=True)
 class HalfOfMERF(MERF):
-    """Less noise than it says."""
-
     def sigma_of_each(self, n_clients: int) -> float:
         return super().sigma_of_each(n_clients) / 2
 
 
 @dataclass(frozen=True)
 class HalfOfNDPDC(NDPDC):
-    """Less noise than it says."""
-
     def sender(self, dealt: Dealt, client: int) -> Sender:
         sender = super().sender(dealt, client)
         return Sender(sender.own, sender.n_classes, sender.q, sender.sigma / 2, sender.draws)

@@ -48,7 +48,6 @@ def tokens(x: Tensor) -> Tensor:
 
 
 def words(scaled: bool = False) -> nn.Module:
-    """Embedding with a padding token, LayerNorm and linear layers along a sequence."""
     return Net(
         lambda m, x: m.last(torch.tanh(m.each(m.norm(m.embedding(tokens(x[:, 0, 0, :9]))))).mean(1)),
         embedding=nn.Embedding(5, 6, padding_idx=0, scale_grad_by_freq=scaled), norm=nn.LayerNorm(6),
@@ -93,7 +92,6 @@ class Doubled(nn.Linear):
 
 
 def tied() -> nn.Module:
-    """Two layers, one weight."""
     a, b = nn.Linear(32, 32), nn.Linear(32, 32)
     b.weight = a.weight
     return Net(lambda m, x: m.last(m.b(torch.relu(m.a(x[:, 0, 0])))), a=a, b=b, last=nn.Linear(32, 10))
@@ -132,7 +130,6 @@ def folded() -> nn.Module:
 
 
 def one_token() -> nn.Module:
-    """Tokens (B,), without a sequence."""
     return Net(
         lambda m, x: m.last(torch.tanh(m.embedding(tokens(x[:, 0, 0, 0])))),
         embedding=nn.Embedding(5, 6), last=nn.Linear(6, 10),
@@ -215,7 +212,6 @@ def _batch(n: int = 5, weighted: bool = False) -> list[Tensor]:
 
 
 def _loop(module: Classifier, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sample by sample, in double precision."""
     module = module.double().eval()
     each = []
     for j in range(len(batch[1])):

@@ -26,8 +26,6 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint
-from fedcommons.files import checksum_of
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Payload
@@ -117,8 +115,6 @@ def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(n
 
 @dataclass(frozen=True)
 class Changed(FedAvg):
-    """FedAvg whose clients send or declare something else."""
-
     change: Callable[[Reply, ClientData], Reply] = lambda reply, data: reply
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
@@ -161,7 +157,6 @@ def test_what_no_covered_release_names_is_uncovered(
 
 
 def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(digits: Digits) -> None:
-    """They mix the examples of a batch."""
     federation = digits(batch_norm=True)
     as_if_by_dp_sgd = Changed(lambda reply, data: replace(reply, releases=[
         event.of("delta", "buffers") for event in reply.releases]))  # fmt: skip
@@ -220,23 +215,6 @@ def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bar
     dp = alternating(*[0.0] * bare_steps * n_classes, *[2.0] * 1000)
     ledger = _ledger(method, federation, LocalSGD(1, 5, dp=dp))
     assert ledger.commons.uncovered.get("images", 0) == bare_steps  # of two rounds
-
-
-@pytest.mark.long
-def test_the_ledger_rests_in_checkpoints(digits: Digits, tmp_path: Path) -> None:
-    federation = digits().training(PRIVATE)
-    start = replace(federation.start(FedAvg(), federation.plan(4)), ledger=Ledger.of([Release(1, ("images",))]))
-    whole = federation.play(FedAvg(), federation.plan(4), start=start)[-1][0]
-    checkpoint.save(tmp_path, federation.play(FedAvg(), federation.plan(2), start=start)[-1][0])
-    rest = federation.play(FedAvg(), federation.plan(4), start=checkpoint.load_latest(tmp_path))[-1][0]
-    assert rest.ledger == whole.ledger
-    assert rest.ledger.uncovered == {"images": 1}
-    path = tmp_path / "round-000002.safetensors.json"
-    facts = json.loads(path.read_text())
-    del facts["ledger"]
-    own = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
-    path.write_text(json.dumps(facts | {"facts_sha256": checksum_of(own)}))
-    assert checkpoint.load_latest(tmp_path) is None  # else it would be as if nothing had been released
 
 
 def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:

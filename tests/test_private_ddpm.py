@@ -33,7 +33,6 @@ TINY = PrivateDDPM(
 
 
 def fit(generator: PrivateDDPM = TINY, seed: int = 0, *, flip: bool = False) -> Mapping[str, Tensor]:
-    """The weights after the training."""
     return generator.fit(DIGITS, N_CLASSES, seed, [1], flip=flip)[1].weights
 
 
@@ -162,27 +161,15 @@ def test_the_limits_are_allowed(values: dict[str, Any]) -> None:
     prepare(experiment(**values))
 
 
-def jobs(tmp_path: Path, *cells: Experiment) -> int:
-    return len(missing(Store(tmp_path), [need for c in cells for need in prepare(c).needs]))
+def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoch(tmp_path: Path) -> None:
+    def jobs(*configs: Experiment) -> int:
+        return len(missing(Store(tmp_path), [need for c in configs for need in prepare(c).needs]))
 
-
-def test_a_sweep_trains_a_generator_once_for_what_does_not_change_it(tmp_path: Path) -> None:
-    one = jobs(tmp_path, experiment())
-    assert one == 4  # a client each
-    same = [
-        experiment(client__lr=0.5), experiment(sharing__p=0.3), experiment(algorithm="scaffold"),
-        experiment(generator__epochs=7), experiment(federation__rounds=3),
-    ]  # fmt: skip
-    assert jobs(tmp_path, experiment(), *same) == one
-    others = [
-        experiment(generator__noise_multiplier=3.0), experiment(generator__rho=0.5), experiment(generator__clip=2.0),
-        experiment(**TARGET),
-    ]  # fmt: skip
-    assert jobs(tmp_path, experiment(), *others) == 5 * one
+    assert jobs(experiment(), experiment(generator__epochs=7), experiment(client__lr=0.5)) == 4  # one for each client
+    assert jobs(experiment(), experiment(generator__clip=2.0)) == 8
     early, late = (experiment(**TARGET, generator__epochs=e) for e in (2, 6))
-    assert jobs(tmp_path, early, late) == 8  # their noise differs
-    shared = experiment(**TARGET, generator__epochs=2, generator__target_epochs=6)
-    assert jobs(tmp_path, shared, late) == 4
+    assert jobs(early, late) == 8  # their noise differs
+    assert jobs(experiment(**TARGET, generator__epochs=2, generator__target_epochs=6), late) == 4
 
 
 def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Path) -> None:

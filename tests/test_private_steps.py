@@ -34,8 +34,6 @@ N, EXPECTED, CLIP = 40, 5, 0.25
 
 @dataclass(frozen=True)
 class Counting(DPSGD):
-    """It notes how many examples each batch has."""
-
     sizes: list[int] = field(default_factory=list, compare=False)
 
     def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
@@ -163,7 +161,6 @@ def blanked() -> Examples:
 
 
 def local_sums(what: str, batch: Sequence[int], salt: bytes) -> Tensor:
-    """(steps, parameters) of a local training."""
     given, augment = LOCAL[what]
     work, data = (
         digits((SIZE,), **given).training(LocalSGD(2, 6, dp=DPSGD(0.1, 1.0), augment=augment)).work(),
@@ -176,7 +173,6 @@ def local_sums(what: str, batch: Sequence[int], salt: bytes) -> Tensor:
 
 
 def generator_sums(name: str, batch: Sequence[int], salt: bytes) -> Tensor:
-    """(steps, parameters) of the training of a generator."""
     with watched(batch) as sums:
         make("generator", name, SMALL).fit(blanked(), 10, 7, [1], flip=True, noise=Noise(Source(5, salt)))
     return torch.stack(sums)

@@ -46,8 +46,6 @@ FLAWS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Declares(ShuffledSynthetic):
-    """Declares these events."""
-
     events: tuple[Any, ...] | Callable[[], Iterator[Any]] = ()
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Any]:
@@ -88,8 +86,6 @@ EVENTS = tuple(RECEIPT.release(client, "synthetic images") for client in range(N
 
 
 class Sure(Release):
-    """Is covered whatever its numbers are."""
-
     covered: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
 
 

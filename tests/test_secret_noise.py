@@ -33,8 +33,6 @@ from fedcommons.sharing.needs import Need, salts_told
 from fedcommons.tensors import data
 from fedcommons.testing import Federation
 
-NO_NAMES = ('"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7")
-
 SECRET: dict[str, Any] = {
     "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.noise_multiplier": 1.0,
     "generator.batch_size": 5, "generator.channels": (8, 16), "generator.label_noise": 1.0, "dp.noise": "secret",
@@ -51,7 +49,6 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def _needed(fields: Mapping[str, object]) -> Sequence[Need]:
-    """Return what must be made for the pool of an experiment with these fields."""
     return build.prepare(presets.experiment("smoke", "digits", fields)).needs
 
 
@@ -92,15 +89,24 @@ def test_a_run_whose_generators_or_class_counts_have_lost_a_salt_does_not_go_on(
         secret.begun(tmp_path, salts_told(_needed(SECRET)))
 
 
-@pytest.mark.parametrize("left", ["partition.json", "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors"])
+NO_NAMES = ('"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7")
+DAMAGED = ["", "{}", "[" * 100_000, *(f'{{"salt": {name}, "generators": []}}' for name in NO_NAMES)]
+LEFT = ("partition.json", "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [*((secret.FILE, content) for content in DAMAGED), *((file, "") for file in LEFT)],
+    ids=["empty", "no names", "deep", *NO_NAMES, *LEFT],
+)
 def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
-    tmp_path: Path, state: Path, left: str
+    tmp_path: Path, state: Path, file: str, content: str
 ) -> None:
     """A new salt would release twice at one epsilon."""
-    (run := tmp_path / "run").mkdir()
-    (run / left).touch()
-    with pytest.raises(UserError, match="lost or damaged"):
-        secret.begun(run, [])
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match="lost or damaged") as refused:
+        secret.begun(tmp_path, [])
+    str(refused.value).encode()
     assert not [*state.rglob("run-*")]
 
 
@@ -113,18 +119,6 @@ def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> Non
     (tmp_path / secret.FILE).write_text(json.dumps({**names, "salt": salts.name_of(salts.new())}))
     with pytest.raises(UserError, match="salt of another run"):
         secret.begun(tmp_path, [])
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{}", "[" * 100_000, *(f'{{"salt": {name}, "generators": []}}' for name in NO_NAMES)],
-    ids=["empty", "no names", "deep", *NO_NAMES],
-)
-def test_a_damaged_name_of_a_salt_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / secret.FILE).write_text(content)
-    with pytest.raises(UserError, match="lost or damaged") as refused:
-        secret.begun(tmp_path, [])
-    str(refused.value).encode()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,6 @@ def quiet(text: str) -> None:
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """What must not differ: the metrics, the summary, the final weights."""
     last = max(folder.glob("checkpoints/*.safetensors"))
     return {path.name: path.read_bytes() for path in (folder / "rounds.jsonl", folder / "summary.json", last)}
 
@@ -218,7 +211,6 @@ def rewound(whole: Path, to: Path) -> Path:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """The folder of a run that nothing interrupted."""
     run(config(tmp_path), tmp_path / "whole", say=quiet)
     return tmp_path / "whole"
 
@@ -318,11 +310,9 @@ class Split:
         pass
 
 
-@pytest.mark.parametrize("salt", [b"", bytes(range(32))], ids=["seeded", "secret"])
 @pytest.mark.long
-def test_any_number_of_workers_draws_the_same_noise(salt: bytes, tmp_path: Path) -> None:
-    noise = "secret" if salt else "seeded"
-    c = config(tmp_path, federation__blocks=3, algorithm="scaffold", dp__noise=noise)
+def test_any_number_of_workers_draws_the_same_noise(tmp_path: Path) -> None:
+    salt, c = bytes(range(32)), config(tmp_path, federation__blocks=3, algorithm="scaffold")
     ready = build.assemble(build.prepare(c))
 
     def end(workers: int) -> Standing:

@@ -81,11 +81,6 @@ def test_a_generators_false_receipt_is_found(plant: str) -> None:
         check_generator(generator)
 
 
-def test_a_generators_true_receipt_is_not_accused() -> None:
-    for seed in range(3):
-        check_generator(MeanImage(), seed=seed)
-
-
 @dataclass(frozen=True)
 class Means:
     """Every client gives its mean image, with noise by the run's seed: black blanks it out, so it moves by 8/n."""
@@ -164,6 +159,13 @@ class ImagesByTheLabels(NoisyLabels):
         return [replace(need, n=n) for need, n in zip(super().needs(dealt, recipe), wanted, strict=True)]
 
 
+def test_true_receipts_and_releases_are_not_accused() -> None:
+    for seed in range(3):
+        check_generator(MeanImage(), seed=seed)
+        check_stage(Means(), seed=seed)
+        check_stage(NoisyLabels(), seed=seed)
+
+
 STAGES: dict[str, tuple[Means, str]] = {
     "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
     "labels": (MeansOfTheLabels(), "labels moves by .* label replaced"),
@@ -180,12 +182,6 @@ def test_a_stages_false_release_is_found(plant: str) -> None:
     stage, words = STAGES[plant]
     with pytest.raises(AssertionError, match=words):
         check_stage(stage)
-
-
-def test_a_stages_true_release_is_not_accused() -> None:
-    for seed in range(3):
-        check_stage(Means(), seed=seed)
-        check_stage(NoisyLabels(), seed=seed)
 
 
 # Methods, generators and stages of the package, whatever the seed
@@ -209,23 +205,19 @@ SMALL_CLIP = LocalSGD(epochs=1, batch_size=3, dp=DPSGD(noise_multiplier=0.5, cli
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 
 
+UNPROTECTED: list[tuple[str, dict[str, Any]]] = [("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})]
+"""They declare that nothing protects images that start from real ones, codes as printed, a plain gradient."""
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.parametrize(
+    ("name", "values"), [*((name, OTHERWISE.get(name, {})) for name in KINDS["algorithm"].known), *UNPROTECTED]
+)
 @pytest.mark.long
-def test_no_method_is_accused(name: str, seed: int, quick: Callable[[str], Algorithm]) -> None:
+def test_no_method_is_accused(name: str, values: dict[str, Any], seed: int, quick: Callable[[str], Algorithm]) -> None:
     method: Any = quick(name)
     for local in (LOCAL, SMALL_CLIP)[: 1 + seed % 2]:
-        what_leaves_a_client_moves_as_declared(replace(method, **OTHERWISE.get(name, {})), local, seed)
-
-
-@pytest.mark.parametrize(("name", "values"), [("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})])
-@pytest.mark.long
-def test_methods_that_declare_that_nothing_protects_something_are_not_accused(
-    name: str, values: dict[str, Any], quick: Callable[[str], Algorithm]
-) -> None:
-    """Images that start from real ones, codes as printed, a plain gradient."""
-    method: Any = quick(name)
-    what_leaves_a_client_moves_as_declared(replace(method, **values), LOCAL)
+        what_leaves_a_client_moves_as_declared(replace(method, **values), local, seed)
 
 
 @pytest.mark.parametrize("name", BY_DP_SGD)
@@ -235,6 +227,5 @@ def test_no_private_generator_is_accused(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS["sharing"].known)
 def test_no_stage_is_accused(name: str) -> None:
-    """Those with synthetic images are played with noisy class counts too."""
     for seed in (0, 1):
         check_stage(make("sharing", name, OTHERWISE.get(name, {})), seed=seed)
