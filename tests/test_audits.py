@@ -74,6 +74,7 @@ def test_an_audit_changes_nothing_that_clients_train_on_and_its_default_no_name(
     assert "more than chance explains" in audited.audited.told
 
 
+@pytest.mark.long
 def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     """Also where a receipt covers the images: what is left out depends on the real ones."""
     receipt = Receipt(SAMPLED_GAUSSIAN, 0.5, 1.0, 1.0, 10)

@@ -197,6 +197,7 @@ def of_means(seed: int, sigma: float, draws: int) -> Estimate:
     return of_release(lambda there: released(there)[0], axis, released(True)[1], DELTA, draws)
 
 
+@pytest.mark.long
 def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
     found = of_means(1, 1.0, 2000)
     assert found.faults == []
@@ -204,6 +205,7 @@ def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
     assert found.noise[0] == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.long
 def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     break_noise(monkeypatch, "half")
     assert [of_means(seed, 1.0, 100).verdict for seed in range(20)] == [ABOVE] * 20

@@ -236,6 +236,7 @@ def test_an_example_without_a_finite_gradient_and_an_empty_batch_add_nothing(dig
     assert sums == {"loss": 0}
 
 
+@pytest.mark.long
 def test_on_a_gpu_a_step_launches_as_much_for_any_batch(digits: Callable[..., Federation]) -> None:
     def launches(at_once: int, examples: int) -> int:
         federation = digits((examples,)).training(LocalSGD(3, examples, dp=DPSGD(1.0, 1.0, at_once=at_once)))

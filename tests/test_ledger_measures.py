@@ -85,6 +85,7 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
     assert quiet.traffic.once == 0
 
 
+@pytest.mark.long
 def test_the_ledger_rests_in_checkpoints_and_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
     federation = digits().training(PRIVATE)
     first, plan = federation.plan(3), federation.plan(3)

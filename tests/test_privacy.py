@@ -156,6 +156,7 @@ def test_what_no_covered_release_names_is_uncovered(
     assert _ledger(algorithm, digits()).uncovered == uncovered
 
 
+@pytest.mark.long
 def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(digits: Digits) -> None:
     federation = digits(batch_norm=True)
     as_if_by_dp_sgd = Changed(lambda reply, data: replace(reply, releases=[
@@ -228,6 +229,7 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     prepare(override(config, {"dp.local": False}))
 
 
+@pytest.mark.long
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:
     config = presets.experiment("smoke", "digits", {**SMALL, "federation.participation": 0.5})
 

@@ -287,6 +287,7 @@ def test_a_row_that_is_listed_eight_times_is_refused_under_dp_sgd(where: str) ->
         require_once(stage, shared)
 
 
+@pytest.mark.long
 def test_a_run_with_repeated_rows_stops_where_something_private_leaves(tmp_path: Path) -> None:
     values = {"sharing.setting": "user_parts:ManyTimes", "data.limit": 60, **ONE_ROUND}
     assert run(presets.experiment("smoke", "digits", values), tmp_path / "plain", say=lambda text: None)["p"] > 0
