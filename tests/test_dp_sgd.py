@@ -75,6 +75,12 @@ def test_the_weights_of_examples_are_in_their_losses(digits: Digits) -> None:
     ours, theirs = (_moved(LocalSGD(3, FULL, dp=dp), federation.work(), rows) for dp in (SILENT, None))
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
     assert (ours - _moved(LocalSGD(3, FULL), federation.work(), replace(rows, weight=None))).abs().max() > 1e-3
+    gradients = []
+    for weight in (0.0, 1.0, 1e6):  # what is clipped is the gradient of the weighted loss
+        data = replace(rows, weight=torch.cat([torch.tensor([weight]), torch.ones(8)]))
+        gradients.append(_gradient(DPSGD(0.0, 0.5), federation.work(), data, 0.1))
+    for gradient in gradients[1:]:
+        assert 0.1 < 9 * (gradient - gradients[0]).norm() < 0.5 * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("clip", [0.1, 2.0])
