@@ -86,6 +86,7 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.long
 def test_each_gradient_is_that_of_a_loop_on_the_real_network_with_attention(
     problem: tuple[UNet2DModel, Loss, list[Tensor]],
 ) -> None:

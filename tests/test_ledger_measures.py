@@ -186,6 +186,7 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
     assert load_rounds(tmp_path)[column].isna().tolist() == [False, True]
 
 
+@pytest.mark.long
 def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(digits: Digits) -> None:
     federation = digits(sizes=(30, 30))
     for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3")):

@@ -159,6 +159,7 @@ class ImagesByTheLabels(NoisyLabels):
         return [replace(need, n=n) for need, n in zip(super().needs(dealt, recipe), wanted, strict=True)]
 
 
+@pytest.mark.long
 def test_true_receipts_and_releases_are_not_accused() -> None:
     for seed in range(3):
         check_generator(MeanImage(), seed=seed)
