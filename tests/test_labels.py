@@ -27,28 +27,18 @@ X = np.random.default_rng(0).standard_normal((N, 4))
 REAL = X @ [1.0, -2.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("y", "shape", "dtype"),
-    [
-        (REAL, (), torch.float32),
-        (REAL.astype("f2"), (), torch.float32),
-        (REAL[:, None], (), torch.float32),
-        (np.stack([REAL, -REAL], 1), (2,), torch.float32),
-        (np.arange(N) / 1, (), torch.float32),  # whole, and floats all the same
+def test_labels_that_are_no_classes_are_read() -> None:
+    for y, shape, dtype in (
+        (REAL.astype("f2"), (), torch.float32), (REAL[:, None], (), torch.float32),
+        (np.stack([REAL, -REAL], 1), (2,), torch.float32), (np.arange(N) / 1, (), torch.float32),
         (None, (), torch.int64),
-    ],
-    ids=["floats", "halves", "a column", "two columns", "whole floats", "none"],
-)
-def test_labels_that_are_no_classes_are_read(y: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    found, _ = own.read("mine", (X, y))
-    for part in (found.train, found.test):
-        assert (part.y.shape[1:], part.y.dtype) == (shape, dtype)
-    assert found.n_classes is None
-
-
-def test_an_author_may_say_that_whole_labels_are_no_classes() -> None:
+    ):  # fmt: skip
+        found, _ = own.read("mine", (X, y))
+        for part in (found.train, found.test):
+            assert (part.y.shape[1:], part.y.dtype) == (shape, dtype)
+        assert found.n_classes is None
     counts = SimpleNamespace(train=(X, np.arange(N)), test=(X, np.arange(N)), normalised=True, n_classes=None)
-    found, _ = own.read("mine", counts)
+    found, _ = own.read("mine", counts)  # the author says that whole labels are no classes
     assert (found.n_classes, found.train.y.tolist()) == (None, list(map(float, range(N))))
 
 
@@ -136,44 +126,40 @@ def test_they_are_trained_on_and_shared_and_judged_by_the_loss_alone(
     assert not [name for line in lines for name in line if "accuracy" in name]
     assert summary["last_accuracy"] is None
     assert read_class_counts(tmp_path / "run") == []
-
-
-@pytest.mark.parametrize(("data", "label"), [("reals", 4), ("nothing", 0)])
-def test_the_bytes_of_a_label_are_those_of_its_type(data: str, label: int) -> None:
+    label = 4 if data == "reals" else 0  # bytes that a label costs
     y = torch.linspace(-1, 1, 80) if data == "reals" else torch.zeros(80, dtype=torch.int64)
     client_data = Dealt(Clients(Examples(torch.zeros(80, 30), y), list(np.arange(80).reshape(4, 20))), None, False, 0)
     assert share(ShuffledReal(0.5), client_data).traffic.once == 2 * 40 * (4 * 30 + label)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a partition by class": ({"partition.name": "dirichlet_niid"}, "dirichlet_niid deals classes"),
-    "a generator": ({"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
-    "feddm": ({"algorithm": "feddm"}, "algorithm feddm works by class"),
-    "a model that classifies": ({"model.name": "vae"}, "vae"),
-    "optimal copies": ({"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement": "optimal"},
-                       "sharing.placement optimal evens out classes"),
-    "no labels for a network": ({"data": "nothing"}, "model.name linear needs labels"),
-    "no labels for a network of one's own": ({"data": "nothing", "model.name": "lab.py:Net"}, "Net"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_works_by_class_is_refused_before_any_work(
-    fields: dict[str, Any], words: str, lab: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(lab).parent)
-    fields = dict(fields)
-    with pytest.raises(UserError, match=words):
-        build.prepare(experiment(lab, fields.pop("data", "reals"), fields.pop("model.name", "linear"), **fields))
-
-
-SHAPES = [(), (5,), (2, 3), (2, 3, 4), (2, 2, 2, 2)]
-TYPES = ["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement": "optimal"}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"), [("int16", shape) for shape in SHAPES] + [(dtype, (5,)) for dtype in TYPES]
+    ("data", "model", "fields", "words"),
+    [
+        ("reals", "linear", {"partition.name": "dirichlet_niid"}, "dirichlet_niid deals classes"),
+        ("reals", "linear", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
+        ("reals", "linear", {"algorithm": "feddm"}, "feddm works by class"),
+        ("reals", "vae", {}, "vae"),
+        ("reals", "linear", COPIES, "sharing.placement optimal .*classes"),
+        ("nothing", "linear", {}, "model.name linear needs labels"),
+        ("nothing", "lab.py:Net", {}, "Net"),
+    ],
 )
+def test_what_works_by_class_is_refused_before_any_work(
+    data: str, model: str, fields: dict[str, Any], words: str, lab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(lab).parent)
+    with pytest.raises(UserError, match=words):
+        build.prepare(experiment(lab, data, model, **fields))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("int16", ()), ("int32", (2, 3)), ("int64", (2, 2, 2, 2)), ("bool", (5,)), ("int8", (5,)), ("float16", (5,)),
+     ("float32", (2, 3, 4)), ("float64", (5,))],
+)  # fmt: skip
 def test_examples_of_any_type_and_shape_are_read_and_shared(dtype: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).integers(0, 2, (N, *shape)).astype(dtype)
     x = x if dtype[0] != "f" else (2 * x - 1).astype(dtype)
@@ -191,9 +177,10 @@ def test_examples_of_any_type_and_shape_are_read_and_shared(dtype: str, shape: t
 
 def test_a_hugging_face_set_is_taken_with_its_groups() -> None:
     hugging_face = pytest.importorskip("datasets")
+    from PIL import Image
+
     images = np.random.default_rng(0).integers(0, 256, (N, 8, 8), dtype=np.uint8)
     features = hugging_face.Features({"image": hugging_face.Image(), "label": hugging_face.ClassLabel(num_classes=3)})
-    from PIL import Image
 
     rows = {"image": [Image.fromarray(image) for image in images], "label": [i % 3 for i in range(N)]}
     made = hugging_face.Dataset.from_dict(rows, features=features)
