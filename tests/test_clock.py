@@ -81,25 +81,6 @@ def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> N
     assert notes(executor) == expected
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_steps_of_a_round_are_those_that_are_made(drop_last: bool, federation: Federation) -> None:
-    """With equal work, an own share of the examples, and full batches only."""
-    loop = replace(LOOP, epochs=5, drop_last=drop_last)
-    for n, own in ((4, None), (10, None), (7, 3.0), (3, None), (9, 9.0)):
-        data = replace(federation.data.clients[1], n_own=own)
-        data = replace(data, x=data.x[:n], y=data.y[:n])
-        work = federation.training(loop).work()
-        work.local(work.initial, data, 0)
-        assert loop.steps_for(n, own) == len(work.module.notes)  # pyright: ignore
-
-
-def test_after_a_round_the_model_is_judged_as_at_its_end(federation: Federation) -> None:
-    executor = federation.serial(FedAvg())
-    found = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
-    assert notes(executor) == [(4, 12, 24)]
-    assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
-
-
 def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federation) -> None:
     plan = federation.plan(4, participation=0.7, blocks=3)
     played = federation.play(FedAvg(), plan)
@@ -111,30 +92,39 @@ def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federat
     assert moved[2] > 1.5 * moved[0] > 0  # the weight has grown
 
 
-def test_a_job_outside_of_rounds_knows_nothing_of_the_last_one(federation: Federation) -> None:
-    executor = federation.serial(FedAvg())
-    federation.play(FedAvg(), federation.plan(2), executor)
-
-    def read(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
-        module: Any = worker.work.module
-        return module.trainer.round, module.current_epoch, module.global_step
-
-    assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
-
-
-def test_a_server_that_trains_counts_its_steps_after_the_round(federation: Federation) -> None:
-    executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
-    task = Surrogate(
-        model=federation.model, images=store.x, labels=store.y, weights=None, sgd=ServerSGD(2, 8, 0.1, 0.0, 0.0),
-        radius=None, round=3,
-    )  # fmt: skip
-    executor.map(minimise, task, [0])
-    assert notes(executor) == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
-
-
 def test_what_a_module_may_not_ask_for_is_named() -> None:
     work = Work(Scheduled(), torch.device("cpu"))
     assert work.module.logger is None
     assert work.module.global_rank == 0
     with pytest.raises(AttributeError, match=r"self.trainer.max_epochs: clients have no Trainer here; .* has round"):
         _ = work.module.trainer.max_epochs
+
+
+def test_evaluation_and_a_server_that_trains_read_the_end_of_the_round_and_other_jobs_no_round(
+    federation: Federation,
+) -> None:
+    def read(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
+        module: Any = worker.work.module
+        return module.trainer.round, module.current_epoch, module.global_step
+
+    executor, store = federation.serial(FedAvg()), federation.data.sets["test"]
+    found = evaluate(executor, ModelTask(federation.model, round=4, step=6), {"test": 21})
+    assert notes(executor) == [(4, 12, 24)]
+    assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
+    assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
+    task = Surrogate(
+        model=federation.model, images=store.x, labels=store.y, weights=None, sgd=ServerSGD(2, 8, 0.1, 0.0, 0.0),
+        radius=None, round=3,
+    )  # fmt: skip
+    executor.map(minimise, task, [0])
+    assert notes(executor)[1:] == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
+
+
+def test_the_steps_of_a_round_are_those_that_are_made(federation: Federation) -> None:
+    """With equal work, an own share of the examples, and full batches only."""
+    for n, own, drop_last in ((10, None, True), (7, 3.0, False), (7, 3.0, True), (3, None, True), (9, 9.0, False)):
+        loop = replace(LOOP, epochs=5, drop_last=drop_last)
+        data = replace(federation.data.clients[1], n_own=own)
+        work = federation.training(loop).work()
+        work.local(work.initial, replace(data, x=data.x[:n], y=data.y[:n]), 0)
+        assert loop.steps_for(n, own) == len(work.module.notes)  # pyright: ignore
