@@ -116,14 +116,9 @@ def _half_precision() -> Iterator[None]:
 
 
 @pytest.fixture(
-    params=[
-        _float64_and_no_grad,
-        _default_device_and_no_gradients,
-        _inference_mode_on_a_device,
-        _no_onednn,
-        _half_precision,
-    ]
-)
+    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device, _no_onednn,
+            _half_precision]
+)  # fmt: skip
 def setting(request: pytest.FixtureRequest) -> Context:
     _load.cache_clear()  # data that another test has loaded are not made under its setting
     return request.param
@@ -160,82 +155,39 @@ def test_a_run_has_the_same_bits_and_the_setting_is_restored(
     assert record == usual[1]
 
 
-@pytest.mark.parametrize("setting", [_float64_and_no_grad])
-def test_a_run_with_generators_has_the_same_bits(setting: Context, tmp_path: Path) -> None:
-    """Their training and sampling draw numbers, which are others in another type."""
-    fields = {
-        "sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "generator.sampling_steps": 2,
-        "generator.channels": (8, 8), "measure.every": 0, "federation.rounds": 1, "partition.n_clients": 2,
-    }  # fmt: skip
-    usual = _run(_config(tmp_path / "usual", **fields), tmp_path / "usual" / "run")
-    with setting():
-        assert _run(_config(tmp_path / "set", **fields), tmp_path / "set" / "run") == usual
+def test_replays_probes_checks_and_rounds_by_hand_are_the_same(
+    usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
+) -> None:
+    config = _config(tmp_path, **{"federation.rounds": 1, "algorithm": "fedavg", "model.name": "linear"})
+
+    def play() -> tuple[str, object]:
+        check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"])
+        return str(replay(usual[0], 2, 1, lambda text: None)), probe.probe(config, None, lambda text: None)
+
+    def by_hand() -> list[float]:
+        ready = assemble(prepare(config))
+        now, _ = next(rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory())))
+        return now.model.buffer.tolist()
+
+    plain = play(), by_hand()
+    with _float64_and_no_grad():
+        before = _settings()
+        played = play()
+        assert _settings() == before
+        assert (played, by_hand()) == plain
 
 
-def test_a_run_that_ends_early_restores_the_setting(setting: Context, tmp_path: Path) -> None:
-    def stop(number: int, metrics: object) -> None:
-        raise KeyboardInterrupt
+def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting(setting: Context) -> None:
+    def stopped() -> None:
+        with fresh_torch():
+            assert _settings()[:4] == (torch.float32, True, False, torch.device("cpu"))
+            torch.set_num_threads(3)
+            raise KeyboardInterrupt
 
     with setting():
         before = _settings()
         with pytest.raises(KeyboardInterrupt):
-            run(_config(tmp_path), tmp_path / "run", on_round=stop, say=lambda text: None)
-        assert _settings() == before
-
-
-@pytest.mark.long
-def test_replays_and_probes_are_the_same(
-    setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
-) -> None:
-    config = _config(tmp_path, **{"federation.rounds": 1, "algorithm": "fedavg", "model.name": "linear"})
-
-    def play() -> tuple:
-        return str(replay(usual[0], 2, 1, lambda text: None)), probe.probe(config, None, lambda text: None)
-
-    plain = play()
-    with setting():
-        before = _settings()
-        assert play() == plain
-        assert _settings() == before
-
-
-def test_the_parts_of_a_run_called_one_by_one_start_from_the_same_model(setting: Context, tmp_path: Path) -> None:
-    def start() -> torch.Tensor:
-        ready = assemble(prepare(_config(tmp_path)))
-        ready.executor().close()
-        return ready.start(ClientMemory()).model.buffer
-
-    usual = start()
-    with setting():
-        found = start()
-    assert found.dtype == torch.float32
-    assert found.equal(usual)
-
-
-@pytest.mark.parametrize("setting", [_float64_and_no_grad])
-def test_a_round_that_is_played_by_hand_has_the_same_bits(setting: Context, tmp_path: Path) -> None:
-    def play() -> torch.Tensor:
-        ready = assemble(prepare(_config(tmp_path)))
-        now, _ = next(rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory())))
-        return now.model.buffer
-
-    usual = play()
-    with setting():
-        assert play().equal(usual)
-
-
-def test_an_algorithm_can_be_checked(setting: Context) -> None:
-    with setting():
-        check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"])
-
-
-def test_inside_torch_is_as_in_a_fresh_process(setting: Context) -> None:
-    fresh = (torch.float32, True, False, torch.device("cpu"))
-    with setting():
-        before = _settings()
-        with fresh_torch():
-            assert _settings()[:4] == fresh
-            torch.set_num_threads(3)
+            stopped()
         assert _settings() == before
 
 
@@ -297,7 +249,7 @@ def _work() -> str:
 
 
 def _apart(action: Callable[[], object]) -> object:
-    """What it gives in a fork of this process, which takes all that it sets with it; JSON."""
+    """Return the action's result from a fork of this process, which takes all that it sets with it; JSON."""
     read, write = os.pipe()
     if not (process := os.fork()):
         try:
