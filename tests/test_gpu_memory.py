@@ -62,23 +62,16 @@ def test_what_is_tried_again_has_the_bits_of_what_never_failed(
 
 def test_who_finds_no_memory_twice_is_named(fails_at: Callable[[range], list[int]]) -> None:
     calls = fails_at(range(4, 1000))
-    with pytest.raises(ClientError, match=r"^client 0, round 1, .*out of memory: CUDA out of memory") as caught:
+    with pytest.raises(ClientError, match=r"^client 0, round 1, .*out of memory"):
         two_rounds(FedAvg(), digits((9, 5, 7)).training(LocalSGD(2, 4)))
-    assert (caught.value.client, caught.value.round) == (0, 1)
     assert len(calls) == 6  # the third step of two layers fails, then the first of the second try
 
 
 @pytest.mark.parametrize(
     ("error", "tries"),
-    [
-        (torch.OutOfMemoryError(FULL), 2),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 2),
-        (RuntimeError("CUDA error: device-side assert triggered"), 1),
-        (MemoryError(), 1),  # of the CPU: what was tried has cost minutes, and nothing is freed
-        (ValueError("wrong"), 1),
-        (KeyboardInterrupt(), 1),
-    ],
-)
+    [(torch.OutOfMemoryError(FULL), 2), (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), 2),
+     (RuntimeError("CUDA error: device-side assert triggered"), 1), (MemoryError(), 1), (KeyboardInterrupt(), 1)],
+)  # fmt: skip
 def test_only_a_full_gpu_is_tried_again_and_memory_is_freed_between(
     error: BaseException, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,10 +116,7 @@ def test_a_share_bounds_what_a_process_may_take(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From now on a call of a linear layer cuts the process off from its GPU.
-
-    A GPU tells of what failed on it where the process waits for it, and from then on at every call.
-    """
+    """From now on a call of a linear layer cuts the process off from its GPU; later calls raise."""
     lost = list[int]()
 
     def call(*_: Any) -> list[Tensor]:
@@ -155,9 +145,8 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
 def test_clients_that_lose_the_gpu_are_named_and_the_process_begins_no_other_experiment(
-    batched: bool, named: str, loses: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    batched: bool, named: str, loses: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))
     plan, executor = federation.plan(2, blocks=1), federation.serial(FedAvg())
     start = federation.start(FedAvg(), plan)
@@ -178,28 +167,22 @@ def test_clients_that_lose_the_gpu_are_named_and_the_process_begins_no_other_exp
 
 LOSES = '''
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
 from fedcommons.algorithms.fedavg import FedAvg
 
-
-@dataclass(frozen=True)
 class Loses(FedAvg):
-    """FedAvg; the first process that trains a client loses its GPU."""
-
-    def client(self, *given):
+    """The first process that trains a client loses its GPU."""
+    def client(self, *args):
         here = Path(__file__).parent
         with (here / "pids").open("a") as file:
             file.write(f"{os.getpid()}\\n")
         if (here / "lost").exists():
-            return super().client(*given)
+            return super().client(*args)
         (here / "lost").touch()
         torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, fail
         fail()
-
 
 def fail(*_):
     raise RuntimeError("CUDA error: device-side assert triggered")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -49,7 +48,10 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("with_gpu")
-def test_a_gpu_gives_the_same_bits_each_time() -> None:
+def test_a_gpu_gives_the_same_bits_each_time_and_cublas_is_no_difference_between_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver without a GPU does not set the variable of cuBLAS, and its actors do."""
     assert default_device() == torch.device("cuda")
     assert torch.get_deterministic_debug_mode() == 1  # warns: a module without such a kernel still trains
     assert torch.backends.cudnn.deterministic
@@ -59,21 +61,12 @@ def test_a_gpu_gives_the_same_bits_each_time() -> None:
     with fresh_torch():  # as in a run of this process
         assert torch.get_deterministic_debug_mode() == 1
         assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.usefixtures("with_gpu")
-def test_what_cublas_reads_is_set_where_nobody_has_and_is_no_difference_between_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A driver without a GPU does not set it, and its actors do."""
-    default_device()
     assert torch_settings.CUBLAS == OURS
     assert os.environ[NAME] == VALUE
     assert NAME not in variables()
-    monkeypatch.setenv(NAME, ":16:8")
+    monkeypatch.setenv(NAME, ":16:8")  # a user's own value stays
     default_device()
-    assert os.environ[NAME] == ":16:8"
-    assert variables()[NAME] == ":16:8"
+    assert os.environ[NAME] == variables()[NAME] == ":16:8"
 
 
 @pytest.mark.parametrize(
@@ -101,34 +94,17 @@ def test_every_process_that_trains_asks_whether_its_gpu_has_the_precision() -> N
         DDPM(precision="bf16", channels=(8, 8)).fit(images, 10, 0, [1])
 
 
-def test_a_cpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(NAME, raising=False)
-    if not torch.cuda.is_available():
-        with fresh_torch():
-            assert default_device() == torch.device("cpu")
-            assert torch.get_deterministic_debug_mode() == 0
-        assert NAME not in os.environ
-
-
-@pytest.mark.parametrize(
-    ("printed", "kinds"),
-    [
-        ("echo 'A100, 40960 MiB, 550.54, 8.0'; echo 'A100, 40960 MiB, 550.54, 8.0'", ["A100, 40960 MiB, 550.54, 8.0"]),
-        ("exit 9", []),
-    ],
-)
-def test_a_run_says_what_gpus_its_machine_has(
-    printed: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_records_the_gpus_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "A100, 40960 MiB, 550.54, 8.0"
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\n{printed}\n")
-    tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    RunFolder(tmp_path / "run", presets.experiment("smoke"), resume=False)
-    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert facts["gpu_kinds"] == kinds
-    assert facts["cuda"] == torch.version.cuda
+    for line, kinds in ((f"echo '{one}'; echo '{one}'", [one]), ("exit 9", [])):
+        tool.write_text(f"#!/bin/sh\n{line}\n")
+        tool.chmod(0o755)
+        RunFolder(tmp_path / f"{len(kinds)}", presets.experiment("smoke"), resume=False)
+        facts = json.loads((tmp_path / f"{len(kinds)}" / "environment.json").read_text())
+        assert (facts["gpu_kinds"], facts["cuda"]) == (kinds, torch.version.cuda)
 
 
 # The share of a GPU that a process needs
@@ -138,27 +114,21 @@ def test_a_run_says_what_gpus_its_machine_has(
     ("need", "total", "processes", "gpus", "expected"),
     [
         (10 * GB, 80 * GB, 4, 1, 0.25),  # as many as there are
-        (10 * GB, 80 * GB, 16, 1, 0.125),  # as many as have room
-        (30 * GB, 80 * GB, 4, 1, 0.5),
-        (10 * GB, 80 * GB, 4, 2, 0.5),  # spread over both
-        (10 * GB, 80 * GB, 5, 2, 0.3333),
-        (10 * GB, 80 * GB, 2, 4, 1.0),
-        (79 * GB, 80 * GB, 8, 1, 1.0),
-        (90 * GB, 80 * GB, 8, 1, 1.0),
+        (10 * GB, 80 * GB, 16, 1, 0.125), (30 * GB, 80 * GB, 4, 1, 0.5),  # as many as have room
+        (10 * GB, 80 * GB, 4, 2, 0.5), (10 * GB, 80 * GB, 5, 2, 0.3333), (10 * GB, 80 * GB, 2, 4, 1.0),  # on all GPUs
+        (90 * GB, 80 * GB, 8, 1, 1.0), (1, 80 * GB, 10**6, 1, 0.0001),
         (0, 0, 4, 1, 0.25),  # not known
-        (1, 80 * GB, 10**6, 1, 0.0001),
     ],
-)
+)  # fmt: skip
 def test_a_share_is_a_place_for_each_process_with_room(
     need: int, total: int, processes: int, gpus: int, expected: float
 ) -> None:
     assert share(need, total, processes, gpus) == expected
 
 
-def test_no_more_share_a_gpu_than_have_room_and_none_is_left_out() -> None:
+def test_no_more_share_a_gpu_than_have_room_and_no_process_is_left_out() -> None:
     for need, processes, gpus in product((1, 7, 20, 41, 80), range(1, 20), range(1, 5)):
-        each = share(need * GB, 80 * GB, processes, gpus)
-        there = int(1 / each + 1e-9)
+        there = int(1 / share(need * GB, 80 * GB, processes, gpus) + 1e-9)
         assert there * need <= 80
         assert there * gpus >= processes or (there + 1) * need > 80  # all have a place at once, or memory forbids it
 
@@ -175,17 +145,15 @@ def _auto(**values: object) -> Experiment:
     return presets.experiment("smoke", values={"federation.gpus_per_actor": "auto", "data.limit": 60, **values})
 
 
-def test_without_gpus_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.cluster_resources", dict)
-    assert with_share([one := _auto()], 4) == [one]
-
-
-@pytest.mark.parametrize("sharing", ["real", "shuffled_synthetic"])
 @pytest.mark.long
-def test_what_is_played_writes_nothing(sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_only_a_trial_is_measured_which_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
-    config = _auto(**{"sharing.setting": sharing, "algorithm": "scaffold", "measure.every": 1})
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    assert with_share([one := _auto()], 4) == [one]
+    config = _auto(**{"sharing.setting": "shuffled_synthetic", "algorithm": "scaffold", "measure.every": 1})
     play(config)
     if not torch.cuda.is_available():
         assert measured(str(tmp_path), config) == (0, 0)
@@ -213,18 +181,8 @@ def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, e
     assert sizes == expected
 
 
-# benchmarks/gpu.py without a GPU
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-        yield importlib.import_module("gpu")
-
-
-def test_every_check_is_called_and_has_a_name_of_its_own(gpu: ModuleType) -> None:
-    returning = {
-        name for name, one in vars(gpu).items() if getattr(one, "__annotations__", {}).get("return") == gpu.Seen
-    }
+def test_every_check_of_the_gpu_benchmark_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    gpu = importlib.import_module("gpu")
+    returning = {n for n, x in vars(gpu).items() if getattr(x, "__annotations__", {}).get("return") == gpu.Seen}
     assert {check.__name__ for check in gpu.CHECKS} == returning
