@@ -12,13 +12,11 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU
 
 @pytest.fixture
 def gpu() -> Iterator[PretendGPU]:
-    """Entered."""
     with PretendGPU() as entered:
         yield entered
 
 
 def on_gpu(*shape: int) -> Tensor:
-    """Some numbers there."""
     return torch.arange(1.0, 1 + torch.Size(shape).numel(), device=GPU).view(shape)
 
 
@@ -50,6 +48,34 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 """What a GPU refuses, each once."""
 
+COUNTED: dict[str, tuple[Callable[[Tensor], object], tuple[int, int]]] = {
+    # it waits and copies nothing but a number
+    "item": (lambda x: x[0].item(), (1, 0)),
+    "bool": (lambda x: bool(x[0] > 0), (1, 0)),
+    "nonzero": (lambda x: x.nonzero(), (1, 0)),
+    "a mask": (lambda x: x[x > 1], (1, 0)),
+    "a mask that is assigned to": (lambda x: x.index_put_((x > 1,), x[:2] + 1), (1, 0)),
+    "equal": (lambda x: torch.equal(x, x + 1), (1, 0)),
+    # it copies between the devices once
+    "cpu": (lambda x: x.cpu(), (1, 1)),
+    "tolist": (lambda x: x.tolist(), (1, 1)),
+    "numpy by force": (lambda x: x.numpy(force=True), (1, 1)),
+    "copy_ from the GPU": (lambda x: torch.zeros(3).copy_(x), (1, 1)),
+    "copy_ to the GPU": (lambda x: x.copy_(torch.zeros(3)), (1, 1)),
+    "to like another": (lambda x: torch.zeros(3).to(x), (1, 1)),
+    "tensor of Python's numbers": (lambda x: torch.tensor(0.5, device=x.device), (1, 1)),
+    "new_tensor": (lambda x: x.new_tensor([1.0]), (1, 1)),
+    "an index of the CPU": (lambda x: x[torch.tensor([0, 1])], (1, 1)),
+    # neither
+    "arithmetic": (lambda x: (x * 2 + x.mean()).relu().clamp(max=1), (0, 0)),
+    "a number on the CPU": (lambda x: x * torch.tensor(2.0), (0, 0)),
+    "a number under a mask": (lambda x: x.__setitem__(x > 1, 0.0), (0, 0)),
+    "made there": (lambda x: torch.zeros(3, device=x.device) + torch.zeros_like(x) + x.new_zeros(3), (0, 0)),
+    "to where it is": (lambda x: x.to(GPU).cuda().to("cuda").to(torch.float64), (0, 0)),
+    "drawn there": (lambda x: x + torch.rand(3, device=GPU, generator=torch.Generator(GPU)), (0, 0)),
+}
+"""An operation, and how often the program waits and copies."""
+
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_lies_on_the_wrong_device_is_refused(what: str, gpu: PretendGPU) -> None:
@@ -57,53 +83,9 @@ def test_what_lies_on_the_wrong_device_is_refused(what: str, gpu: PretendGPU) ->
         REFUSED[what]()
 
 
-WAITING: dict[str, Callable[[Tensor], object]] = {
-    "item": lambda x: x[0].item(),
-    "bool": lambda x: bool(x[0] > 0),
-    "nonzero": lambda x: x.nonzero(),
-    "a mask": lambda x: x[x > 1],
-    "a mask that is assigned to": lambda x: x.index_put_((x > 1,), x[:2] + 1),
-    "equal": lambda x: torch.equal(x, x + 1),
-}
-"""What makes the program wait, and copies nothing but a number."""
-
-COPYING: dict[str, Callable[[Tensor], object]] = {
-    "cpu": lambda x: x.cpu(),
-    "tolist": lambda x: x.tolist(),
-    "numpy by force": lambda x: x.numpy(force=True),
-    "copy_ from the GPU": lambda x: torch.zeros(3).copy_(x),
-    "copy_ to the GPU": lambda x: x.copy_(torch.zeros(3)),
-    "assigned to": lambda x: x.__setitem__(slice(2), torch.zeros(2)),
-    "to like another": lambda x: torch.zeros(3).to(x),
-    "tensor of Python's numbers": lambda x: torch.tensor(0.5, device=x.device),
-    "new_tensor": lambda x: x.new_tensor([1.0]),
-    "an index of the CPU": lambda x: x[torch.tensor([0, 1])],
-}
-"""What copies between the devices once."""
-
-FREE: dict[str, Callable[[Tensor], object]] = {
-    "arithmetic": lambda x: (x * 2 + x.mean()).relu().clamp(max=1),
-    "a number on the CPU": lambda x: x * torch.tensor(2.0),
-    "a number under a mask": lambda x: x.__setitem__(x > 1, 0.0),
-    "made there": lambda x: torch.zeros(3, device=x.device) + torch.zeros_like(x) + x.new_zeros(3),
-    "to where it is": lambda x: x.to(GPU).cuda().to("cuda").to(torch.float64),
-    "drawn there": lambda x: x + torch.rand(3, device=GPU, generator=torch.Generator(GPU)),
-}
-"""What neither waits nor copies."""
-
-
-COUNTED = [
-    *((name, do, (1, 0)) for name, do in WAITING.items()),
-    *((name, do, (1, 1)) for name, do in COPYING.items()),
-    *((name, do, (0, 0)) for name, do in FREE.items()),
-]
-
-
-@pytest.mark.parametrize(("do", "expected"), [case[1:] for case in COUNTED], ids=[case[0] for case in COUNTED])
-def test_waits_and_copies_are_counted_by_line(
-    do: Callable[[Tensor], object], expected: tuple[int, int], gpu: PretendGPU
-) -> None:
-    x = on_gpu(3)
+@pytest.mark.parametrize("what", COUNTED)
+def test_waits_and_copies_are_counted_by_line(what: str, gpu: PretendGPU) -> None:
+    (do, expected), x = COUNTED[what], on_gpu(3)
     before = gpu.seen.since(type(gpu.seen)())
     do(x)
     found = gpu.seen.since(before)
