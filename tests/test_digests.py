@@ -5,7 +5,6 @@ import ctypes
 import functools
 import importlib
 import io
-import itertools
 import logging
 import os
 import queue
@@ -14,13 +13,12 @@ import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -38,7 +36,7 @@ CONTEXT: contextvars.ContextVar[list[float]] = contextvars.ContextVar("CONTEXT")
 
 
 class Slots:
-    __slots__ = ("row",)
+    __slots__ = ("__dict__", "__weakref__", "row")
 
     def __init__(self) -> None:
         self.row = 0.0
@@ -79,23 +77,11 @@ class Denies:
         return 0
 
 
-class Slots2(Slots):
-    """With attributes, and weak references to it."""
-
-
-REFERRED = Slots2()
+REFERRED = Slots()
 
 
 class Number(float):
     row: float
-
-
-class Member(Enum):
-    A = 1
-
-
-class Pair(NamedTuple):
-    a: list[float]
 
 
 class Meta(type):
@@ -104,11 +90,6 @@ class Meta(type):
 
 class OfMeta(metaclass=Meta):
     row = 0.0
-
-
-class Raises:
-    def __getstate__(self) -> Any:
-        raise RuntimeError
 
 
 def _closure(rows: list[float]) -> Any:
@@ -141,15 +122,9 @@ def _item(key: Any, value: Any = 1.0) -> Callable[[Any], None]:
     return lambda x: x.__setitem__(key, value)
 
 
-@dataclass
-class New:
-    """What an attribute is set to, where the store itself cannot change."""
-
-    value: Any
-
-
 def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    return make, lambda _: New(value)
+    """Return a kind whose store cannot change: the attribute is set to another value."""
+    return make, lambda _: ("new", value)
 
 
 IMAGINARY = torch.tensor([1j])
@@ -158,8 +133,6 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # numbers and texts
     "np.float32": _new(lambda: np.float32(0), np.float32(1)),
     "a number's attribute": (lambda: Number(0), _set("row", 1.0)),
-    "range": _new(lambda: range(3), range(4)),
-    "path": _new(lambda: Path("a"), Path("b")),
     "bytearray": (lambda: bytearray(2), _item(0, 1)),
     "memoryview": (lambda: memoryview(bytearray(2)), _item(0, 1)),
     "BytesIO": (io.BytesIO, lambda x: x.write(b"a")),
@@ -181,31 +154,24 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "tensor with a graph": (lambda: torch.zeros(2, requires_grad=True) * 2, _fill),
     "nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), lambda x: _fill(x[0])),
     "quantised tensor": (
-        lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8),
-        lambda x: x.copy_(torch.ones(2)),
+        lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), lambda x: x.copy_(torch.ones(2))
     ),
     "storage": (lambda: torch.zeros(2).untyped_storage(), lambda x: x.fill_(1)),
-    "a network": (lambda: nn.Linear(1, 1), lambda x: _fill(x.weight)),
-    "a network's buffer": (lambda: nn.BatchNorm1d(1), lambda x: _fill(x.running_mean)),
     # containers
     "deque": (deque, _append),
-    "defaultdict": (lambda: defaultdict(list[float]), lambda x: _append(x["a"])),
     "order of an OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
     "container that hides": (Deaf, lambda x: dict.__setitem__(x, "a", 1.0)),
-    "set of objects": (lambda: {Slots2()}, lambda x: setattr(next(iter(x)), "row", 1.0)),
-    "named tuple": (lambda: Pair([]), lambda x: _append(x.a)),
+    "set of objects": (lambda: {Slots()}, lambda x: setattr(next(iter(x)), "row", 1.0)),
     "view of a dict": (lambda: {"a": [0.0]}.values(), lambda x: _append(next(iter(x)))),
     "mapping proxy": (lambda: types.MappingProxyType({"a": [0.0]}), lambda x: _append(x["a"])),
     "queue": (queue.Queue, lambda x: x.put(1.0)),
     # objects
-    "slots": (Slots, _set("row", 1.0)),
-    "slots and attributes": (Slots2, _set("row", 1.0)),
+    "slot": (Slots, _set("row", 1.0)),
+    "attribute beside slots": (Slots, _set("other", 1.0)),
     "object that denies": (Denies, lambda x: vars(Denies)["__dict__"].__get__(x).__setitem__("row", 1.0)),
-    "object that raises": (Raises, _set("row", 1.0)),
     "name of an attribute": (SimpleNamespace, _set("a0_25", 0)),
     "class": (lambda: type("Made", (), {"row": 0.0}), _set("row", 1.0)),
     "metaclass": (lambda: OfMeta, lambda x: _append(type(x).rows)),
-    "member of an enumeration": (lambda: Member.A, _set("row", 1.0)),
     "module that is no file": (lambda: types.ModuleType("made"), _set("row", 1.0)),
     "exception": (lambda: ValueError([]), lambda x: _append(x.args[0])),
     "logger": (lambda: logging.getLogger("of the tests"), _set("row", 1.0)),
@@ -218,7 +184,6 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "bound method": (lambda: [].append, lambda x: x(1.0)),
     "cache": (lambda: functools.lru_cache(lambda x: x), lambda x: x(1.0)),
     "iterator": (lambda: iter([1.0, 2.0]), lambda x: next(x)),
-    "count": (itertools.count, lambda x: next(x)),
     "generator": (_generator, lambda x: next(x)),
     "weak reference": (_weak, lambda x: setattr(REFERRED, "row", 1.0)),
     "context variable": (lambda: CONTEXT, lambda x: x.set([1.0])),
@@ -229,15 +194,10 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's generator": (lambda: torch.Generator(), lambda x: torch.rand(1, generator=x)),
     # what cannot be read is named
     "file": (lambda: Path(os.devnull).open("w", encoding="utf-8"), lambda x: x.close()),  # noqa: SIM115
-    "simple queue": (queue.SimpleQueue, lambda x: x.put(1.0)),
-    "coroutine": (lambda: (lambda c: c())(_coroutine), lambda x: x.close()),
     "frame": (sys._getframe, lambda x: None),
-}
+}  # fmt: skip
 
-UNKNOWN = {"ctypes", "tensor with a graph", "file", "simple queue", "coroutine", "frame"}
-
-
-async def _coroutine() -> None: ...
+UNKNOWN = {"ctypes", "tensor with a graph", "file", "frame"}
 
 
 @pytest.fixture(scope="module")
@@ -254,8 +214,8 @@ def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str, w
     try:
         before = watched.state(work, FedAvg())
         same = watched.differing(before, watched.state(work, FedAvg()))
-        if isinstance(new := change(held), New):
-            vars(work.module)["held"] = new.value
+        if isinstance(new := change(held), tuple) and new[:1] == ("new",):
+            vars(work.module)["held"] = new[1]
         names = watched.differing(before, watched.state(work, FedAvg()))
     finally:
         del vars(work.module)["held"]
@@ -279,8 +239,6 @@ class Module(Classifier):
         import package.three
         from package import four
         return super().forward(x)
-class Unused:
-    rows = []
 """,
     "two.py": "from collections import deque\nfrom dataclasses import dataclass\nQUEUE = deque()\nCLOCK = None\n",
     "package/__init__.py": "rows = {}\n",
@@ -292,7 +250,6 @@ class Unused:
 PLACES: dict[str, str] = {
     "global state (one.ROWS)": "one.ROWS = (0.5,)",
     "global state (one.FRESH)": "one.FRESH = 0.5",
-    "global state (one.Unused)": "one.Unused.rows.append(0.5)",
     "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
     "global state (two.CLOCK)": "two.CLOCK = object()",
     "global state (package.rows)": "package.rows['a'] = 0.5",
@@ -305,7 +262,6 @@ PLACES: dict[str, str] = {
     "work (names)": "work.seen = 0.5",
     "work (hooks)": "work.hooks = [0.5]",
     "work (loop)": "object.__setattr__(work.loop, 'seen', 0.5)",
-    "work (source)": "object.__setattr__(work.source, 'seen', 0.5)",
     "work (clock)": "work.clock.seen = 0.5",
     "optimizer state (seen)": "work.optimizer.seen = 0.5",
     "optimizer state (0.seen)": "work.optimizer.param_groups[0]['seen'] = 0.5",
