@@ -1,6 +1,5 @@
 """Named tensors over one flat buffer."""
 
-import io
 import pickle
 
 import pytest
@@ -30,31 +29,23 @@ def numbers(seed: int, dtype: torch.dtype = torch.float32) -> Flat:
     return Flat(LAYOUT, torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed)).to(dtype))
 
 
-def test_a_layout_counts_and_places_its_parts() -> None:
+def test_a_layout_places_its_parts_whose_views_share_memory_with_the_buffer() -> None:
     assert LAYOUT.size == 6 + 2 + 1
-    assert {n: part for n, (part, _) in LAYOUT.parts.items()} == {
-        "weight": slice(0, 6),
-        "bias": slice(6, 8),
-        "scalar": slice(8, 9),
-    }
-
-
-def test_views_share_memory_with_the_buffer_both_ways() -> None:
+    parts = {name: part for name, (part, _) in LAYOUT.parts.items()}
+    assert parts == {"weight": slice(0, 6), "bias": slice(6, 8), "scalar": slice(8, 9)}
     x = Flat(LAYOUT, torch.arange(9.0))
     assert {name: tuple(t.shape) for name, t in x.items()} == dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True))
     assert x["weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     x["bias"].fill_(-1)
     assert x.buffer.tolist() == [0, 1, 2, 3, 4, 5, -1, -1, 8]
     x.buffer.zero_()
-    assert x["weight"].abs().sum() == 0
-    assert x["scalar"] == 0
+    assert x["weight"].abs().sum() == x["scalar"] == 0
 
 
 def test_flatten_copies_detaches_and_keeps_order_and_names() -> None:
     parts = {"b": torch.ones(2, 2, requires_grad=True), "a": torch.tensor(3.0)}
     x = flatten(parts)
-    assert list(x) == ["b", "a"]
-    assert len(x) == 2
+    assert (list(x), len(x)) == (["b", "a"], 2)
     assert x.layout == layout_of(parts.items())
     assert not x.buffer.requires_grad
     x.buffer.zero_()
@@ -63,17 +54,13 @@ def test_flatten_copies_detaches_and_keeps_order_and_names() -> None:
     assert torch.equal(flatten({"x": transposed})["x"], transposed)
 
 
-def test_arithmetic_equals_that_of_the_named_parts() -> None:
+def test_arithmetic_equals_that_of_the_named_parts_and_leaves_its_arguments() -> None:
     a, b = numbers(0), numbers(1)
     for name in LAYOUT.names:
         assert torch.equal(sub(a, b)[name], a[name] - b[name])
         assert torch.equal(scale(a, 0.3)[name], a[name] * 0.3)
         torch.testing.assert_close(add(a, b, 0.3)[name], a[name] + 0.3 * b[name])
         assert torch.equal(add(a, b)[name], a[name] + b[name])
-
-
-def test_arithmetic_leaves_its_arguments_as_they_were() -> None:
-    a, b = numbers(0), numbers(1)
     for result in (add(a, b), add(a, b, 0.0), sub(a, b), scale(a, 2.0)):
         result.buffer.fill_(7)
     for x in (a, b.buffer, c := b.buffer.double()):
@@ -98,19 +85,22 @@ def test_the_squared_norm_is_accumulated_in_float64() -> None:
     x = torch.full((4096,), 1.0)
     x[0] = 2.0**13  # its square, 2^26, swallows every later 1 in float32
     exact = 2.0**26 + 4095
-    assert sq_norm(x) == exact
-    assert sq_norm(Flat(Layout(("x",), ((4096,),)), x)) == exact
-    assert sq_norm(x.double()) == exact
+    assert sq_norm(x) == sq_norm(Flat(Layout(("x",), ((4096,),)), x)) == sq_norm(x.double()) == exact
     assert sq_norm(torch.full((2,), 1e30)) == pytest.approx(2e60)  # beyond float32's range
 
 
-def test_bytes_are_those_of_the_numbers() -> None:
-    message = {"model": numbers(0), "control": numbers(1, torch.float64), "label": torch.zeros(5, dtype=torch.uint8)}
-    assert nbytes(message) == 9 * 4 + 9 * 8 + 5
+def test_bytes_are_those_of_the_numbers_and_data_and_like_undo_each_other() -> None:
+    a, t = numbers(0), torch.zeros(5, dtype=torch.uint8)
+    assert nbytes({"model": a, "control": numbers(1, torch.float64), "label": t}) == 9 * 4 + 9 * 8 + 5
     assert nbytes({}) == 0
+    assert data(a) is a.buffer
+    assert data(t) is like(t, t) is t
+    again = like(a, torch.zeros(9))
+    assert isinstance(again, Flat)
+    assert again.layout is a.layout
 
 
-def test_put_is_the_inverse_of_select() -> None:
+def test_put_is_the_inverse_of_select_and_refuses_other_parts() -> None:
     x, y = numbers(0), numbers(1)
     for names in ([], ["bias"], ["scalar", "weight"], ["bias", "scalar", "weight"]):
         mixed = put(x, select(y, names))
@@ -122,54 +112,25 @@ def test_put_is_the_inverse_of_select() -> None:
     wide = select(numbers(1, torch.float64), ["bias"])
     assert put(x, wide).buffer.dtype == torch.float32
     assert torch.equal(put(x, wide)["bias"], wide["bias"].float())
-
-
-def test_parts_that_the_whole_does_not_have_are_refused() -> None:
-    x = numbers(0)
-    with pytest.raises(ValueError, match="there is no part 'head'"):
+    with pytest.raises(ValueError, match="no part 'head'"):
         put(x, flatten({"head": torch.zeros(2)}))
     with pytest.raises(ValueError, match=r"bias has shape \(2,\), and not \(1,\)"):  # which would be spread over it
         put(x, flatten({"bias": torch.zeros(1)}))
 
 
-def test_data_and_like_undo_each_other() -> None:
-    a, t = numbers(0), torch.ones(3)
-    assert data(a) is a.buffer
-    assert data(t) is t
-    again = like(a, t.new_zeros(9))
-    assert isinstance(again, Flat)
-    assert again.layout is a.layout
-    assert like(t, t) is t
-
-
-def test_pickling_gives_a_fresh_writable_copy() -> None:
-    a = numbers(0)
-    again = pickle.loads(pickle.dumps(a))
-    assert again.layout == a.layout
-    assert again.buffer.dtype == a.buffer.dtype
-    assert torch.equal(again.buffer, a.buffer)
-    again.buffer.zero_()
-    assert torch.equal(a.buffer, numbers(0).buffer)
-
-
-def test_unpickling_from_shared_memory_copies() -> None:
-    # Ray hands out-of-band buffers over read-only and shared: writing into one would change every other reader's.
+def test_unpickling_copies_also_from_shared_memory() -> None:
+    """Ray hands out-of-band buffers over read-only and shared: writing into one would change every other reader's."""
     buffers: list[pickle.PickleBuffer] = []
-    a = numbers(0)
+    a = Flat(LAYOUT, numbers(0).buffer.requires_grad_())
     content = pickle.dumps(a, protocol=5, buffer_callback=buffers.append)
     assert buffers, "the buffer should travel out of band, not inside the pickle"
     shared = [memoryview(bytes(b.raw())) for b in buffers]  # read-only
     first, second = (pickle.loads(content, buffers=shared) for _ in range(2))
-    first.buffer.zero_()
+    again = pickle.loads(pickle.dumps(a))
+    for one in (first, again):
+        assert (one.layout, one.buffer.dtype, one.buffer.requires_grad) == (LAYOUT, torch.float32, False)
+        assert torch.equal(one.buffer, numbers(0).buffer)
+        one.buffer.zero_()
     assert torch.equal(second.buffer, a.buffer)
-
-
-def test_a_flat_pickles_as_one_array_however_many_parts_it_has() -> None:
     many = flatten({f"layer{i}": torch.zeros(10) for i in range(100)})
-    size = io.BytesIO(pickle.dumps(many)).getbuffer().nbytes
-    assert size < 100 * 10 * 4 + 100 * 40  # names and shapes, not 100 tensors' headers
-
-
-def test_a_flat_on_a_graph_can_be_pickled() -> None:
-    a = Flat(LAYOUT, numbers(0).buffer.requires_grad_())
-    assert not pickle.loads(pickle.dumps(a)).buffer.requires_grad
+    assert len(pickle.dumps(many)) < 100 * 10 * 4 + 100 * 40  # names and shapes, not 100 tensors' headers

@@ -22,28 +22,16 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.tensors import Flat
-from fedcommons.testing import Federation, digits, least_squares
+from fedcommons.testing import Federation, least_squares
 
 ALGORITHM = FedAvg()
-
-
 W = np.array([0.5, -1.0, 2.0])
 """Where least squares are measured."""
 
 
-def _measure(
-    federation: Federation,
-    which: str = "own",
-    blocks: int = 2,
-    model: Flat | None = None,
-    part: Part | None = None,
-) -> Moments:
+def _measure(federation: Federation, which: str = "own", part: Part | None = None) -> Moments:
     executor, n_sets = federation.serial(ALGORITHM), len(clients_of(federation.data, which))
-    return moments(executor, ModelTask(model or federation.model), which, n_sets, blocks, part)
-
-
-def _values(found: Moments) -> tuple[float, float, float]:
-    return found.zeta_sq, found.sigma_sq, found.sigma_avg_sq
+    return moments(executor, ModelTask(_at(federation)), which, n_sets, 2, part)
 
 
 def _sq_spread(each: np.ndarray) -> float:
@@ -72,7 +60,7 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
     per_sample = [(w * (a @ W - b))[:, None] * a for a, b, w in zip(problem.a, problem.b, scaled, strict=True)]
     means = np.stack([g.sum(0) / n for g, n in zip(per_sample, sizes, strict=True)])
     federation = _weighted(problem.federation(0.1), weights)
-    at, found = _at(federation), _measure(federation, model=_at(federation))
+    at, found = _at(federation), _measure(federation)
     assert found.zeta_sq == pytest.approx(_sq_spread(means), rel=1e-12, abs=1e-12)
     assert found.sigma_sq == pytest.approx(np.mean([_sq_spread(g) for g in per_sample]), rel=1e-12)
     shares = totals / totals.sum()  # of all weight, not of all rows
@@ -94,27 +82,19 @@ def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
     assert np.allclose(after.model.buffer.numpy(), -0.1 * np.mean(slopes, 0), rtol=0, atol=1e-12)
 
 
-def test_the_shift_of_a_pool_is_from_the_weighted_objective() -> None:
+def test_the_shift_of_a_pool_is_from_the_weighted_objective_and_weights_of_one_are_no_weights() -> None:
     problem, weights = least_squares(sizes=(6, 4, 9)), [np.repeat([0.0, 1.0], 3), np.full(4, 2.0)]
     federation = problem.federation(0.1)
     sets = federation.data.clients
     clients = Clients(sets.store, Rows.of(list(sets.rows)[:2], weights))
-    federation = replace(federation, data=RunData(clients, clients, {}, sets[2:]))
-    own, pool = (_measure(federation, which, model=_at(federation)) for which in ("own", "pool"))
+    pooled = replace(federation, data=RunData(clients, clients, {}, sets[2:]))
     g = problem.gradients(W)
     first = ((problem.a[0] @ W - problem.b[0])[:, None] * problem.a[0])[3:].mean(0)  # the others have no weight
-    assert delta_sq(own, pool) == pytest.approx(np.square((first + g[1]) / 2 - g[2]).sum(), rel=1e-12)
-
-
-def test_weights_of_one_are_no_weights() -> None:
-    plain = least_squares(sizes=(5, 9)).federation(0.1)
-    ones = _weighted(plain, [np.ones(5), np.ones(9)])
-    assert _values(_measure(plain, model=_at(plain))) == _values(_measure(ones, model=_at(ones)))
-    plain = digits()
-    ones = _weighted(plain, [np.ones(n) for n in plain.data.clients.sizes])
-    assert _values(_measure(ones)) == pytest.approx(_values(_measure(plain)), rel=1e-6)
-    ends = [f.play(ALGORITHM, f.plan(2))[-1][0].model.buffer for f in (plain, ones)]
-    assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-6)
+    shift = delta_sq(_measure(pooled), _measure(pooled, "pool"))
+    assert shift == pytest.approx(np.square((first + g[1]) / 2 - g[2]).sum(), rel=1e-12)
+    ones = _weighted(federation, [np.ones(n) for n in (6, 4, 9)])
+    a, b = _measure(federation), _measure(ones)
+    assert (a.zeta_sq, a.sigma_sq, a.sigma_avg_sq) == (b.zeta_sq, b.sigma_sq, b.sigma_avg_sq)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +113,7 @@ def test_copies_of_an_example_with_weights_of_sum_one_count_as_one(rows: list[in
     def measured(first: list[int], of_first: list[float], of_last: float) -> Moments:
         lists, of_rest = [np.array(first), np.array(rest)], np.array([1.0] * 5 + [of_last])
         clients = Clients(plain.data.clients.store, Rows.of(lists, [np.array(of_first), of_rest]))
-        return _measure(replace(plain, data=RunData(clients, clients, {})), model=_at(plain))
+        return _measure(replace(plain, data=RunData(clients, clients, {})))
 
     once, found = measured([0, 1, 2, 3], [1.0] * 4, 1.0), measured(rows, weights, 0.5 if 9 in rows else 1.0)
     total = once.pooled * once.sizes.sum()
@@ -156,6 +136,6 @@ def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
         assert found.weight is not None
         assert found.weight.tolist() == np.float32(rows / np.arange(n).mean()).tolist()  # of mean 1 over all examples
         assert torch.equal(found.x, client.x[rows])
-    parts = [_measure(federation, part=Part(n, k, 7), model=_at(federation)).mean for k in range(PARTS)]
-    whole = _measure(federation, model=_at(federation)).mean
+    parts = [_measure(federation, part=Part(n, k, 7)).mean for k in range(PARTS)]
+    whole = _measure(federation).mean
     assert torch.allclose(torch.stack(parts).mean(0), whole, rtol=1e-12)  # equal parts, disjoint, of all
