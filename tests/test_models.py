@@ -37,18 +37,14 @@ class Net(nn.Module):
 """
 
 
-class Killed(Exception):
-    pass
-
-
-def quiet(text: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("models") / "run"
     return fedcommons.run(experiment("smoke", values=FIELDS), folder, say=quiet)
+
+
+def quiet(text: str) -> None:
+    pass
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -71,20 +67,18 @@ def test_a_folder_alone_gives_the_models_of_the_last_and_the_best_round(done: Re
     top = max(line["validation/accuracy"] for line in every[1:])
     assert accuracy(done, best, "validation") == pytest.approx(top, abs=1e-6)
     assert result.summary == done.summary
-    assert result.rounds["round"].tolist() == [0, 1, 2, 3, 4]
     tensors = load_file(done.folder / "model.safetensors")
     assert tensors.keys() == last.state_dict().keys()
     assert all(torch.equal(tensors[name], value) for name, value in last.state_dict().items())
 
 
-@pytest.mark.parametrize("kill_at", [1, 3])
 @pytest.mark.long
-def test_a_run_that_is_killed_and_goes_on_leaves_the_same_files(done: Result, kill_at: int, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_and_goes_on_leaves_the_same_files(done: Result, tmp_path: Path) -> None:
     def kill(number: int, metrics: Mapping[str, float | None]) -> None:
-        if number == kill_at:
-            raise Killed
+        if number == 3:
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         run(done.experiment, tmp_path / "run", say=quiet, on_round=kill)
     run(done.experiment, tmp_path / "run", resume=True, say=quiet)
     for name in ("model.safetensors", "best.safetensors"):

@@ -57,6 +57,14 @@ def state() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=draws) / 10 for name, shape in shapes.items()}
 
 
+def _torch(what: object) -> Callable[[Path], object]:
+    return lambda path: torch.save(what, path)
+
+
+def _saved(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
+    return lambda path: save_file(tensors, path)
+
+
 @pytest.mark.long
 def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted(lab: Path) -> None:
     save_file(state(), lab / "start.safetensors")
@@ -91,21 +99,13 @@ def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -
     assert torch.allclose(along, hessian_vector(whole, [batch], v)[kept], rtol=0, atol=1e-5)
 
 
-def _torch(path: Path, what: object) -> None:
-    torch.save(what, path)
-
-
-FILES: Mapping[str, Callable[[Path], None]] = {
-    "a.pt": lambda path: _torch(path, state()),
-    "lightning.ckpt": lambda path: _torch(
-        path, {"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}
-    ),
-    "half.safetensors": lambda path: save_file({n: t.half() for n, t in state().items()}, path),
+FILES: Mapping[str, Callable[[Path], object]] = {
+    "lightning.ckpt": _torch({"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}),
+    "half.safetensors": _saved({n: t.half() for n, t in state().items()}),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.long
 def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
     FILES[name](lab / name)
     config = asked(model__weights=name)
@@ -121,7 +121,7 @@ def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
 
 
 def _bomb(path: Path) -> None:
-    _torch(path, {"x": torch.zeros(2**20)})
+    torch.save({"x": torch.zeros(2**20)}, path)
     with zipfile.ZipFile(path) as packed:
         inside = {one: packed.read(one) for one in packed.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -138,10 +138,6 @@ def _less(*names: str) -> dict[str, Tensor]:
     return {n: t for n, t in state().items() if n not in names}
 
 
-def _saved(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
-    return lambda path: save_file(tensors, path)
-
-
 NAN = torch.full((10,), float("nan"))
 OTHERS = {**_less("body.bias", "last.bias"), "head.bias": torch.zeros(3)}
 WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
@@ -155,8 +151,8 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "bomb.pt": (_bomb, "unpacks to .* bytes, and at most"),
     "text.pt": (lambda path: path.write_text("weights"), "neither .safetensors nor"),
     "text.safetensors": (lambda path: path.write_text("weights"), "cannot be read as weights"),
-    "list.pt": (lambda path: _torch(path, [1, 2]), "holds list"),
-    "code.pt": (lambda path: _torch(path, {"last.bias": _Code()}), "cannot be read as weights"),
+    "list.pt": (_torch([1, 2]), "holds list"),
+    "code.pt": (_torch({"last.bias": _Code()}), "cannot be read as weights"),
     "folder": (lambda path: path.mkdir(), "must be a file"),
 }
 
@@ -183,15 +179,3 @@ def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
     with pytest.raises(UserError, match="is not the file it was"):
         build_module(first, inputs.load(first.data))
     assert "source.weights" not in asked().flat
-
-
-@pytest.mark.ray
-def test_actors_start_from_the_file_and_follow_the_schedule_to_the_same_bits(lab: Path, ray_session: None) -> None:
-    save_file(state(), lab / "start.safetensors")
-    (lab / "rates.py").write_text("def halved(round, rounds):\n    return 0.5**round\n")
-    how = {"model__weights": "start.safetensors", "client__lr_schedule": "rates.py:halved", "client__precision": "bf16"}
-    for executor in ("serial", "ray_actors"):
-        chosen = asked(**how, client__accumulate=2, federation__executor=executor)
-        run(chosen, lab / executor)
-    one, other = (lab / executor / "rounds.jsonl" for executor in ("serial", "ray_actors"))
-    assert one.read_bytes() == other.read_bytes()
