@@ -322,6 +322,7 @@ def test_tf32_holds_in_steps_alone_and_is_fp32_on_a_cpu() -> None:
     [
         ({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
         ({"client.precision": "fp8"}, r"unknown client\.precision 'fp8'"),
+        ({"dp.local": True, "client.accumulate": 2}, r"client\.accumulate must be 1 with dp\.local, got 2"),
     ],
 )
 def test_a_wrong_precision_is_refused_and_another_one_is_another_experiment(
