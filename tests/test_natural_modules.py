@@ -43,147 +43,6 @@ class Net(LightningModule):
 """
 
 
-def module(body: str) -> str:
-    """The source of a Net with these lines in it."""
-    return "class Own(Net):\n" + "\n".join(f"    {line}" for line in body.splitlines())
-
-
-def optimizers(returned: str) -> str:
-    return module(
-        f"def configure_optimizers(self):\n    sgd = torch.optim.SGD(self.parameters(), self.lr)\n    {returned}"
-    )
-
-
-def built(lines: str) -> str:
-    """A Net that does this when it is built."""
-    body = "\n".join(f"    {line}" for line in lines.splitlines())
-    return module(f"def __init__(self, shape, n_classes, lr):\n    super().__init__(shape, n_classes, lr)\n{body}")
-
-
-def step(line: str) -> str:
-    return module(f"def training_step(self, batch, batch_idx):\n    loss = super().training_step(batch, 0)\n    {line}")
-
-
-SCHEDULE = "torch.optim.lr_scheduler.StepLR(sgd, 1)"
-ONE = "configure_optimizers: .*one torch optimizer"
-LOSS = "training_step must return the loss"
-REFUSED = {
-    "an empty dict": (optimizers("return {}"), f"{ONE}.* got NoneType"),
-    "a plateau": (
-        optimizers("return [sgd], [torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)]"),
-        "ReduceLROnPlateau needs a metric to monitor",
-    ),
-    "an interval": (
-        optimizers(f"return [sgd], [{{'scheduler': {SCHEDULE}, 'interval': 'round'}}]"),
-        "interval of an lr_scheduler must be epoch or step, got 'round'",
-    ),
-    "a frequency": (
-        optimizers(f"return [sgd], [{{'scheduler': {SCHEDULE}, 'frequency': 0}}]"),
-        "frequency of an lr_scheduler must be at least 1, got 0",
-    ),
-    "no scheduler": (optimizers("return [sgd], [3]"), "must be one of torch.optim.lr_scheduler, got int"),
-    "another's": (
-        optimizers(f"one = {SCHEDULE}; return [torch.optim.SGD(self.parameters(), 1)], [one]"),
-        "of another optimizer",
-    ),
-    "two": (optimizers("return sgd, sgd"), "configure_optimizers gives 2 optimizers, and a client trains with one"),
-    "two dicts": (optimizers("return {'optimizer': sgd}, {'optimizer': sgd}"), "gives 2 optimizers"),
-    "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "configure_optimizers: LBFGS needs a closure"),
-    "a frozen one that moves": (
-        built("self.last.bias.requires_grad = False")
-        + "\n\n    def training_step(self, batch, batch_idx):\n        self.last.bias.data.add_(1)\n"
-        "        return super().training_step(batch, 0)",
-        "training changes last.bias, which has requires_grad = False",
-    ),
-    "all frozen": (built("self.requires_grad_(False)"), LOSS),
-    "manual": (built("self.automatic_optimization = False"), "automatic_optimization = False is not supported"),
-    "no loss": (step("return None"), LOSS),
-    "losses": (step("return loss.expand(2)"), LOSS),
-    "without a gradient": (step("return loss.detach()"), LOSS),
-    "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step"),
-    "its logger": (step("self.logger.log_metrics({'x': 1}); return loss"), r"own.py, line \d+ in training_step"),
-    "a log of many": (step("self.log('x', torch.ones(2)); return loss"), r"own.py, line \d+ in training_step"),
-    "compiled": (
-        "def Own(shape, n_classes, lr):\n    return torch.compile(Net(shape, n_classes, lr))",
-        "is compiled by torch.compile",
-    ),
-    "compiled in place": (built("self.compile()"), "is compiled by torch.compile"),
-    "compiled inside": (built("self.last = torch.compile(self.last)"), "is compiled by torch.compile"),
-    "compiled function": (
-        "half = torch.compile(lambda x: x / 2)\n\n\n" + step("return half(loss)"),
-        "is compiled by torch.compile",
-    ),
-    "lazy": (built("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch"),
-    "shared memory": (
-        built("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
-        "last.weight and other.weight share their memory",
-    ),
-    "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "some are torch.complex64"),
-    "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64"),
-    "meta": (built("self.to('meta')"), "last.weight is on the meta device"),
-    "measured without a hook": (
-        module(
-            "def on_train_start(self):\n    self.scale = 2\n\ndef training_step(self, batch, batch_idx):\n"
-            "    return self.scale * super().training_step(batch, batch_idx)"
-        ),
-        "self.scale.*measure.every",
-    ),
-    "arguments": (
-        "class Own(Net):\n    def __init__(self, width):\n        pass",
-        "it asks for width, which has no default",
-    ),
-}
-
-
-NEVER_CALLED = (
-    "on_validation_start",
-    "on_load_checkpoint",
-    "train_dataloader",
-    "configure_sharded_model",
-    "on_epoch_end",
-)
-COUNTS = module(
-    "def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):\n"
-    "    optimizer.step(closure=optimizer_closure)"
-)
-CLAMPS = built("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))")
-HOOKS: list[tuple[str, dict[str, object], str]] = [
-    *((module(f"def {name}(self, *args): ..."), {}, name) for name in NEVER_CALLED),
-    (module("def configure_callbacks(self):\n    return [Callback()]"), {}, "configure_callbacks .*Callback"),
-    (optimizers("self.on_validation_epoch_end = lambda: None; return sgd"), {}, "on_validation_epoch_end"),
-    (module("on_train_start = None"), {}, "on_train_start is no function"),
-    (step("self.trainer.accumulate_grad_batches = 4; return loss"), {}, "accumulate_grad_batches"),
-    (
-        module("def __getattr__(self, name):\n    if name == 'head':\n        raise RuntimeError('unsafe')\n"
-               "    return super().__getattr__(name)"),
-        {}, "unsafe",
-    ),
-    (optimizers("self.on_after_backward = lambda: None; return sgd"), {"dp.local": True}, "dp.local .*on_after_bac"),
-    (CLAMPS, {"dp.local": True}, "dp.local .*last.weight"),
-    (COUNTS, {"client.batched": True}, "client.batched .*optimizer_step"),
-    (COUNTS, {"client.graphs": True}, "client.graphs .*optimizer_step"),
-    (COUNTS, {"client.precision": "fp16-mixed"}, "client.precision .*optimizer_step"),
-    (COUNTS, {"algorithm": "feddm"}, "optimizer_step.*FedDM"),
-    (
-        module("def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch"),
-        {"algorithm": "moon"}, "on_after_batch_transfer.*MOON",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("more", "values", "words"), HOOKS, ids=[case[2] for case in HOOKS])
-def test_a_hook_that_would_not_be_called_is_refused_before_any_work(
-    more: str, values: dict[str, object], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=words):
-        prepare(settled(tmp_path, more, **{"partition.n_clients": 2, **values}))
-
-
-def test_setup_alone_goes_with_differential_privacy(tmp_path: Path) -> None:
-    more = module("def setup(self, stage):\n    self.ready = True")
-    assert prepare(settled(tmp_path, more, **{"dp.local": True})).dataset.n_classes == 10
-
-
 def settled(folder: Path, more: str, **values: object) -> Experiment:
     (folder / "own.py").write_text(NETS.format(more=more))
     few = {"data.limit": 40, "client.epochs": 1, "client.batch_size": 64, "federation.rounds": 2, "measure.every": 0,
@@ -191,31 +50,140 @@ def settled(folder: Path, more: str, **values: object) -> Experiment:
     return experiment("smoke", values={**few, "model.name": f"{folder}/own.py:Own", **values})
 
 
+def module(body: str) -> str:
+    """Return the source of a Net with these lines in it."""
+    return "class Own(Net):\n" + "\n".join(f"    {line}" for line in body.splitlines())
+
+
+def optimizers(returned: str) -> str:
+    sgd = "sgd = torch.optim.SGD(self.parameters(), self.lr)"
+    return module(f"def configure_optimizers(self):\n    {sgd}\n    {returned}")
+
+
+def built(lines: str, more: str = "") -> str:
+    """Return the source of a Net that does this when it is built."""
+    body = "\n".join(f"    {line}" for line in lines.splitlines())
+    return module(
+        f"def __init__(self, shape, n_classes, lr):\n    super().__init__(shape, n_classes, lr)\n{body}\n{more}"
+    )
+
+
+def step(line: str) -> str:
+    return module(f"def training_step(self, batch, batch_idx):\n    loss = super().training_step(batch, 0)\n    {line}")
+
+
+def scheduled(options: str) -> str:
+    return optimizers(f"return [sgd], [{{'scheduler': torch.optim.lr_scheduler.StepLR(sgd, 1), {options}}}]")
+
+
+def forward(value: str) -> str:
+    return f"def forward(self, x):\n    x = x.flatten(1)\n    return {value}"
+
+
+STEP = "def training_step(self, batch, batch_idx):\n"
+BATCH_HOOK = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch"
+COUNTS = module(
+    "def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):\n"
+    "    optimizer.step(closure=optimizer_closure)"
+)
+LOSS, COMPILED, REDUCE = "training_step must return the loss", "is compiled by torch.compile", "ReduceLROnPlateau(sgd)"
+UNSAFE = "def __getattr__(self, name):\n    if name == 'head':\n        raise RuntimeError('unsafe')\n"
+REFUSED: dict[str, tuple[str, str, dict[str, object]]] = {
+    "an empty dict": (optimizers("return {}"), "configure_optimizers: .*one torch optimizer.* got NoneType", {}),
+    "a plateau": (
+        optimizers(f"return [sgd], [torch.optim.lr_scheduler.{REDUCE}]"), "ReduceLROnPlateau needs a metric", {}
+    ),
+    "an interval": (scheduled("'interval': 'round'"), "interval .* must be epoch or step, got 'round'", {}),
+    "a frequency": (scheduled("'frequency': 0"), "frequency .* must be at least 1, got 0", {}),
+    "no scheduler": (optimizers("return [sgd], [3]"), "one of torch.optim.lr_scheduler, got int", {}),
+    "another's": (
+        optimizers("return [torch.optim.SGD(self.parameters(), 1)], [torch.optim.lr_scheduler.StepLR(sgd, 1)]"),
+        "of another optimizer", {},
+    ),
+    "two": (optimizers("return sgd, sgd"), "configure_optimizers gives 2 optimizers", {}),
+    "two dicts": (optimizers("return {'optimizer': sgd}, {'optimizer': sgd}"), "gives 2 optimizers", {}),
+    "LBFGS": (optimizers("return torch.optim.LBFGS(self.parameters())"), "LBFGS needs a closure", {}),
+    "a frozen one that moves": (
+        built("self.last.bias.requires_grad = False",
+              f"{STEP}    self.last.bias.data.add_(1)\n    return super().training_step(batch, 0)"),
+        "training changes last.bias, which has requires_grad = False", {},
+    ),
+    "manual": (built("self.automatic_optimization = False"), "automatic_optimization = False is not supported", {}),
+    "no loss": (step("return None"), LOSS, {}),
+    "losses": (step("return loss.expand(2)"), LOSS, {}),
+    "without a gradient": (step("return loss.detach()"), LOSS, {}),
+    "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step", {}),
+    "compiled in place": (built("self.compile()"), COMPILED, {}),
+    "compiled inside": (built("self.last = torch.compile(self.last)"), COMPILED, {}),
+    "compiled function": ("half = torch.compile(lambda x: x / 2)\n\n\n" + step("return half(loss)"), COMPILED, {}),
+    "lazy": (built("self.last = nn.LazyLinear(n_classes)"), "last.weight has no shape before the first batch", {}),
+    "shared memory": (
+        built("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
+        "last.weight and other.weight share their memory", {},
+    ),
+    "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "torch.complex64", {}),
+    "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64", {}),
+    "meta": (built("self.to('meta')"), "last.weight is on the meta device", {}),
+    "measured without a hook": (
+        module(f"def on_train_start(self):\n    self.scale = 2\n\n{STEP}"
+               "    return self.scale * super().training_step(batch, batch_idx)"),
+        "self.scale.*measure.every", {"measure.every": 1, "partition.n_clients": 2},
+    ),
+    "arguments": ("class Own(Net):\n    def __init__(self, width):\n        pass", "asks for width", {}),
+    "of evaluation": (module("def on_validation_start(self): ..."), "on_validation_start", {}),
+    "of Lightning 1": (module("def on_epoch_end(self): ..."), "on_epoch_end", {}),
+    "callbacks": (module("def configure_callbacks(self):\n    return [Callback()]"), "configure_callbacks .*Call", {}),
+    "assigned": (optimizers("self.on_validation_epoch_end = lambda: None; return sgd"), "on_validation_epoch_end", {}),
+    "no function": (module("on_train_start = None"), "on_train_start is no function", {}),
+    "set": (step("self.trainer.accumulate_grad_batches = 4; return loss"), "accumulate_grad_batches", {}),
+    "an attribute that raises": (module(f"{UNSAFE}    return super().__getattr__(name)"), "unsafe", {}),
+    "dp": (
+        optimizers("self.on_after_backward = lambda: None; return sgd"), "dp.local .*on_after_bac", {"dp.local": True}
+    ),
+    "dp and gradients": (
+        built("self.last.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))"),
+        "dp.local .*last.weight", {"dp.local": True},
+    ),
+    "batched": (COUNTS, "client.batched .*optimizer_step", {"client.batched": True}),
+    "graphs": (COUNTS, "client.graphs .*optimizer_step", {"client.graphs": True}),
+    "precision": (COUNTS, "client.precision .*optimizer_step", {"client.precision": "fp16-mixed"}),
+    "feddm": (COUNTS, "optimizer_step.*FedDM", {"algorithm": "feddm"}),
+    "moon": (module(BATCH_HOOK), "on_after_batch_transfer.*MOON", {"algorithm": "moon"}),
+}  # fmt: skip
+"""Modules that are refused: the source, words of the message, and fields of the experiment."""
+
+
 @pytest.mark.filterwarnings("ignore:.*training_step.*:UserWarning", "ignore:.*configure_optimizers.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:Lazy modules.*:UserWarning")
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.long
-def test_a_module_that_cannot_be_trained_as_it_says_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
-    more, words = REFUSED[name]
-    values = {"measure.every": 1, "partition.n_clients": 2} if "measured" in name else {}
+def test_a_module_that_cannot_be_trained_as_it_says_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    more, words, values = REFUSED[name]
+    clients = {} if not values else {"partition.n_clients": 2}
     with pytest.raises(UserError, match=words):
-        prepare(settled(tmp_path, more, **values))
+        prepare(settled(tmp_path, more, **{**clients, **values}))
+
+
+def test_setup_alone_goes_with_differential_privacy(tmp_path: Path) -> None:
+    more = module("def setup(self, stage):\n    self.ready = True")
+    assert prepare(settled(tmp_path, more, **{"dp.local": True})).dataset.n_classes == 10
 
 
 RIGHT = {
     "tied": built(
-        "self.code = nn.Linear(64, 64, bias=False)\nself.back = nn.Linear(64, 64)\nself.back.weight = self.code.weight"
-    )
-    + "\n\n    def forward(self, x):\n        return self.last(self.back(torch.tanh(self.code(x.flatten(1) / 255))))",
-    "frozen": built("self.body = nn.Linear(64, 64).requires_grad_(False)")
-    + "\n\n    def forward(self, x):\n        return self.last(torch.tanh(self.body(x.flatten(1) / 255)))",
+        "self.code = nn.Linear(64, 64, bias=False)\nself.back = nn.Linear(64, 64)\nself.back.weight = self.code.weight",
+        forward("self.last(self.back(torch.tanh(self.code(x / 255))))"),
+    ),
+    "frozen": built(
+        "self.body = nn.Linear(64, 64).requires_grad_(False)", forward("self.last(torch.tanh(self.body(x / 255)))")
+    ),
     "unused": built("self.spare = nn.Linear(3, 3)"),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
-    "double": built("self.double()")
-    + "\n\n    def forward(self, x):\n        return self.last(x.flatten(1).double() / 255)",
-    "a counter": built("self.register_buffer('seen', torch.zeros((), dtype=torch.int64))")
-    + "\n\n    def training_step(self, batch, batch_idx):\n        self.seen += 1\n"
-    "        return super().training_step(batch, 0) / self.seen",
+    "double": built("self.double()", forward("self.last(x.double() / 255)")),
+    "a counter": built(
+        "self.register_buffer('seen', torch.zeros((), dtype=torch.int64))",
+        f"{STEP}    self.seen += 1\n    return super().training_step(batch, 0) / self.seen",
+    ),
     "logs": step(
         "self.log_dict({'a': loss, 'b': 1}, on_step=True, prog_bar=True); "
         "self.log('c', 3, sync_dist=True, batch_size=2); return loss"
