@@ -178,6 +178,12 @@ RIGHT = {
         "self.body = nn.Linear(64, 64).requires_grad_(False)", forward("self.last(torch.tanh(self.body(x / 255)))")
     ),
     "unused": built("self.spare = nn.Linear(3, 3)"),
+    "made in hooks, without the batch's number": module(
+        "def setup(self, stage):\n    self.width = 16\n"
+        "def configure_model(self):\n    self.body = nn.Linear(64, self.width)\n    self.last = nn.Linear(16, 10)\n"
+        f"{forward('self.last(torch.tanh(self.body(x / 255)))')}\n"
+        "def training_step(self, batch):\n    return F.cross_entropy(self(batch[0]), batch[1])"
+    ),
     "only its head": optimizers("return torch.optim.SGD([self.last.bias], self.lr)"),
     "double": built("self.double()", forward("self.last(x.double() / 255)")),
     "a counter": built(
