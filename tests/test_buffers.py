@@ -17,8 +17,7 @@ from fedcommons.core.work import Work
 from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.participation import participants
-from fedcommons.federation.rounds import Standing, answering
-from fedcommons.federation.stragglers import Independent
+from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, data, flat
 from fedcommons.testing import Federation, digits
@@ -142,23 +141,6 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federa
     assert found[0] == pytest.approx(loss(lambda work: work.load_buffers(end.buffers)), rel=1e-5)
     assert found[1] == pytest.approx(loss(train_norms), rel=1e-5)
     assert found[0] != pytest.approx(found[1], rel=1e-3)
-
-
-def test_a_late_client_downloads_and_nothing_else() -> None:
-    """Without any reply the model stays."""
-    federation, algorithm, silent = digits(sizes=(6, 9)), FedAvg(), 0
-    plan, model = federation.plan(6, late=Independent(0.5)), data(federation.model).nbytes
-    now = federation.start(algorithm, plan)
-    for after, facts in federation.play(algorithm, plan, start=now):
-        present = answering(algorithm, plan, {}, after.round)[1]
-        assert (facts["comm/down_bytes"], facts["comm/up_bytes"]) == (2 * model, len(present) * model)
-        deltas = [_trained(federation, i, now, after.round)[0].buffer - now.model.buffer for i in present]
-        moved = sum(deltas) / max(1, len(deltas))
-        assert torch.allclose(after.model.buffer, now.model.buffer + moved, rtol=0, atol=1e-6 * len(present))
-        silent += not present
-        assert ("train/loss" in facts) == bool(present)
-        now = after
-    assert 0 < silent < 6
 
 
 def test_memory_of_buffers_stays_beside_the_algorithms_own(federation: Federation) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -90,14 +89,6 @@ def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federat
         assert torch.equal(other[-1][0].model.buffer, played[-1][0].model.buffer)
     moved = [(a.model.buffer - b.model.buffer).norm() for (a, _), (b, _) in zip(played[1:], played, strict=False)]
     assert moved[2] > 1.5 * moved[0] > 0  # the weight has grown
-
-
-def test_what_a_module_may_not_ask_for_is_named() -> None:
-    work = Work(Scheduled(), torch.device("cpu"))
-    assert work.module.logger is None
-    assert work.module.global_rank == 0
-    with pytest.raises(AttributeError, match=r"self.trainer.max_epochs: clients have no Trainer here; .* has round"):
-        _ = work.module.trainer.max_epochs
 
 
 def test_evaluation_and_a_server_that_trains_read_the_end_of_the_round_and_other_jobs_no_round(

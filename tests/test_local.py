@@ -40,13 +40,19 @@ def _rows(n: int, n_own: int | None = None) -> ClientData:
     return ClientData(x, torch.arange(n) % 10, n_own=n_own)
 
 
-def _with_optimizer(federation: Federation, make: Callable[[Any], torch.optim.Optimizer]) -> Federation:
+def _changed(federation: Federation, change: Callable[[Any], object]) -> Federation:
+    """Return the federation with a change of its module."""
+
     def module() -> LightningModule:
         one = federation.module()
-        one.configure_optimizers = lambda: make(one.parameters())
+        change(one)
         return one
 
     return replace(federation, module=module)
+
+
+def _with_optimizer(federation: Federation, make: Callable[[Any], torch.optim.Optimizer]) -> Federation:
+    return _changed(federation, lambda one: setattr(one, "configure_optimizers", lambda: make(one.parameters())))
 
 
 def _batches(local: LocalSGD, federation: Federation, rows: ClientData, seed: int = 5) -> list[list[int]]:
@@ -71,7 +77,9 @@ HALF = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
     ids=["plain", "augmented", "frozen", "bf16", "fp16"],
 )  # fmt: skip
 def test_equals_the_obvious_loop_bit_for_bit(loop: LocalSGD, frozen: str) -> None:
-    federation, seed = _frozen(digits(dropout=0.3, momentum=0.9), frozen), 5
+    federation, seed = digits(dropout=0.3, momentum=0.9), 5
+    if frozen:
+        federation = _changed(federation, lambda one: one.get_parameter(frozen).requires_grad_(False))
     rows, module, losses = federation.data.clients[3], federation.module(), []
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
@@ -101,16 +109,6 @@ def test_equals_the_obvious_loop_bit_for_bit(loop: LocalSGD, frozen: str) -> Non
         full, _, _ = replace(loop, precision="fp32").run(federation.work(), federation.model, rows, seed)
         assert (float((full.buffer - flatten(named).buffer).norm()) > 0) == (cast is not None)
         assert (full.buffer - flatten(named).buffer).norm() < 0.1 * (full.buffer - federation.model.buffer).norm()
-
-
-def _frozen(federation: Federation, name: str) -> Federation:
-    def module() -> LightningModule:
-        one = federation.module()
-        if name:
-            one.get_parameter(name).requires_grad = False
-        return one
-
-    return replace(federation, module=module)
 
 
 @pytest.mark.parametrize(
@@ -227,37 +225,16 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
     assert seen[1] == [0.15, 0.05]
 
 
-def test_work_has_the_loop_and_the_weighting_of_the_experiment() -> None:
-    local, federation = LocalSGD(3, 4), digits()
-    rows = federation.data.clients[1]
-    plain, weighted = federation.training(local), federation.training(local, "samples")
-    trained = plain.work().local(federation.model, rows, 5)
-    assert torch.equal(trained.model.buffer, _train(local, federation, rows).buffer)
-    assert not trained.spent.covered
-    assert (plain.work().weight(rows), weighted.work().weight(rows)) == (1, 16)
-    assert (plain.plan(1).facts.total_weight, weighted.plan(1).facts.total_weight) == (5, 64)
-
-
-class _WithBatchNorm(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(2)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 def test_batch_norms_statistics_are_views_over_one_buffer_and_its_counter_starts_anew() -> None:
-    work = Work(_WithBatchNorm(), CPU)
-    norm = work.module.norm
-    assert isinstance(norm, nn.BatchNorm1d)
-    norm(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    work = digits(batch_norm=True).work()
+    norm = next(layer for layer in work.module.modules() if isinstance(layer, nn.BatchNorm2d))
     assert isinstance(norm.running_mean, Tensor)
-    assert torch.allclose(work.buffers["norm.running_mean"], torch.tensor([0.2, 0.3]))
+    norm(torch.randn(2, norm.num_features, 3, 3, generator=torch.Generator().manual_seed(0)))
     assert norm.running_mean.data_ptr() == work.buffers.buffer.data_ptr()
+    assert work.buffers.buffer[: norm.num_features].ne(0).all()
     assert norm.num_batches_tracked == 1
     work.load_buffers(work.initial_buffers)
-    assert torch.equal(norm.running_mean, torch.zeros(2))
+    assert torch.equal(norm.running_mean, torch.zeros(norm.num_features))
     assert norm.num_batches_tracked == 0
 
 
@@ -266,11 +243,10 @@ def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool) -> N
     federation, seen = digits(), []
     work = federation.work()
 
-    def watched(batch: tuple[Tensor, ...], step: int) -> Tensor:
-        loss = work.module.training_step(batch, step)
-        assert isinstance(loss, Tensor)
-        seen.append(torch.backends.mkldnn.enabled)
+    def watched(batch: tuple[Tensor, ...], step: int) -> Any:
+        loss: Any = work.module.training_step(batch, step)
         loss.register_hook(lambda grad: seen.append(torch.backends.mkldnn.enabled))  # in the backward pass
+        seen.append(torch.backends.mkldnn.enabled)
         return loss
 
     for outside in (True, False):
@@ -278,9 +254,6 @@ def test_training_has_onednn_as_asked_whatever_is_set_outside(onednn: bool) -> N
             LocalSGD(1, 20, onednn=onednn).run(work, federation.model, _rows(40), 3, loss=watched)
             assert torch.backends.mkldnn.enabled == outside
     assert seen == [onednn] * 8
-
-
-# Precisions
 
 
 def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_anew() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import parts, presets
+from fedcommons.config import parts
 from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
@@ -29,8 +28,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.generators import ddpm
-from fedcommons.runs import experiment, inputs
-from fedcommons.runs.replay import replay
+from fedcommons.runs import inputs
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import data, to_device
 from fedcommons.testing import Federation, check_algorithm, digits
@@ -266,19 +264,3 @@ def test_sampling_copies_classes_times_and_images_alone(sampler: str, has_gpu: C
         assert torch.equal(part.sample(weights, (1, 8, 8), 10, labels, 0), here)
     assert gpu.seen.copies.total() == 3 + len(dict(weights))
     assert gpu.seen.waits == gpu.seen.copies
-
-
-@pytest.mark.long
-def test_a_run_and_the_replay_of_a_client_have_the_bits_of_the_cpu(tmp_path: Path, has_gpu: Callable[[], None]) -> None:
-    few = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 60, "tracking.wandb": "off", "measure.every": 0}
-    plan = presets.experiment("smoke", "digits", few)
-    experiment.run(plan, tmp_path / "here", say=lambda _: None)
-    here = replay(tmp_path / "here", 1, 2, say=lambda _: None)
-    has_gpu()
-    with PretendGPU() as gpu:
-        experiment.run(plan, tmp_path / "there", say=lambda _: None)
-        there = replay(tmp_path / "here", 1, 2, say=lambda _: None)
-    assert gpu.seen.launches
-    assert (there.metrics, there.class_counts) == (here.metrics, here.class_counts)
-    assert all(torch.equal(data(there.sums[name]), data(x)) for name, x in here.sums.items())
-    assert (tmp_path / "there" / "rounds.jsonl").read_bytes() == (tmp_path / "here" / "rounds.jsonl").read_bytes()

@@ -97,35 +97,6 @@ def test_the_shift_of_a_pool_is_from_the_weighted_objective_and_weights_of_one_a
     assert (a.zeta_sq, a.sigma_sq, a.sigma_avg_sq) == (b.zeta_sq, b.sigma_sq, b.sigma_avg_sq)
 
 
-@pytest.mark.parametrize(
-    ("rows", "weights"),
-    [
-        ([0, 1, 2, 3, 9], [1.0, 1.0, 1.0, 1.0, 0.5]),  # and the other client's half of example 9
-        ([0, 0, 1, 2, 3], [0.5, 0.5, 1.0, 1.0, 1.0]),
-        ([0, 0, 1, 1, 2, 2, 3, 3], [0.5] * 8),
-    ],
-    ids=["between clients", "within a client", "all twice"],
-)
-def test_copies_of_an_example_with_weights_of_sum_one_count_as_one(rows: list[int], weights: list[float]) -> None:
-    """AGC's 1/d_j: the sum over clients of size times grad f_i is that of the examples, each once."""
-    plain, rest = least_squares(sizes=(4, 6)).federation(0.1), [4, 5, 6, 7, 8, 9]
-
-    def measured(first: list[int], of_first: list[float], of_last: float) -> Moments:
-        lists, of_rest = [np.array(first), np.array(rest)], np.array([1.0] * 5 + [of_last])
-        clients = Clients(plain.data.clients.store, Rows.of(lists, [np.array(of_first), of_rest]))
-        return _measure(replace(plain, data=RunData(clients, clients, {})))
-
-    once, found = measured([0, 1, 2, 3], [1.0] * 4, 1.0), measured(rows, weights, 0.5 if 9 in rows else 1.0)
-    total = once.pooled * once.sizes.sum()
-    assert torch.allclose(found.pooled * found.sizes.sum(), total, rtol=1e-6)  # weights are float32
-    if 9 not in rows:
-        assert found.sizes.tolist() == [4, 6]
-    if len(rows) == 8:
-        assert found.zeta_sq == pytest.approx(once.zeta_sq)
-    unweighted = measured(rows, [1.0] * len(rows), 1.0)
-    assert not torch.allclose(unweighted.pooled * unweighted.sizes.sum(), total, rtol=1e-3)
-
-
 def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
     n = 40
     federation = _weighted(least_squares(sizes=(n,)).federation(0.1), [np.arange(n) / 4])
