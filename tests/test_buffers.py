@@ -50,9 +50,7 @@ def _trained(federation: Federation, client: int, start: Standing, number: int) 
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_averaged_statistics_are_the_weighted_mean_of_the_clients(
-    weighting: str, federation: Federation, tmp_path: Path
-) -> None:
+def test_averages_are_weighted_means_of_the_clients(weighting: str, federation: Federation, tmp_path: Path) -> None:
     federation = replace(federation, weighting=weighting)
     algorithm, plan = FedAvg(), federation.plan(2)
     model = data(federation.model).nbytes
@@ -96,9 +94,7 @@ def test_a_method_that_asks_sees_each_clients_statistics_and_the_average_stays(f
     assert set(federation.play(_Asks(), replace(plan, keep_buffers=True))[-1][0].state) == {"model"}  # clients keep it
 
 
-def test_local_batch_norm_statistics_are_not_sent_and_reach_the_same_client_again(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_local_statistics_are_not_sent_and_reach_the_same_client(federation: Federation, tmp_path: Path) -> None:
     algorithm = FedAvg()
     plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
     now = federation.start(algorithm, plan)

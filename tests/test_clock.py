@@ -91,9 +91,7 @@ def test_no_worker_and_no_stop_changes_what_a_schedule_makes(federation: Federat
     assert moved[2] > 1.5 * moved[0] > 0  # the weight has grown
 
 
-def test_evaluation_and_a_server_that_trains_read_the_end_of_the_round_and_other_jobs_no_round(
-    federation: Federation,
-) -> None:
+def test_evaluation_and_the_server_read_the_end_of_a_round_and_other_jobs_none(federation: Federation) -> None:
     def read(worker: Worker, task: ModelTask, job: int) -> tuple[int, int, int]:
         module: Any = worker.work.module
         return module.trainer.round, module.current_epoch, module.global_step

@@ -72,9 +72,7 @@ def test_who_finds_no_memory_twice_is_named(fails_at: Callable[[range], list[int
     [(torch.OutOfMemoryError(FULL), 2), (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), 2),
      (RuntimeError("CUDA error: device-side assert triggered"), 1), (MemoryError(), 1), (KeyboardInterrupt(), 1)],
 )  # fmt: skip
-def test_only_a_full_gpu_is_tried_again_and_memory_is_freed_between(
-    error: BaseException, tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_full_gpu_is_tried_again(error: BaseException, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("freed"))
 
@@ -144,7 +142,7 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
-def test_clients_that_lose_the_gpu_are_named_and_the_process_begins_no_other_experiment(
+def test_clients_that_lose_the_gpu_are_named(
     batched: bool, named: str, loses: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))

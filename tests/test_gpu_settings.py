@@ -48,9 +48,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("with_gpu")
-def test_a_gpu_gives_the_same_bits_each_time_and_cublas_is_no_difference_between_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_gives_the_same_bits_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver without a GPU does not set the variable of cuBLAS, and its actors do."""
     assert default_device() == torch.device("cuda")
     assert torch.get_deterministic_debug_mode() == 1  # warns: a module without such a kernel still trains
@@ -120,9 +118,7 @@ def test_a_run_records_the_gpus_of_its_machine(tmp_path: Path, monkeypatch: pyte
         (0, 0, 4, 1, 0.25),  # not known
     ],
 )  # fmt: skip
-def test_a_share_is_a_place_for_each_process_with_room(
-    need: int, total: int, processes: int, gpus: int, expected: float
-) -> None:
+def test_shares(need: int, total: int, processes: int, gpus: int, expected: float) -> None:
     assert share(need, total, processes, gpus) == expected
 
 
@@ -146,9 +142,7 @@ def _auto(**values: object) -> Experiment:
 
 
 @pytest.mark.long
-def test_without_gpus_only_a_trial_is_measured_which_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gpus_a_trial_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
     monkeypatch.setattr("ray.cluster_resources", dict)

@@ -115,9 +115,7 @@ def experiment(lab: str, data: str, model: str, **values: Any):
 
 @pytest.mark.parametrize(("data", "model", "p"), [("reals", "linear", None), ("nothing", "Auto", 0.5)])
 @pytest.mark.long
-def test_they_are_trained_on_and_shared_and_judged_by_the_loss_alone(
-    data: str, model: str, p: float | None, lab: str, tmp_path: Path
-) -> None:
+def test_they_are_judged_by_the_loss_alone(data: str, model: str, p: float | None, lab: str, tmp_path: Path) -> None:
     shared = {"sharing.setting": "shuffled_real", "sharing.p": p} if p else {}
     config = experiment(lab, data, model if model == "linear" else f"{lab}:{model}", **shared)
     lines: list[dict[str, Any]] = []
@@ -147,7 +145,7 @@ COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.5, "sharing.placement"
         ("nothing", "lab.py:Net", {}, "Net"),
     ],
 )
-def test_what_works_by_class_is_refused_before_any_work(
+def test_what_works_by_class_is_refused(
     data: str, model: str, fields: dict[str, Any], words: str, lab: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(lab).parent)

@@ -130,7 +130,7 @@ def test_a_checkpoint_names_files_and_removes_those_that_nothing_names(tmp_path:
 
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "fedbn", "moon", "fedvae"])
 @pytest.mark.long
-def test_a_federation_is_the_same_wherever_its_memory_is(
+def test_a_federation_is_the_same_wherever_memory_is(
     name: str, quick: Callable[[str], Algorithm], tmp_path: Path
 ) -> None:
     """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""

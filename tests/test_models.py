@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_and_goes_on_leaves_the_same_files(done: Result, tm
 
 
 @pytest.mark.long
-def test_a_users_module_is_executed_only_where_it_is_named(
+def test_a_users_module_is_executed_only_if_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,9 +121,7 @@ def test_what_is_no_finished_run_or_damaged_is_refused(done: Result, tmp_path: P
 
 
 @pytest.mark.long
-def test_an_exported_model_gives_the_same_logits(
-    done: Result, tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_an_exported_model_has_the_logits(done: Result, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     with pytest.raises(UserError, match="unknown export 'onyx'"):
         sweeps("run").run(["--export", "onyx", "--out", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()

@@ -83,9 +83,7 @@ def test_a_network_is_its_last_layer_on_its_embedding(make: Callable[[Any], Any]
     [(lambda s: ConvNet(s, 10, width=8), (1, 4, 4)), (lambda s: ResNet18(s, 10), (1, 16, 16))],
     ids=["convnet of fewer blocks", "resnet18"],
 )
-def test_instance_norm_leaves_every_channel_of_the_embedding_alive_and_mixes_no_images(
-    make: Callable[[Any], Any], shape: tuple[int, ...]
-) -> None:
+def test_instance_norm_leaves_every_channel_alive(make: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
     """Of a single pixel it would make zero, whatever the image is."""
     torch.manual_seed(0)
     network, x = make(shape), draws(6, *shape)
@@ -123,9 +121,7 @@ def test_conv5_pads_with_zeros_all_around_to_32_pixels_and_has_no_relu_before_th
     [(ConvNet, (1, 1, 8)), (ConvNet, (64,)), (ResNet18, (1, 15, 16)), (Conv5, (64,)), (CNN, (1, 3, 4)),
      (VGG11, (3, 33, 32)), (VGG11, (3, 32, 48))],
 )  # fmt: skip
-def test_images_of_a_wrong_size_are_refused(
-    network: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...]
-) -> None:
+def test_wrong_sizes_are_refused(network: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="it needs images"):
         network(shape, 10)
 

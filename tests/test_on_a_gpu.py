@@ -93,9 +93,7 @@ def _by_file(lines: Counter[str]) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["fedavg", "moon", "feddyn", "fedgen", "feddm", "dense"])
 @pytest.mark.long
-def test_a_methods_step_costs_less_than_four_plain_ones_whatever_the_batch(
-    name: str, make: Callable[[], Algorithm]
-) -> None:
+def test_a_methods_step_costs_less_than_four_plain_ones(name: str, make: Callable[[], Algorithm]) -> None:
     """Its hooks may make two more forward passes, or differentiate twice; they may not loop over the examples.
 
     In two stages of training there are two kinds of steps. One of a server may pass through three networks.

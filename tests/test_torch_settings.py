@@ -145,9 +145,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[bytes, 
     return folder, _run(_config(folder.parent, **{"dp.local": True}), folder)
 
 
-def test_a_run_has_the_same_bits_and_the_setting_is_restored(
-    setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
-) -> None:
+def test_a_run_has_the_same_bits(setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     with setting():
         before = _settings()
         record = _run(_config(tmp_path, **{"dp.local": True}), tmp_path / "run")
@@ -155,9 +153,7 @@ def test_a_run_has_the_same_bits_and_the_setting_is_restored(
     assert record == usual[1]
 
 
-def test_replays_probes_checks_and_rounds_by_hand_are_the_same(
-    usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path
-) -> None:
+def test_replays_probes_and_checks_are_the_same(usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     config = _config(tmp_path, **{"federation.rounds": 1, "algorithm": "fedavg", "model.name": "linear"})
 
     def play() -> tuple[str, object]:
