@@ -58,6 +58,7 @@ PARTS = """
 import numpy as np
 from torch import nn
 from pytorch_lightning import LightningModule
+from lightning_modules.networks import Linear
 import torch
 
 X = np.random.default_rng(0).standard_normal((200, 4)).astype("float32")
@@ -71,13 +72,8 @@ def nothing():
     return X, None
 
 
-class Net(nn.Module):
-    def __init__(self, shape, n_classes):
-        super().__init__()
-        self.last = nn.Linear(shape[0], n_classes)
-
-    def forward(self, x):
-        return self.last(x)
+class Net(Linear):
+    pass
 
 
 class Auto(LightningModule):

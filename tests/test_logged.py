@@ -287,7 +287,7 @@ def logs(metric: str) -> Module:
     [
         (logs("f1"), "logs f1, .*not one of its attributes"), (logs("confusion"), r"logs confusion, .*\(2, 2\)"),
         (Module(lambda m, x, y: m.log("most", x.max(), reduce_fx=torch.max)), "logs most with reduce_fx max"),
-        (Module(lambda m, x, y: m.log("words", {"a": 1})), "logs words, dict"),
+        (Module(lambda m, x, y: m.log("words", {"a": 1})), "logs words, dict"),  # pyright: ignore[reportArgumentType]
         (Plain(lambda *_: None, logits=False), r"returns \(\) for an example, no logits of 3 classes"),
         (Plain(lambda *_: None), r"returns \(2,\) for an example, no logits of 3 classes"),
     ],
