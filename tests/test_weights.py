@@ -106,6 +106,7 @@ FILES: Mapping[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.long
 def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
     FILES[name](lab / name)
     config = asked(model__weights=name)
