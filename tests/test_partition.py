@@ -9,7 +9,6 @@ import pytest
 
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose
-from fedcommons.config.sections import Partition
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.data.partition import Partitioned, default_n_aux, dirichlet_clients_all, dirichlet_plain
 from fedcommons.errors import UserError
@@ -24,18 +23,20 @@ DIRICHLETS = [name for name in parts.KINDS["partition"].known if name.startswith
 NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def recipe_of(name: str = "dirichlet_classes", **values: Any) -> Partition:
-    """A partition with these fields and constants."""
-    return choose({"partition.name": name, **{f"partition.{n}": value for n, value in values.items()}}).partition
+def deal(name: str, seed: int = 0, labels: Any = LABELS, n_classes: int = N_CLASSES, **values: Any) -> Partitioned:
+    """Partition labels by the component of this name with these fields and constants."""
+    recipe = choose({"partition.name": name, **{f"partition.{n}": value for n, value in values.items()}}).partition
+    return inputs.deal(recipe, np.asarray(labels), n_classes, seed)
 
 
-def deal(recipe: Partition, seed: int = 0, labels: np.ndarray = LABELS) -> Partitioned:
-    return inputs.deal(recipe, labels, N_CLASSES, seed)
+def sizes_of(name: str, seeds: int = 20, **values: Any) -> np.ndarray:
+    """(seeds, clients): how many of the rows each of eight clients has."""
+    return np.array([[len(rows) for rows in deal(name, seed, n_clients=8, **values).rows] for seed in range(seeds)])
 
 
-def sizes_of(recipe: Partition, seeds: int = 40) -> np.ndarray:
-    """(seeds, clients): how many rows each client has."""
-    return np.array([[len(rows) for rows in deal(recipe, seed).rows] for seed in range(seeds)])
+def counts_of(name: str, seeds: int, labels: np.ndarray = LABELS, **values: Any) -> np.ndarray:
+    """(seeds, clients, classes) for eight clients."""
+    return np.stack([np.asarray(deal(name, s, labels, n_clients=8, **values).class_counts) for s in range(seeds)])
 
 
 def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
@@ -43,51 +44,44 @@ def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) ->
     return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
 
 
-# Sizes
-
-
-@pytest.mark.parametrize("recipe", [recipe_of("iid", n_clients=8), recipe_of(n_clients=8, alpha=0.1, n_aux=4),
-                                    recipe_of("dirichlet_clients", n_clients=8, alpha=0.3)], ids=str)  # fmt: skip
-def test_equal_cuts_differ_by_one_row_at_most(recipe: Partition) -> None:
-    sizes = sizes_of(recipe)
-    assert (sizes.max(1) - sizes.min(1) <= 1).all()
-
-
-def test_without_the_second_cut_every_client_has_half_of_its_groups_fair_share() -> None:
-    sizes = sizes_of(recipe_of(n_clients=8, alpha=0.1, recut=False))
+def test_sizes_of_clients_are_equal_or_above_their_minimum() -> None:
+    cut: dict[str, dict[str, Any]] = {
+        "dirichlet_classes": {"alpha": 0.1, "n_aux": 4},
+        "dirichlet_clients": {"alpha": 0.3},
+    }
+    for name, values in {"iid": {}, **cut}.items():
+        sizes = sizes_of(name, 10, **values)
+        assert (sizes.max(1) - sizes.min(1) <= 1).all()
+    sizes = sizes_of("dirichlet_classes", alpha=0.1, recut=False)  # without the second cut
     assert sizes.min() >= 0.5 * len(LABELS) / 8
     assert (sizes.max(1) - sizes.min(1) > 1).all()
-    sizes = sizes_of(recipe_of(n_clients=8, alpha=0.5, n_aux=3, recut=False))
+    sizes = sizes_of("dirichlet_classes", alpha=0.5, n_aux=3, recut=False)
     for first, last in ((0, 3), (3, 6), (6, 8)):  # groups of 3, 3 and 2 of 8 clients
         of_group = sizes[:, first:last]
         assert (np.abs(of_group.sum(1) - len(LABELS) * (last - first) / 8) <= 1).all()
         assert (of_group.min(1) >= 0.5 * of_group.sum(1) / (last - first)).all()
-
-
-def test_niid_bench_gives_every_client_ten_rows_and_keeps_sizes_unequal() -> None:
-    sizes = sizes_of(recipe_of("dirichlet_niid", n_clients=8, alpha=0.5), 100)
+    sizes = sizes_of("dirichlet_niid", 80, alpha=0.5)
     assert (sizes.max(1) - sizes.min(1) > 1).all()
     assert 10 <= sizes.min() < 40  # the bound of ten is what decides, not half of the fair share (80)
 
 
 def test_single_class_gives_client_l_all_of_class_l() -> None:
-    for label, rows in enumerate(deal(recipe_of("single_class", n_clients=N_CLASSES)).rows):
-        assert (LABELS[rows] == label).all()
-        assert len(rows) == np.bincount(LABELS)[label]
+    for label, rows in enumerate(deal("single_class", n_clients=N_CLASSES).rows):
+        assert sorted(rows.tolist()) == np.flatnonzero(label == LABELS).tolist()
 
 
 @pytest.mark.parametrize("name", DIRICHLETS)
 def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
     """The mean over classes of the variance over clients of a class's share; alpha -> infinity is IID."""
 
-    def variance(recipe: Partition) -> float:
-        counts = [np.asarray(deal(recipe, seed).class_counts) for seed in range(10)]
-        return float(np.mean([(c / c.sum(1, keepdims=True)).var(0).mean() for c in counts]))
+    def variance(name: str, **values: float) -> float:
+        counts = counts_of(name, 10, **values)
+        return float((counts / counts.sum(2, keepdims=True)).var(1).mean())
 
-    variances = [variance(recipe_of(name, n_clients=8, alpha=alpha)) for alpha in (0.2, 1.0, 10.0, 1000.0)]
+    variances = [variance(name, alpha=alpha) for alpha in (0.2, 1.0, 10.0, 1000.0)]
     assert variances == sorted(variances, reverse=True)
     assert variances[0] > 10 * variances[-1]
-    assert variances[-1] < 2 * variance(recipe_of("iid", n_clients=8))
+    assert variances[-1] < 2 * variance("iid")
 
 
 def test_the_fingerprint_is_of_who_holds_what() -> None:
@@ -99,22 +93,62 @@ def test_the_fingerprint_is_of_who_holds_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("name", "values", "words"),
     [
-        ({"name": "dirichlet_nid"}, "dirichlet_niid"),
-        ({"name": "single_class", "n_clients": 9}, r"10 classes.*partition\.n_clients = 9"),
-        ({"name": "single_class", "n_clients": 11}, r"10 classes.*partition\.n_clients = 11"),
-        ({"n_clients": 8, "n_aux": 9}, r"partition\.n_aux .*8, got 9"),
-        ({"name": "dirichlet_niid", "n_clients": 130}, "130 clients .*10 images .*1295"),
-        ({"name": "labels_lognormal", "n_clients": 5, "per_client": 5}, "per_client must be 6 to 10"),
-        ({"name": "labels_lognormal", "n_clients": 20, "per_client": 11}, "per_client must be 1 to 10"),
-        ({"name": "labels_lognormal", "n_clients": 130}, "26 clients .*label 0 .*129"),
-        ({"name": "shards", "n_clients": 700}, "per_client = 2 needs 1400"),
+        ("dirichlet_nid", {}, "dirichlet_niid"),
+        ("single_class", {"n_clients": 9}, r"10 classes.*partition\.n_clients = 9"),
+        ("single_class", {"n_clients": 11}, r"10 classes.*partition\.n_clients = 11"),
+        ("dirichlet_classes", {"n_clients": 8, "n_aux": 9}, r"partition\.n_aux .*8, got 9"),
+        ("dirichlet_niid", {"n_clients": 130}, "130 clients .*10 images .*1295"),
+        ("labels_lognormal", {"n_clients": 5, "per_client": 5}, "per_client must be 6 to 10"),
+        ("labels_lognormal", {"n_clients": 20, "per_client": 11}, "per_client must be 1 to 10"),
+        ("labels_lognormal", {"n_clients": 130}, "26 clients .*label 0 .*129"),
+        ("shards", {"n_clients": 700}, "per_client = 2 needs 1400"),
+        ("shards", {"labels": LABELS * 0}, "labels are none, alike or vectors"),
     ],
 )
-def test_what_cannot_be_met_is_refused(values: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_met_is_refused(name: str, values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        deal(recipe_of(**values))
+        deal(name, **values)
+
+
+# Shards, sizes by a law, and log-normal amounts of labels
+
+
+def test_mcmahans_clients_hold_two_shards_of_a_label_each() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    for seed in range(20):
+        result = deal("shards", seed, labels, n_clients=30)
+        assert {len(rows) for rows in result.rows} == {20}
+        assert all(set(counts[counts > 0]) <= {10, 20} for counts in np.asarray(result.class_counts))
+
+
+def test_sizes_follow_their_law() -> None:
+    sizes = [len(rows) for rows in deal("quantity", 0, np.zeros(29_300, int), 1, law="power", power=1.0).rows]
+    assert sizes == pytest.approx([10_000 / (i + 1) for i in range(10)], rel=2e-3)
+    k, n, alpha, seeds = 10, 10_000, 0.5, range(400)
+    drawn = [deal("quantity", seed, np.zeros(n, int), 1, alpha=alpha).rows for seed in seeds]
+    shares = np.array([[len(rows) / n for rows in one] for one in drawn])
+    variance = (k - 1) / (k**2 * (k * alpha + 1))  # of Dir(alpha)
+    assert shares.mean(0) == pytest.approx(np.full(k, 1 / k), abs=4 * (variance / 400) ** 0.5)
+    assert shares.var(0).mean() == pytest.approx(variance, rel=0.1)
+
+
+def test_fedprox_gives_client_i_the_labels_from_i_on_in_log_normal_amounts() -> None:
+    """100 clients with 6,000 images of each class."""
+
+    def counts(**constants: Any) -> np.ndarray:
+        return np.asarray(deal("labels_lognormal", 0, np.arange(60_000) % 10, n_clients=100, **constants).class_counts)
+
+    steep = counts(spread=5.0, least=3)
+    for i, client in enumerate(steep):
+        assert set(np.flatnonzero(client)) == {i % 10, (i + 1) % 10}
+    assert steep[steep > 0].min() == 3  # with a spread of 5 one client has nearly all others
+    some = counts(spread=0.5, least=1)
+    logarithms = np.log(some[some > 0] - 1.0)  # 200 draws, each label's 20 shifted by their sum
+    assert abs(logarithms.std() * np.sqrt(200 / 199) - 0.5) < 4 * 0.5 / np.sqrt(2 * 200)
+    equal = counts(spread=0.0)
+    assert set(equal[equal > 0]) <= {299, 300, 301}  # cuts of a sum of floats
 
 
 # Shares ~ Dir(alpha) of each class over clients
@@ -140,15 +174,14 @@ def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum_and_the_f
 
 @NO_WARNING
 def test_a_concentration_whose_gamma_draws_underflow_still_deals_everything() -> None:
-    # Gamma(0.001) is below the smallest float with probability one half: proportions computed from it are 0/0
+    """Gamma(0.001) is below the smallest float with probability one half: proportions computed from it are 0/0."""
     rng = np.random.default_rng(0)
     for _ in SEEDS:
         sizes = group_sizes(np.full(10, 100), 4, 0.001, 1, rng)
         assert sizes.min() >= 0
         assert (sizes.sum(1) == 100).all()
     for alpha in (0.001, 1e6):
-        counts = deal(recipe_of("dirichlet_niid", n_clients=4, alpha=alpha)).class_counts
-        assert np.asarray(counts).sum() == len(LABELS)
+        assert sum(map(len, deal("dirichlet_niid", n_clients=4, alpha=alpha).rows)) == len(LABELS)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
@@ -163,26 +196,18 @@ def test_shares_follow_the_dirichlet_law(alpha: float) -> None:
         assert share.var(0) == pytest.approx(np.full(k, variance), rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("class_sizes", "n_clients", "alpha", "least", "words"),
-    [([129] * 10, 15, 1e-5, 10, "10 classes .*15 clients"), ([129] * 10, 11, 1e-300, 10, "10 classes .*11 clients"),
-     ([129] * 10, 100, 0.01, 10, "in 4,160 draws"), ([129] * 10, 40, 0.01, 10, "in 4,160 draws"),
-     ([2], 2, 1e-9, 1, "in 1,000,000 draws")],
-)  # fmt: skip
-def test_what_hardly_any_draw_meets_is_refused_before_a_million_draws_where_that_is_sure(
-    class_sizes: list[int], n_clients: int, alpha: float, least: int, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        group_sizes(np.array(class_sizes), n_clients, alpha, least, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    ("n_clients", "alpha", "least"),
-    [(10, 1e-5, 1), (11, 1e-3, 1), (12, 1e-3, 1), (20, 0.1, 10), (10, 0.1, 65), (30, 0.1, 10)],
-)
-def test_what_some_draws_meet_is_not_refused(n_clients: int, alpha: float, least: int) -> None:
-    sizes = group_sizes(np.full(10, 129), n_clients, alpha, least, np.random.default_rng(1))
-    assert sizes.sum(0).min() >= least
+def test_what_hardly_any_draw_meets_is_refused_before_a_million_draws_where_that_is_sure() -> None:
+    for class_sizes, n_clients, alpha, least, words in (
+        ([129] * 10, 15, 1e-5, 10, "10 classes .*15 clients"), ([129] * 10, 11, 1e-300, 10, "10 classes .*11 clients"),
+        ([129] * 10, 100, 0.01, 10, "in 4,160 draws"), ([129] * 10, 40, 0.01, 10, "in 4,160 draws"),
+        ([2], 2, 1e-9, 1, "in 1,000,000 draws"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            group_sizes(np.array(class_sizes), n_clients, alpha, least, np.random.default_rng(0))
+    for n_clients, alpha, least in ((10, 1e-5, 1), (11, 1e-3, 1), (12, 1e-3, 1), (20, 0.1, 10), (10, 0.1, 65),
+                                    (30, 0.1, 10)):  # fmt: skip
+        sizes = group_sizes(np.full(10, 129), n_clients, alpha, least, np.random.default_rng(1))
+        assert sizes.sum(0).min() >= least
 
 
 @pytest.mark.parametrize(
@@ -194,16 +219,13 @@ def test_default_groups_are_those_of_the_authors(n_clients: int, n_classes: int,
     """github.com/lyn1874/fedssyn at 4ceefff; where it sets nothing, all clients are one group."""
     assert default_n_aux(n_clients, n_classes, alpha) == n_aux
     if n_classes == 10 and n_clients <= 40 and alpha >= 0.1:
-        spelt = recipe_of(n_clients=n_clients, alpha=alpha, n_aux=n_aux)
-        assert deal(recipe_of(n_clients=n_clients, alpha=alpha)).fingerprint == deal(spelt).fingerprint
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("n_clients", "alpha"), [(40, 0.1), (40, 0.01), (100, 0.1), (100, 0.01)])
-def test_the_default_groups_make_the_papers_hardest_recipes_possible(n_clients: int, alpha: float) -> None:
-    labels = np.repeat(np.arange(10), 450)  # CIFAR10's 45,000 at a tenth
-    sizes = {len(rows) for rows in deal(recipe_of(n_clients=n_clients, alpha=alpha), labels=labels).rows}
-    assert sizes <= {4500 // n_clients, -(-4500 // n_clients)}
+        by_default, explicit = (deal("dirichlet_classes", n_clients=n_clients, alpha=alpha, **more)
+                                for more in ({}, {"n_aux": n_aux}))  # fmt: skip
+        assert by_default.fingerprint == explicit.fingerprint
+    if n_classes == 10 and n_clients >= 40:  # the paper's hardest recipes are possible: CIFAR10's 45,000 at a tenth
+        labels = np.repeat(np.arange(10), 450)
+        sizes = {len(r) for r in deal("dirichlet_classes", labels=labels, n_clients=n_clients, alpha=alpha).rows}
+        assert sizes <= {4500 // n_clients, -(-4500 // n_clients)}
 
 
 @NO_WARNING
@@ -227,16 +249,12 @@ def test_plain_sizes_spend_every_class_and_are_less_than_one_image_off_the_drawn
 
 def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_large() -> None:
     labels = np.repeat(np.arange(N_CLASSES), 2 ** np.arange(N_CLASSES))  # 1 to 512 images of a class
-    frequencies = np.bincount(labels) / len(labels)
 
-    def deviation(recipe: Partition) -> float:
-        counts = np.stack([np.asarray(deal(recipe, seed, labels).class_counts) for seed in range(30)])
-        return float(np.mean((counts / counts.sum(2, keepdims=True) - frequencies) ** 2))
+    def deviation(name: str, **values: float) -> float:
+        counts = counts_of(name, 30, labels, **values)
+        return float(np.mean((counts / counts.sum(2, keepdims=True) - np.bincount(labels) / len(labels)) ** 2))
 
-    # for alpha = 1 it is 12 times that of IID
-    assert deviation(recipe_of("dirichlet_clients", n_clients=8, alpha=1e6)) < 2 * deviation(
-        recipe_of("iid", n_clients=8)
-    )
+    assert deviation("dirichlet_clients", alpha=1e6) < 2 * deviation("iid")  # for alpha = 1 it is 12 times that
 
 
 @NO_WARNING
@@ -345,13 +363,14 @@ def test_a_small_alpha_gives_a_class_to_the_clients_whose_prior_is_on_it_and_a_l
 
 
 @pytest.mark.parametrize(
-    ("partition", "sizes", "n", "alpha"),
-    [(dirichlet_plain, plain_sizes, 30, 0.05), (dirichlet_clients_all, sizes_by_all_priors, 1000, 1.0)],
+    ("name", "sizes", "n", "alpha"),
+    [("dirichlet_plain", plain_sizes, 30, 0.05), ("dirichlet_clients_all", sizes_by_all_priors, 1000, 1.0)],
+    ids=["plain", "clients_all"],
 )
-def test_clients_that_are_left_with_nothing_are_dropped_and_the_others_images_stay(
-    partition: Any, sizes: Any, n: int, alpha: float
+def test_clients_that_are_left_with_nothing_are_dropped_and_a_run_counts_the_others(
+    name: str, sizes: Any, n: int, alpha: float
 ) -> None:
-    dropped = 0
+    dropped, partition = 0, dirichlet_plain if name == "dirichlet_plain" else dirichlet_clients_all
     for seed in range(6):
         drawn = sizes(np.bincount(LABELS), n, alpha, np.random.default_rng(seed))
         rows = partition(LABELS, n, N_CLASSES, np.random.default_rng(seed), alpha)
@@ -360,13 +379,6 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_the_others_images_st
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(LABELS)))
         dropped += n - len(rows)
     assert dropped > 2
-    for seed in SEEDS:  # none where classes have classes x clients images
-        for least in (0.001, 0.05, 1.0):
-            assert len(dirichlet_clients_all(LABELS, 12, N_CLASSES, np.random.default_rng(seed), least)) == 12
-
-
-@pytest.mark.parametrize("name", ["dirichlet_plain", "dirichlet_clients_all"])
-def test_a_run_counts_the_clients_that_there_are_and_a_share_of_less_than_one_is_refused(name: str) -> None:
     values = {"partition.name": name, "partition.n_clients": 100, "partition.alpha": 0.01}
     ready = assemble(prepare(presets.experiment("smoke", "digits", values)))
     n = len(ready.prepared.partition.rows)
@@ -375,3 +387,9 @@ def test_a_run_counts_the_clients_that_there_are_and_a_share_of_less_than_one_is
     assert prepare(least).partition.fingerprint == ready.prepared.partition.fingerprint
     with pytest.raises(UserError, match=rf"of {n} clients .*less than one"):
         prepare(presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / 100}))
+
+
+def test_no_client_is_dropped_where_classes_have_classes_x_clients_images() -> None:
+    for seed in SEEDS:
+        for alpha in (0.001, 0.05, 1.0):
+            assert len(dirichlet_clients_all(LABELS, 12, N_CLASSES, np.random.default_rng(seed), alpha)) == 12
