@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from five_clients import DATASET, N, dealt
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.sections import Data, Partition
 from fedcommons.core.algorithm import Common
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -18,8 +18,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs import inputs
-from fedcommons.seeds import numpy_generator, set_default_generator
+from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
@@ -27,62 +26,41 @@ from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
-DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
-
-
-def clients() -> Dealt:
-    """The digits of five clients, 259 each."""
-    rows = inputs.deal(Partition("iid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
-    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, 0)
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class NoisedMeans:
-    """Every client publishes one mean image with noise; all get all of them, together as heavy as one example.
+class Means:
+    """Every client publishes its mean image; all get all of them, together as heavy as one example."""
 
-    One example, its pixels in [0, 1], moves a mean by at most side/n.
-    """
-
-    sigma: float = 0.1
+    declared: int = N
+    change: Callable[[Assigned], Assigned] = lambda rows: rows
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        means = []
-        for client in dealt.own:
-            x = client.x.float().mean(0, keepdim=True).to(client.x.dtype)
-            means.append(Contribution(Examples(x, client.y.mode().values.view(1))))
-        return Contributions.of_made(dealt, means)
+        means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in dealt.own]
+        return Contributions.of_made(dealt, [Contribution(Examples(x, torch.zeros(1).long())) for x in means])
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        store, sensitivities = contributed.store, 8 / np.array(dealt.own.sizes)
-        releases = [
-            Release(i, ("mean image",), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=float(s), steps=1)
-            for i, s in enumerate(sensitivities)
-        ]
-        noise = numpy_generator(dealt.seed, "noise").standard_normal((len(releases), 64))
-        noise *= (255 * self.sigma * sensitivities)[:, None]
-        rows, x = torch.from_numpy(contributed.rows), store.x.clone()
-        x[rows] = (x[rows] + torch.from_numpy(noise).view(-1, *dealt.shape)).clamp(0, 255).to(torch.uint8)
-        return replace(contributed, store=Examples(x, store.y)), releases
+        noise: dict[str, Any] = {"mechanism": SAMPLED_GAUSSIAN, "sigma": 1.0, "sensitivity": 0.1, "steps": 1}
+        return contributed, [Release(i, ("mean image",), **noise) for i in range(self.declared)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
         every = [released.rows] * len(dealt.own)
-        return Assigned(dealt.own.rows, every, weights, n_own=dealt.own.sizes, pool=[released.rows])
+        return self.change(Assigned(dealt.own.rows, every, weights, n_own=dealt.own.sizes, pool=[released.rows]))
 
 
-def test_a_users_stage_has_owners_events_and_weights() -> None:
-    start = clients()
-    shared = share(NoisedMeans(), start)
+def test_a_users_stage_has_owners_releases_and_weights() -> None:
+    start = dealt()
+    shared = share(Means(), start)
     assert [(r.client, r.covered) for r in shared.releases] == [(i, True) for i in range(5)]
-    assert [r.covered for r in share(NoisedMeans(0.0), start).releases] == [False] * 5
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
     assert shared.p == pytest.approx(25 / (N_TOTAL + 25))
     assert shared.data.pool is not None
     assert shared.data.pool.sizes == [5]
-    assert shared.traffic.once == 6 * 5 * 65
     assert shared.disclosed == 0  # an image that is computed from real ones is none of them
     data, own = shared.data.clients[2], shared.data.own[2]
     assert data.weight is not None
@@ -90,24 +68,7 @@ def test_a_users_stage_has_owners_events_and_weights() -> None:
     assert data.size == pytest.approx(260)
     assert torch.equal(data.x[:259], own.x)
     assert own.weight is None
-    plain = share(NoisedMeans(0.0), start).data.clients[2].x[-3]
-    assert torch.equal(plain, DATASET.train.x[start.own.rows[2]].float().mean(0).to(torch.uint8))
-    assert not torch.equal(data.x[-3], plain)
-
-
-@dataclass(frozen=True)
-class Changed(NoisedMeans):
-    """NoisedMeans whose releases or rows are changed."""
-
-    of_releases: Callable[[Sequence[Release]], Sequence[Release]] = lambda releases: releases
-    of_rows: Callable[[Assigned], Assigned] = lambda rows: rows
-
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        released, releases = super().release(dealt, contributed)
-        return released, self.of_releases(releases)
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return self.of_rows(super().assign(dealt, released))
+    assert torch.equal(data.x[-3], own.x.float().mean(0).to(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +77,14 @@ class Changed(NoisedMeans):
         *(({"n_own": n_own}, UserError, "n_own .*0 or more")
           for n_own in ([-1], 3, ["x"] * 5, [float("nan")] * 5, [1, 2, 3, 4], [-1] * 5)),
         *(({"once": once}, UserError, "once .*number of bytes") for once in (-1, 1.5, "x", float("nan"))),
-        ({"received": [np.zeros(0, np.int64)] * 4}, ClientError, "shorter"),
+        ({"received": [NONE] * 4}, ClientError, "shorter"),
         ({"weights": [np.ones(264)] * 4}, ClientError, "one weight"),
     ],
 )  # fmt: skip
 def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
-        share(Changed(of_rows=lambda rows: replace(rows, **change)), clients())
-    assert share(Changed(of_rows=lambda rows: replace(rows, n_own=[0] * 5, once=0)), clients()).traffic.once == 0
+        share(Means(change=lambda rows: replace(rows, **change)), dealt())
+    assert share(Means(change=lambda rows: replace(rows, n_own=[0] * 5, once=0)), dealt()).traffic.once == 0
 
 
 @dataclass(frozen=True)
@@ -131,9 +92,11 @@ class Moves(Real):
     """Hands out rows as ``how`` says, and states no bytes; client i contributes two copies of its rows."""
 
     how: Callable[[Dealt, Contributions], Assigned]
+    contributes: int = 2
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        return Contributions.of_made(dealt, [Contribution(dealt.own.store[rows[:2]]) for rows in dealt.own.rows])
+        each = [dealt.own.store[rows[: self.contributes]] for rows in dealt.own.rows]
+        return Contributions.of_made(dealt, [*map(Contribution, each)])
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         return self.how(dealt, released)
@@ -145,16 +108,13 @@ def _around(released: Contributions) -> list[np.ndarray]:
     return [each[-1], *each[:-1]]
 
 
-NONE = np.zeros(0, np.int64)
 MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
     "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
     "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
     "to all, out of a pool": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, pool=[r.rows]), 10 + 5 * 10),
-    "to the next client": (lambda d, r: Assigned(d.own.rows, _around(r)), 10 + 10),
     "to the next client, as if kept": (
         lambda d, r: Assigned([np.concatenate(b) for b in zip(d.own.rows, _around(r), strict=True)], [NONE] * 5), 20
     ),
-    "to the server's pool": (lambda d, r: Assigned(d.own.rows, pool=[r.rows]), 10),
     "to a server that drops half of them": (
         lambda d, r: Assigned(d.own.rows, [r.rows[:5], *[r.rows[:0]] * 4], pool=[r.rows[:5]]), 10 + 5
     ),
@@ -163,22 +123,13 @@ MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
         lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *r.of_each(5)[1:]], pool=[]), 2 + 1 + 1
     ),
     "what the stage states": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, once=65 * 7), 7),
-    "nothing, as the stage states": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, once=0), 0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MOVES)
 def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     how, examples = MOVES[name]
-    assert share(Moves(how), clients()).traffic.once == examples * (8 * 8 + 1)
-
-
-@dataclass(frozen=True)
-class Smuggler(Real):
-    """Contributes nothing, and hands client 3's first image to client 0."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return Assigned(dealt.own.rows, [dealt.own.rows[3][:1], *[NONE] * 4])
+    assert share(Moves(how), dealt()).traffic.once == examples * (8 * 8 + 1)
 
 
 @dataclass(frozen=True)
@@ -192,27 +143,27 @@ class Sharing:
 
 
 def test_what_is_not_declared_is_uncovered() -> None:
-    silent = share(Changed(of_releases=lambda releases: releases[:2]), clients()).releases
-    covered = [(0, True), (1, True), (2, False), (3, False), (4, False)]
-    assert [(r.client, r.covered) for r in silent] == covered
-    smuggled = share(Smuggler(), clients())
+    silent = share(Means(declared=2), dealt()).releases
+    assert [(r.client, r.covered) for r in silent] == [(0, True), (1, True), (2, False), (3, False), (4, False)]
+    third = Moves(lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *[NONE] * 4]), contributes=0)
+    smuggled = share(third, dealt())  # client 3's first image goes to client 0
     assert [(r.client, r.covered) for r in smuggled.releases] == [(3, False)]
     assert smuggled.disclosed == 1
-    of_method = share_by_method(share(Real(), clients()), Sharing(), 10, 0).releases
-    assert [(r.client, r.covered, r.seen) for r in of_method] == [(client, False, 259) for client in range(5)]
 
 
-def test_what_a_method_shares_is_counted_unless_it_states_a_number() -> None:
-    shared = share(Real(), clients())
+def test_what_a_method_shares_is_uncovered_and_counted_unless_it_states_a_number() -> None:
+    shared = share(Real(), dealt())
     for nbytes, once in ((None, 5 * 3 * (8 * 8 + 8)), (0, 0), (7, 7)):
-        assert share_by_method(shared, Sharing(nbytes), 10, 0).traffic.once == once
+        outcome = share_by_method(shared, Sharing(nbytes), 10, 0)
+        assert outcome.traffic.once == once
+        assert [(r.client, r.covered, r.seen) for r in outcome.releases] == [(i, False, 259) for i in range(5)]
     with pytest.raises(UserError, match=r"Common\.nbytes"):
         share_by_method(shared, Sharing(-1), 10, 0)
 
 
 def test_the_weights_of_a_stage_reach_the_loss() -> None:
     """One full-batch step of every client is the gradient of sum_j w_j F(x, xi_j) / sum_j w_j, written out."""
-    shared, lr = share(NoisedMeans(), clients()), 0.5
+    shared, lr = share(Means(), dealt()), 0.5
 
     def module() -> Classifier:
         set_default_generator("weights of the tests")
