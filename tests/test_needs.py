@@ -1,16 +1,14 @@
 """What must be generated for a pool: the images a generator sees, how many it draws, and the keys of its artifacts."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields, make_dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
+from five_clients import DATASET
 
 from fedcommons.artifacts import key_of
-from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.data.clients import Clients
@@ -22,101 +20,88 @@ from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, contribution, largest_remainder
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 
-DATASET = inputs.load(config.Data())
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
-FIVE = {"partition.name": "iid", "partition.n_clients": 5}
+FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 5}
 
 
-def experiment(**values: object) -> Experiment:
-    """Five clients and Fedssyn's pool with these fields, dots written as double underscores."""
-    named = {name.replace("__", "."): value for name, value in values.items()}
-    return override(Experiment(), {"sharing.setting": "shuffled_synthetic", **FIVE, **named})
+def experiment(changes: Mapping[str, object] = {}) -> Experiment:
+    """Five clients and Fedssyn's pool with these fields."""
+    return override(Experiment(), {**FIVE, **changes})
 
 
-def clients(c: Experiment) -> Dealt:
-    rows = inputs.deal(c.partition, DATASET.train.y.numpy(), DATASET.n_classes, c.seed).rows
-    return Dealt(Clients(DATASET.train, rows), DATASET.n_classes, DATASET.flip, c.seed)
-
-
-def needed(c: Experiment) -> list[Need]:
+def needed(changes: Mapping[str, object] = {}) -> list[Need]:
     """What must be generated for the digits."""
-    return list(part_of(c, "sharing").needs(clients(c), build.recipe(c)))
+    c = experiment(changes)
+    rows = inputs.deal(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
+    start = Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
+    return list(part_of(c, "sharing").needs(start, build.recipe(c)))
 
 
-def images(x: Tensor) -> Counter[bytes]:
-    """Images as a multiset."""
-    return Counter(image.numpy().tobytes() for image in x)
+def counts(labels: Any) -> np.ndarray:
+    return np.bincount(labels.numpy(), minlength=10)
 
 
 def test_largest_remainder_gives_the_total_and_each_its_exact_share_to_within_one() -> None:
+    """Ties go to the lower index."""
     rng = np.random.default_rng(0)
     for _ in range(500):
         weights = rng.integers(0, rng.integers(2, 1000), rng.integers(1, 30))
         weights[rng.integers(len(weights))] += 1
         total = int(rng.integers(0, 3000))
-        counts = largest_remainder(weights, total)
-        exact = weights * total / weights.sum()
-        assert counts.sum() == total
-        assert np.abs(counts - exact).max() < 1 + 1e-9
-        assert (counts[weights == 0] == 0).all()
-        up = counts > np.floor(exact + 1e-9)
+        result, exact = largest_remainder(weights, total), weights * total / weights.sum()
+        assert result.sum() == total
+        assert np.abs(result - exact).max() < 1 + 1e-9
+        assert (result[weights == 0] == 0).all()
+        up = result > np.floor(exact + 1e-9)
         if up.any() and not up.all():  # a count that was rounded up had the larger remainder
             remainder = exact - np.floor(exact + 1e-9)
             assert remainder[up].min() >= remainder[~up].max() - 1e-9
+    for given, total, expected in (
+        ([3, 0, 6, 1], 20, [6, 0, 12, 2]),
+        ([49, 51], 100, [49, 51]),
+        ([1] * 4, 6, [2, 2, 1, 1]),
+    ):
+        assert largest_remainder(np.array(given), total).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("weights", "total", "counts"),
-    [([3, 0, 6, 1], 20, [6, 0, 12, 2]), ([49, 51], 100, [49, 51]), ([1, 1, 1, 1], 6, [2, 2, 1, 1])],
-)
-def test_largest_remainder_is_exact_and_ties_go_to_the_lower_index(
-    weights: list[int], total: int, counts: list[int]
-) -> None:
-    assert largest_remainder(np.array(weights), total).tolist() == counts
-
-
-@pytest.mark.parametrize(
-    ("n_total", "n_clients", "n_own", "n"), [(50_000, 10, 4_321, 5_000), (50_000, 40, 17, 1_250), (3, 40, 1, 1)]
-)
-def test_a_client_receives_the_papers_number_of_images(n_total: int, n_clients: int, n_own: int, n: int) -> None:
-    """n_total/N, and never none."""
-    assert contribution(None, n_total, n_clients, n_own) == n
-
-
-@pytest.mark.parametrize("p", [0.0, 0.06, 0.2, 0.5, 0.57, 0.9, 0.99])
-def test_p_is_met_to_within_one_image(p: float) -> None:
-    for n_own in (1, 7, 100, 4_500):
-        exact = p * n_own / (1 - p)
-        assert abs(contribution(p, 50_000, 10, n_own) - exact) <= 0.5 + 1e-9
+def test_a_client_receives_the_papers_number_of_images() -> None:
+    """n_total/N, and never none; with p the share of all that it trains on, to within one image."""
+    assert contribution(None, 50_000, 10, 4_321) == 5_000
+    assert contribution(None, 50_000, 40, 17) == 1_250
+    assert contribution(None, 3, 40, 1) == 1
+    for p in (0.0, 0.06, 0.2, 0.5, 0.57, 0.9, 0.99):
+        for n_own in (1, 7, 100, 4_500):
+            assert abs(contribution(p, 50_000, 10, n_own) - p * n_own / (1 - p)) <= 0.5 + 1e-9
+    for p in (0.3, 0.6, 0.8):  # enough images are drawn for a large p
+        wanted = contribution(p, N_TOTAL, 5, 259)
+        for need in needed({"sharing.p": p}):
+            assert need.n == wanted <= len(need.labels) < wanted + 259
+            assert len(need.labels) % 259 == 0
 
 
 def test_a_generator_sees_rho_of_its_clients_images_and_a_smaller_rho_a_part_of_them() -> None:
-    sets = [needed(experiment(generator__rho=rho)) for rho in (0.1, 0.75, 1.0)]
-    rows = clients(experiment()).own.rows
-    for client in range(5):
-        small, middle, whole = (images(of_rho[client].examples.x) for of_rho in sets)
-        assert small < middle < whole == images(DATASET.train.x[rows[client]])
-        assert [len(of_rho[client].examples) for of_rho in sets] == [25, 194, 259]  # rounded down
+    for small, middle, whole in zip(*(needed({"generator.rho": rho}) for rho in (0.1, 0.75, 1.0)), strict=True):
+        seen = [{x.numpy().tobytes() for x in need.examples.x} for need in (small, middle, whole)]
+        assert seen[0] < seen[1] < seen[2]
+        assert [len(need.examples) for need in (small, middle, whole)] == [25, 194, 259]  # rounded down
     with pytest.raises(UserError, match=r"generator\.rho = 0\.003 .*client 0"):
-        needed(experiment(generator__rho=0.003))
+        needed({"generator.rho": 0.003})
 
 
 def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None:
-    c = experiment(partition__name="dirichlet_niid", partition__alpha=0.3)
-    for need in needed(c):
-        seen = np.bincount(need.examples.y.numpy(), minlength=10)
-        drawn = np.bincount(need.labels.numpy(), minlength=10)
+    for need in needed({"partition.name": "dirichlet_niid", "partition.alpha": 0.3}):
+        seen, drawn = counts(need.examples.y), counts(need.labels)
         assert drawn.sum() == 259  # n_total / N, however many the client owns
         assert np.abs(drawn - seen * 259 / seen.sum()).max() < 1
         assert (drawn[seen == 0] == 0).all()
 
 
-def noise_of(**values: object) -> list[np.ndarray]:
-    """What noise adds to each client's counts, less its part of their sum: read off so many labels that they tell."""
+def noise_of(**changes: object) -> list[np.ndarray]:
+    """What noise adds to each client's counts, less its part of their sum: read off very many labels."""
+    named = {name.replace("__", "."): value for name, value in changes.items()}
     result = []
-    for need in needed(experiment(sharing__p=0.99, **values)):
-        seen = np.bincount(need.examples.y.numpy(), minlength=10)
-        drawn = np.bincount(need.labels.numpy(), minlength=10)
+    for need in needed({"sharing.p": 0.99, **named}):
+        seen, drawn = counts(need.examples.y), counts(need.labels)
         result.append(drawn * seen.sum() / drawn.sum() - seen)
     return result
 
@@ -128,8 +113,7 @@ def test_noisy_labels_have_gaussian_draws_of_the_stated_deviation() -> None:
     deviation = 3 * 0.9**0.5
     assert abs(noise.mean()) < 4 * deviation / len(noise) ** 0.5
     assert abs(noise.std() - deviation) < 4 * deviation / (2 * len(noise)) ** 0.5 + 0.02
-    plain = np.concatenate(noise_of())
-    assert np.abs(plain).max() < 0.02  # rounding
+    assert np.abs(np.concatenate(noise_of())).max() < 0.02  # rounding
 
 
 def test_every_client_seed_rho_and_deviation_has_its_own_noise() -> None:
@@ -145,71 +129,47 @@ def test_every_client_seed_rho_and_deviation_has_its_own_noise() -> None:
 
 def test_where_noise_leaves_no_count_above_zero_all_classes_are_alike() -> None:
     """Of two classes and noise far above the counts, a quarter of the draws leave none, and half leave one alone."""
-    shares = []
+    labels, shares = DATASET.train.y.numpy(), []
+    recipe = build.recipe(experiment({"generator.label_noise": 1e5}))
     for seed in range(40):
-        c = experiment(seed=seed, generator__label_noise=1e5)
-        rows = [rows[DATASET.train.y.numpy()[rows] < 2][:4] for rows in clients(experiment()).own.rows[:2]]
-        start = Dealt(Clients(DATASET.train, rows), 2, False, seed)
-        need = next(iter(ShuffledSynthetic(0.0).needs(start, build.recipe(c))))
-        counts = np.bincount(need.labels.numpy(), minlength=2)
-        shares.append(counts[0] / counts.sum())
-    alike = sum(abs(share - 0.5) < 0.002 for share in shares)
-    assert 4 <= alike <= 16
+        start = Dealt(Clients(DATASET.train, [np.flatnonzero(labels < 2)[:4]] * 2), 2, False, seed)
+        drawn = counts(next(iter(ShuffledSynthetic(0.0).needs(start, recipe))).labels)
+        shares.append(drawn[0] / drawn.sum())
+    assert 4 <= sum(abs(share - 0.5) < 0.002 for share in shares) <= 16
     assert 12 <= sum(share in (0, 1) for share in shares) <= 28
-
-
-def test_noise_on_labels_trains_no_generator_again() -> None:
-    c = experiment()
-    noisy = override(c, {"generator.label_noise": 1e5})
-    assert keys(noisy)[0] == keys(c)[0]
-    assert not set(keys(noisy)[1]) & set(keys(c)[1])
-    assert not build.recipe(c).of_counts.release(0).covered
-    assert build.recipe(noisy).of_counts.release(0).covered
-
-
-def test_enough_images_are_drawn_for_a_large_p() -> None:
-    for p in (0.3, 0.6, 0.8):
-        wanted = contribution(p, N_TOTAL, 5, 259)
-        for need in needed(experiment(sharing__p=p)):
-            assert need.n == wanted <= len(need.labels) < wanted + 259
-            assert len(need.labels) % 259 == 0
-
-
-def keys(c: Experiment) -> tuple[list[str], list[str]]:
-    """Keys under which the trained generators and the drawn images are stored."""
-    needs = needed(c)
-    return [key_of(need.generator_facts) for need in needs], [key_of(need.images_facts) for need in needs]
-
-
-def test_every_client_has_keys_of_its_own() -> None:
-    assert [len(set(of)) for of in keys(experiment())] == [5, 5]
 
 
 SAME = [{"client.lr": 0.3}, {"client.epochs": 3}, {"model.name": "linear"}, {"federation.rounds": 3},
         {"algorithm": "fedavg"}, {"sharing.setting": "local_synthetic"}, {"artifacts": "elsewhere"},
         {"sharing.p": 0.0}, {"sharing.p": 0.06}, {"sharing.p": 0.5}]  # fmt: skip
-DRAWN = [{"generator.sampler": "ddim"}, {"generator.sampling_steps": 50}, {"sharing.p": 0.7}]
+DRAWN = [{"generator.sampler": "ddim"}, {"generator.sampling_steps": 50}, {"sharing.p": 0.7},
+         {"generator.label_noise": 1e5}]  # fmt: skip
 TRAINED = [{"seed": 1}, {"generator.rho": 0.7}, {"generator.epochs": 3}, {"generator.batch_size": 32},
            {"generator.lr": 0.001}, {"partition.name": "dirichlet_classes"}, {"partition.n_clients": 6}]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "trained", "drawn"),
-    [*((change, False, False) for change in SAME), *((change, False, True) for change in DRAWN),
-     *((change, True, True) for change in TRAINED)],
-    ids=str,
-)  # fmt: skip
-def test_what_a_change_trains_and_draws_again(change: Mapping[str, object], trained: bool, drawn: bool) -> None:
-    (generators, sets), (before, other) = keys(override(experiment(), change)), keys(experiment())
-    assert (generators == before, sets == other) == (not trained, not drawn)
-    assert not trained or not set(generators) & set(before)
-    assert not drawn or not set(sets) & set(other)
+def test_what_a_change_trains_and_draws_again() -> None:
+    """Every client has keys of its own."""
+
+    def keys(changes: Mapping[str, object] = {}) -> tuple[list[str], list[str]]:
+        needs = needed(changes)
+        return [key_of(need.generator_facts) for need in needs], [key_of(need.images_facts) for need in needs]
+
+    before, other = keys()
+    assert [len(set(before)), len(set(other))] == [5, 5]
+    for change in (*SAME, *DRAWN, *TRAINED):
+        generators, sets = keys(change)
+        assert (generators == before, sets == other) == (change not in TRAINED, change in SAME), change
+        assert change not in TRAINED or not set(generators) & set(before), change
+        assert change in SAME or not set(sets) & set(other), change
+    for noise, covered in ((0.0, False), (1e5, True)):
+        assert build.recipe(experiment({"generator.label_noise": noise})).of_counts.release(0).covered == covered
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(DDPM)])
 def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> None:
     """One that decided none would let a stale artifact be taken for the new one."""
-    need = needed(experiment())[0]
+    need = needed()[0]
     values = asdict(DDPM())
     other = (8, 16) if name == "channels" else 7 if values[name] is None else values[name] * 2
     if isinstance(values[name], bool):
@@ -220,30 +180,28 @@ def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> N
     assert (key_of(changed.course_facts) == key_of(need.course_facts)) == (name in (*DDPM.sampling, "epochs"))
 
 
-def all_keys(need: Need) -> set[str]:
+def all_keys(need: Need, **recipe: Any) -> set[str]:
+    """The keys of a need whose recipe is changed."""
+    need = replace(need, recipe=replace(need.recipe, **recipe))
     return {key_of(facts) for facts in (need.images_facts, need.generator_facts, need.course_facts)}
 
 
 def test_a_constant_that_comes_later_renames_nothing() -> None:
     """And a private generator is never served as a plain one: neither by a constant of it nor by its name."""
     for change in ({}, {"generator.lr": 0.01, "generator.sampler": "ddim"}):
-        need = needed(override(experiment(), change))[0]
-        generator: Any = need.recipe.generator
-        later = make_dataclass("Later", [("sigma", float, 0.0)], bases=(type(generator),), frozen=True)
-
-        def keys_of(need: Need = need, later: Any = later, **values: object) -> set[str]:
-            part = later(**{**asdict(need.recipe.generator), **values})  # pyright: ignore[reportArgumentType]
-            return all_keys(replace(need, recipe=replace(need.recipe, generator=part)))
-
-        assert keys_of() == all_keys(need)
-        assert not keys_of(sigma=1.5) & all_keys(need)
-        assert not keys_of(sigma=1.5) & keys_of(sigma=2.5)
-        assert not all_keys(replace(need, recipe=replace(need.recipe, name="private"))) & all_keys(need)
+        need = needed(change)[0]
+        part: Any = need.recipe.generator
+        later: Any = make_dataclass("Later", [("sigma", float, 0.0)], bases=(type(part),), frozen=True)
+        plain, one, other = (all_keys(need, generator=later(**asdict(part), sigma=s)) for s in (0.0, 1.5, 2.5))
+        assert plain == all_keys(need)
+        assert not one & plain
+        assert not one & other
+        assert not all_keys(need, name="private") & plain
 
 
 def test_a_trained_generator_depends_on_all_of_its_need_but_the_clients_number_and_the_labels() -> None:
     # field by field: through the config a seed changes the examples too, and one fact would hide the lack of another
-    need = needed(experiment())[0]
+    need = needed()[0]
     examples = Examples(need.examples.x, need.examples.y.roll(1))
     own = {"recipe": replace(need.recipe, digest="0f3c")}
     for change in (own, {"flip": True}, {"n_classes": 11}, {"examples": examples}, {"seed": need.seed + 1}):

@@ -9,30 +9,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from five_clients import DATASET, dealt
 from torch import Tensor
 
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.artifacts import Store, key_of
-from fedcommons.config import experiment as config
-from fedcommons.config.sections import Partition
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
-from fedcommons.runs import inputs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import share
 from fedcommons.sharing.synthetic_pool import Job, keep, make, missing, read
 
-DATASET = inputs.load(config.Data())
-N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
-ROWS = inputs.deal(Partition("iid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
-START = Dealt(Clients(DATASET.train, ROWS), 10, DATASET.flip, 0)
+START = dealt()  # 5 clients of 259 images each
 PRIVATE = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=2.0, steps=30)
 CALLS: list[str] = []
 
@@ -65,13 +60,11 @@ def needed(
 ) -> list[Need]:
     """What must be generated for the digits, by a generator with this receipt."""
     kind: Any = type("Fake", (Fake,), {"receipt": receipt})
-    recipe = GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise)
-    return list(ShuffledSynthetic(p).needs(start, recipe))
+    return list(ShuffledSynthetic(p).needs(start, GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise)))
 
 
 @pytest.fixture
 def messages() -> list[str]:
-    CALLS.clear()
     return []
 
 
@@ -80,10 +73,12 @@ def store(tmp_path: Path, messages: list[str]) -> Store:
     return Store(tmp_path, messages.append)
 
 
-def make_all(store: Store, wanted: Sequence[Need]) -> None:
-    """What a run does before its first round."""
+def calls_for(store: Store, wanted: Sequence[Need]) -> Mapping[str, int]:
+    """Make what is missing, as a run does before its first round, and count the calls of the generators."""
+    CALLS.clear()
     for job in missing(store, wanted):
         keep(store, job, make(job))
+    return Counter(CALLS)
 
 
 def some(store: Store, need: Need, n: int) -> Examples:
@@ -91,47 +86,27 @@ def some(store: Store, need: Need, n: int) -> Examples:
     return read(store, replace(need, n=n)).examples
 
 
-def test_what_is_stored_is_never_generated_again(store: Store, messages: list[str]) -> None:
+def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: Store, messages: list[str]) -> None:
+    """What is stored is never generated again."""
     wanted = needed()
+    with pytest.raises(LookupError, match="client 3"):
+        read(store, wanted[3])
     assert [[need.client for need in job.needs] for job in missing(store, wanted + wanted)] == [[i] for i in range(5)]
-    make_all(store, wanted)
-    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 5
-    make_all(store, wanted)
+    assert calls_for(store, wanted) == {"fit": 5, "sample": 5}
     assert missing(Store(store.folder), needed(p=0.2)) == missing(store, wanted) == []
-    assert len(CALLS) == 10
-    assert messages == []
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "calls"),
-    [
-        ([{"p": 0.5}, {"p": 0.7}], {}, {"fit": 5, "sample": 10}),  # sets of two sizes from the same generators
-        ([{"epochs": 3}, {"epochs": 8}], {}, {"fit": 5, "sample": 10}),
-        ([{}], {"offset": 7}, {"sample": 5}),  # with the weights that are there
-        ([{"epochs": 8}], {"epochs": 9}, {"fit": 5, "sample": 5}),
-    ],
-)
-def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(
-    first: list[dict[str, Any]], then: dict[str, Any], calls: dict[str, int], store: Store
-) -> None:
-    make_all(store, [need for change in first for need in needed(**change)])
-    if then:
-        CALLS.clear()
-        make_all(store, needed(**then))
-    assert Counter(CALLS) == calls
-
-
-def test_images_after_some_epochs_are_drawn_with_the_weights_of_these_epochs(store: Store) -> None:
+    assert calls_for(store, needed(offset=7)) == {"sample": 5}  # with the weights that are there
+    assert calls_for(store, needed(p=0.5) + needed(p=0.7)) == {"sample": 5}  # 0.5: the images that are there
     early, late = needed(epochs=3), needed(epochs=8)
     assert [job.epochs for job in missing(store, early + late)] == [[3, 8]] * 5
-    make_all(store, early + late)
-    for a, b in zip(early, late, strict=True):
+    assert calls_for(store, early + late) == {"fit": 5, "sample": 10}
+    for a, b in zip(early, late, strict=True):  # drawn with the weights of these epochs
         apart = some(store, a, 16).x[:, 0, 0, 0].float() - some(store, b, 16).x[:, 0, 0, 0].float()
         assert (apart == 1).all()
     assert [job.epochs for job in missing(store, late + needed(epochs=9))] == [[9]] * 5
+    assert messages == []
 
 
-@pytest.mark.parametrize("n", [0, 1, 16, 100, 258, 259])
+@pytest.mark.parametrize("n", [0, 1, 16, 258, 259])
 def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n: int, store: Store) -> None:
     need = needed()[0]
     job = Job([need], {})
@@ -162,16 +137,13 @@ class Means(Fake):
 def test_a_generator_draws_examples_of_the_type_that_it_saw(dtype: torch.dtype, store: Store) -> None:
     table = Examples(torch.arange(240.0).view(80, 3).to(dtype), torch.arange(80) % 3)
     start = Dealt(Clients(table, list(np.arange(80).reshape(4, 20))), 3, False, 0)
-    for offset in (0, 1):
-        recipe = GeneratorRecipe("means", Means(offset=offset), 1.0)
-        wanted = list(ShuffledSynthetic().needs(start, recipe))
-        if offset:
-            with pytest.raises(ClientError, match=rf"means drew torch.uint8 .*{dtype} \(3,\)"):
-                make(Job(wanted[:1], {}))
-        else:
-            make_all(store, wanted)
-            drawn = read(store, wanted[1]).examples.x
-            assert torch.equal(drawn, table.x[20:40].double().mean(0).to(dtype).expand(20, 3))
+    right, wrong = (list(ShuffledSynthetic().needs(start, GeneratorRecipe("means", Means(offset=offset), 1.0)))
+                    for offset in (0, 1))  # fmt: skip
+    calls_for(store, right)
+    drawn = read(store, right[1]).examples.x
+    assert torch.equal(drawn, table.x[20:40].double().mean(0).to(dtype).expand(20, 3))
+    with pytest.raises(ClientError, match=rf"means drew torch.uint8 .*{dtype} \(3,\)"):
+        make(Job(wrong[:1], {}))
 
 
 @pytest.mark.parametrize("weights", [{}, {"other": torch.ones(1)}, {"mean": torch.ones(2, 3)}])
@@ -185,38 +157,28 @@ def test_weights_that_do_not_fit_the_generator_are_trained_anew(weights: Mapping
     assert torch.equal(some(store, need, len(need.labels)).x, before)
 
 
-def test_reading_what_was_never_generated_names_the_client(store: Store) -> None:
-    with pytest.raises(LookupError, match="client 3"):
-        read(store, needed()[3])
-
-
 def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_images_are_missing(
     store: Store, messages: list[str]
 ) -> None:
     wanted = needed()
-    make_all(store, wanted)
+    calls_for(store, wanted)
     before = some(store, wanted[1], 100)
     path = store.folder / "images" / f"{key_of(wanted[1].images_facts)}.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    CALLS.clear()
     assert [job.needs[0].client for job in missing(store, wanted)] == [1]
     assert [path.name in message for message in messages] == [True]
-    make_all(store, wanted)
-    assert CALLS == ["sample"]  # the generator was intact
+    assert calls_for(store, wanted) == {"sample": 1}  # the generator was intact
     assert torch.equal(some(store, wanted[1], 100).x, before.x)
     for path in (store.folder / "generators").glob("*.safetensors"):
         path.write_bytes(b"")
-    CALLS.clear()
     assert missing(store, wanted) == []
-    make_all(store, needed(offset=7))
-    assert sorted(CALLS) == ["fit"] * 5 + ["sample"] * 5
+    assert calls_for(store, needed(offset=7)) == {"fit": 5, "sample": 5}
 
 
 def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, messages: list[str]) -> None:
     """Under the right key, of another shape, type or labels."""
     need = needed()[0]
-    n = len(need.labels)
-    good = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
+    good = torch.zeros(len(need.labels), *DATASET.shape, dtype=torch.uint8)
     for tensors in (
         {"images": good[1:], "labels": need.labels},
         {"images": good.float(), "labels": need.labels},
@@ -227,22 +189,22 @@ def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, m
         assert len(missing(store, [need])) == 1
     assert all("client 0" in message for message in messages)
     assert len(messages) == 4
+    for findings in ({}, {"receipt": 3}, {"receipt": {"noise": 1.0}}):  # what is no receipt is none
+        store.put("images", {"images": good, "labels": need.labels}, need.images_facts, findings)
+        assert read(store, need).receipt is None
 
 
 @pytest.mark.parametrize("receipt", [PRIVATE, Receipt(), None], ids=["private", "plain", "none"])
 def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Receipt | None, store: Store) -> None:
     """By a cache hit, and by images that are drawn anew from weights that were there."""
     wanted = needed(receipt=receipt)
-    make_all(store, wanted)
+    calls_for(store, wanted)
     later = Store(store.folder)
     sets = [read(later, need) for need in wanted]
-    assert [one.receipt for one in sets] == [receipt] * 5
-    assert [one.seen for one in sets] == [259] * 5
+    assert [(one.receipt, one.seen) for one in sets] == [(receipt, 259)] * 5
     for path in (store.folder / "images").iterdir():
         path.unlink()
-    CALLS.clear()
-    make_all(later, wanted)
-    assert CALLS == ["sample"] * 5
+    assert calls_for(later, wanted) == {"sample": 5}
     assert [read(later, need).receipt for need in wanted] == [receipt] * 5
     releases = share(ShuffledSynthetic(), START, sets).releases
     for what, covered in (("synthetic images", receipt is PRIVATE), ("class counts", False)):
@@ -256,41 +218,35 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
 def test_a_receipt_that_covers_nothing_does_not_come_back_as_one_that_does(
     flaw: Mapping[str, float], store: Store
 ) -> None:
-    wanted = needed(receipt=replace(PRIVATE, **flaw))
-    make_all(store, wanted)
-    assert all((r := read(store, need).receipt) is not None and not r.release(0).covered for need in wanted)
-
-
-@pytest.mark.parametrize("findings", [{}, {"receipt": 3}, {"receipt": {"noise": 1.0}}], ids=str)
-def test_what_is_no_receipt_is_none(findings: Mapping[str, object], store: Store) -> None:
-    need = needed()[0]
-    images = torch.zeros(len(need.labels), *DATASET.shape, dtype=torch.uint8)
-    store.put("images", {"images": images, "labels": need.labels}, need.images_facts, findings)
-    assert read(store, need).receipt is None
+    wanted = needed(receipt=replace(PRIVATE, **flaw))[:1]
+    calls_for(store, wanted)
+    receipt = read(store, wanted[0]).receipt
+    assert receipt is not None
+    assert not receipt.release(0).covered
 
 
 def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> None:
     """The epsilon of the pool is that of the generator's steps and of one Gaussian mechanism on the counts."""
+
+    def numbers(said: Mapping[str, Any]) -> dict[str, float | str]:
+        return {name: in_short(said)[name] for name in in_short(said) if "overall" in name or "epsilon" in name}
+
     wanted = needed(receipt=PRIVATE, noise=4.0)
-    make_all(store, wanted)
+    calls_for(store, wanted)
     ledger = Ledger.of(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
     result = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
     one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
     assert result["pool_epsilon_max"] == one > composed(((0.1, 1.5, 30),), 1e-5)
     assert result["pool_epsilon_of_each_client"] == [one] * 5
     assert f"{one:.4g}" in result["in_words"][0]
-    assert _numbers(in_short(result)) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
+    assert numbers(result) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
     after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
-    assert _numbers(in_short(after)) == {"pool_epsilon_max": one, "overall": "none"}
+    assert numbers(after) == {"pool_epsilon_max": one, "overall": "none"}
     assert "model updates (delta)" in after["in_words"][1]
-
-
-def _numbers(short: dict[str, float | str]) -> dict[str, float | str]:
-    return {name: value for name, value in short.items() if name not in ("in_words", "uncovered", "trusted")}
 
 
 def test_flips_and_the_number_of_clients_are_those_of_the_data() -> None:
     """N is not a number in the config, which a user's own partition may not have."""
     for flip in (False, True):
         assert {need.flip for need in needed(start=replace(START, flip=flip))} == {flip}
-    assert [need.n for need in needed(start=replace(START, own=START.own[:4]))] == [round(N_TOTAL / 4)] * 4
+    assert [need.n for need in needed(start=replace(START, own=START.own[:4]))] == [round(1295 / 4)] * 4
