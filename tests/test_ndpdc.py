@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cut_clients import SHAPE, clients, some
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -23,27 +24,15 @@ from lightning_modules.networks import ConvNet
 from lightning_modules.random_convnet import blocks
 
 SMALL = NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=2, width=8)
-SHAPE = (1, 8, 8)
 
 
-def some(n: int, seed: int = 0) -> Examples:
-    draws = generator(seed, "images of the test")
-    x = torch.randint(256, (n, *SHAPE), generator=draws, dtype=torch.uint8)
-    return Examples(x, torch.randint(10, (n,), generator=draws))
-
-
-def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60) -> Dealt:
-    """The same images, cut into clients at these places."""
-    return Dealt(Clients(some(n), np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
-
-
-def message(stage: NDPDC, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
-    return stage.sender(start, client).message(stage.networks(start).at(step), step).values
+def networks(seed: int = 0, scale: int | None = None, augment: str = "none", flip: bool = False) -> Networks:
+    return Networks(SHAPE, 10, 8, scale, augment, flip, seed)
 
 
 @pytest.mark.parametrize("augment", ["none", "all"])
 def test_an_image_adds_a_vector_of_at_most_norm_one_to_its_class_alone_and_a_blank_one_nothing(augment: str) -> None:
-    examples, phi = some(20), Networks(SHAPE, 10, 8, 1, augment, True, 5).at(0)
+    examples, phi = some(20), networks(5, 1, augment, True).at(0)
     whole = sums(phi, examples, 10)
     for i in range(20):
         x = examples.x.float()
@@ -63,26 +52,21 @@ def test_only_features_that_are_too_long_are_cut() -> None:
 
 def test_sums_of_many_images_are_the_sums_of_their_parts_and_of_none_are_zero() -> None:
     """Also across the blocks in which features are computed."""
-    phi, examples = Networks(SHAPE, 10, 8, None, "none", False, 0).at(0), some(600)
+    phi, examples = networks().at(0), some(600)
     whole, parts = sums(phi, examples, 10), [sums(phi, examples[slice(i, i + 70)], 10) for i in range(0, 600, 70)]
     assert torch.allclose(whole, torch.stack(parts).sum(0), rtol=0, atol=1e-4)
     assert torch.equal(sums(phi, examples[slice(0, 0)], 10), torch.zeros_like(whole))
 
 
-def test_every_step_has_a_network_of_its_own_which_all_can_draw_again() -> None:
+def test_every_step_has_a_network_and_an_augmentation_of_its_own_which_all_can_draw_again() -> None:
+    """Copies of an image have the same features in one class and others in another: an augmentation a class."""
     x, y = pixels(some(5).x), torch.arange(5)
-    networks, others = (Networks(SHAPE, 10, 8, None, "none", False, seed) for seed in (0, 1))
-    first = networks.at(0)(x, y)
-    assert torch.equal(networks.at(0)(x, y), first)
-    for other in (networks.at(1), others.at(0)):
+    first = networks().at(0)(x, y)
+    assert torch.equal(networks().at(0)(x, y), first)
+    for other in (networks().at(1), networks(1).at(0)):
         assert (other(x, y) - first).norm() > 0.1
-
-
-def test_real_and_fitted_images_of_a_class_go_through_the_same_augmentation() -> None:
-    """So two copies of an image have the same features, and a copy of another class has others."""
-    phi = Networks(SHAPE, 10, 8, 1, "all", False, 0).at(0)
-    x = pixels(some(1).x).expand(3, -1, -1, -1)
-    one, same, other = phi(x, torch.tensor([3, 3, 4]))
+    copies = pixels(some(1).x).expand(3, -1, -1, -1)
+    one, same, other = networks(0, 1, "all").at(0)(copies, torch.tensor([3, 3, 4]))
     assert torch.equal(one, same)
     assert (one - other).norm() > 0.1
 
@@ -100,11 +84,9 @@ def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
     assert stage.rate(60_000, 10) == pytest.approx(1 / 120)
     assert replace(stage, class_size=5421).rate(60_000, 10) == pytest.approx(50 / 5421)
     assert stage.rate(500, 10) == stage.rate(129, 10) == stage.rate(0, 10) == 1
-    skewed = Dealt(Clients(Examples(some(60).x, torch.zeros(60).long()), [np.arange(60)]), 10, False, 0)
-    assert (
-        stage.release(skewed, SMALL.make(skewed, ()))[1][0].q
-        == stage.release(clients(), SMALL.make(skewed, ()))[1][0].q
-    )
+    skewed = clients(data=Examples(some(60).x, torch.zeros(60).long()))
+    of_one_class, of_all = (stage.release(start, SMALL.make(start, ()))[1][0].q for start in (skewed, clients()))
+    assert of_one_class == of_all
 
 
 def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
@@ -135,8 +117,7 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     whole = pixels(start.own.store.x)
     counts = torch.stack([sender.message(phi, step).values.sum(0) for step in range(steps)])
     assert ((counts == 0) | (counts == 1)).all()
-    far = (counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5
-    assert far.max() < 5
+    assert ((counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5).max() < 5
     assert (torch.corrcoef(counts.T) - torch.eye(60)).abs().max() < 5 / steps**0.5
 
 
@@ -144,37 +125,33 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
 def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tuple[int, ...]) -> None:
     """Image by image and class by class, with momentum by hand; rounding alone may differ, by one of 255."""
     stage, start = replace(SMALL, noise_multiplier=0.0, batch=60, iterations=4, lr=0.1), clients(*cuts)
-    networks, ipc, batch = stage.networks(start), stage.per_class, stage.batch
-    images = torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images"))
-    velocity = torch.zeros_like(images)
-    expected = 60 / 10
+    every, ipc, batch = stage.networks(start), stage.per_class, stage.batch
+    images = first = torch.randn(20, *SHAPE, generator=generator(every.seed, "first images"))
+    velocity, expected = torch.zeros_like(images), 60 / 10
     for step in range(stage.iterations):
-        with keyed_globals(networks.seed, "network", step):
+        with keyed_globals(every.seed, "network", step):
             network = ConvNet(SHAPE, 1, stage.width)
 
         def feature(x: Tensor, network: ConvNet = network) -> Tensor:
             f = network.features[:4](x.unsqueeze(0)).flatten()
-            return f / max(1.0, f.norm().item()) if not x.requires_grad else f / f.norm().clamp(min=1)
+            return f / f.norm().clamp(min=1)
 
         for c in range(10):
-            real = torch.zeros(networks.size)
-            for x, y in zip(start.own.store.x, start.own.store.y, strict=True):
-                if y == c:
-                    real += feature(x / 255 * 2 - 1).detach()
+            real = torch.zeros(every.size)
+            for x in start.own.store.x[start.own.store.y == c]:
+                real += feature(x / 255 * 2 - 1).detach()
             mine = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
             matched = batch / ipc * torch.stack([feature(x) for x in mine]).sum(0)
             loss = ((batch / expected * real - matched) ** 2).sum()
             for k, g in enumerate(torch.autograd.grad(loss, mine)):
                 velocity[c * ipc + k] = 0.5 * velocity[c * ipc + k] + g
         images = images - 0.1 * velocity
-    store = stage.make(start, ()).store
-    x, y = store.x[60:], store.y[60:]
     order = torch.cat([torch.arange(20)[i :: len(cuts) + 1] for i in range(len(cuts) + 1)])
-    slow = ((images + 1) * 127.5).clamp(0, 255).round()[order]
-    assert y.tolist() == (order // ipc).tolist()
-    assert (x.float() - slow).abs().max() <= 1
-    first = ((torch.randn(20, *SHAPE, generator=generator(networks.seed, "first images")) + 1) * 127.5).clamp(0, 255)
-    assert (slow - first[order]).abs().mean() > 2  # they have moved
+    slow, before = (((of + 1) * 127.5).clamp(0, 255).round()[order] for of in (images, first))
+    result = stage.make(start, ()).store[slice(60, None)]
+    assert result.y.tolist() == (order // ipc).tolist()
+    assert (result.x.float() - slow).abs().max() <= 1
+    assert (slow - before).abs().mean() > 2  # they have moved
 
 
 @pytest.mark.long
@@ -183,9 +160,9 @@ def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matche
     stage = NDPDC(noise_multiplier=0.0, iterations=1, per_class=2, width=16, batch=6, lr=0.1)
 
     def distance(iterations: int) -> float:
-        made = replace(stage, iterations=iterations).make(start, ()).store[slice(60, None)]
+        images = replace(stage, iterations=iterations).make(start, ()).store[slice(60, None)]
         phi, counts = stage.networks(start).at(10_000), torch.bincount(start.own.store.y)[:, None]
-        return (sums(phi, start.own.store, 10) / counts - sums(phi, made, 10) / 2).norm().item()
+        return (sums(phi, start.own.store, 10) / counts - sums(phi, images, 10) / 2).norm().item()
 
     assert distance(60) < 0.75 * distance(1)
 
@@ -194,22 +171,18 @@ def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matche
 def test_images_teach_digits() -> None:
     of = {"sharing.target_epsilon": 50.0, "sharing.iterations": 15, "sharing.per_class": 4, "sharing.width": 16}
     ready = build.prepare(choose({"sharing.setting": "ndpdc", "partition.n_clients": 5, **of}))
-    made = build.contribute(ready.stage, ready.dealt, ()).store[slice(len(ready.train), None)]
-    test = ready.dataset.test
-    taught = LogisticRegression(max_iter=300).fit((made.x.flatten(1) / 255).numpy(), made.y.numpy())
+    images, test = (
+        build.contribute(ready.stage, ready.dealt, ()).store[slice(len(ready.train), None)],
+        ready.dataset.test,
+    )
+    taught = LogisticRegression(max_iter=300).fit((images.x.flatten(1) / 255).numpy(), images.y.numpy())
     assert taught.score((test.x.flatten(1) / 255).numpy(), test.y.numpy()) > 0.6
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("n_c", "delta", "target", "sigma"),
-    [  # shared/spec/methods.md, 13: MNIST, Fashion-MNIST, CIFAR-10
-        (5421, 1e-5, 1.0, 3.82),
-        (5421, 1e-5, 10.0, 0.80),
-        (6000, 1e-5, 1.0, 3.46),
-        (6000, 1e-5, 10.0, 0.76),
-        (5000, 5e-6, 1.0, 4.275),
-    ],
+    ("n_c", "delta", "target", "sigma"),  # shared/spec/methods.md, 13: MNIST, Fashion-MNIST, CIFAR-10
+    [(5421, 1e-5, 1.0, 3.82), (5421, 1e-5, 10.0, 0.80), (6000, 1e-5, 10.0, 0.76), (5000, 5e-6, 1.0, 4.275)],
 )
 def test_sigma_is_that_of_the_spec(n_c: int, delta: float, target: float, sigma: float) -> None:
     stage = NDPDC(target_epsilon=target, delta=delta, iterations=10_000, class_size=n_c)
@@ -220,12 +193,11 @@ def test_sigma_is_that_of_the_spec(n_c: int, delta: float, target: float, sigma:
 @pytest.mark.long
 @pytest.mark.parametrize("batch", [2, 50])
 def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
-    stage, start = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1), clients(10, 35)
-    shared = share(stage, start)
+    stage = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1)
+    shared = share(stage, clients(10, 35))
     ledger = Ledger.of([replace(event, commons=True) for event in shared.releases])
     for client, n in enumerate((10, 25, 25)):
-        q = min(1.0, batch * 10 / n)
-        sigma = stage.sigma(n, 10)
-        assert ledger.commons.of(client, 1e-5) == pytest.approx(epsilon(q, sigma, 20, 1e-5), rel=1e-9)
-        assert ledger.commons.of(client, 1e-5) == pytest.approx(3.0, abs=0.011)
+        spent = ledger.commons.of(client, 1e-5)
+        assert spent == pytest.approx(epsilon(min(1.0, batch * 10 / n), stage.sigma(n, 10), 20, 1e-5), rel=1e-9)
+        assert spent == pytest.approx(3.0, abs=0.011)
     assert shared.disclosed == 0
