@@ -1,6 +1,5 @@
 """The autoencoders that draw images, beta-VAE and CVAE: their losses in closed form, sizes, codes and draws."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import erf, exp, pi, sqrt
 from typing import Any
@@ -28,8 +27,6 @@ SHAPE = (1, 8, 8)
 Y = torch.arange(12) % 2
 X = torch.zeros(12, *SHAPE, dtype=torch.uint8)
 X[Y == 0, :, :4], X[Y == 1, :, 4:] = 255, 255  # class 0 is bright above, class 1 below
-HALVES = Examples(X, Y)
-TINY = BetaGenerator(epochs=4, batch_size=5, lr=5e-3, latent=2, filters=4, hidden=8, ramp=2)
 DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 20)]
 
 
@@ -62,44 +59,42 @@ def test_the_beta_vae_loss_equals_the_formula_of_its_paper(capacity: float, gamm
     assert torch.allclose(loss, bce + gamma * (divergence - capacity / 4).abs(), rtol=1e-5)
 
 
-def test_capacity_rises_and_stays() -> None:
-    model = beta_model(ramp=8)
-    assert [model.target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
+def test_the_networks_have_the_papers_sizes_and_capacity_rises_and_stays() -> None:
+    for side, total in ((64, 502_005), (32, 469_173), (16, 436_341), (8, 403_509)):
+        model = beta_model((1, side, side), latent=10, filters=32, hidden=256)
+        assert sum(map(torch.Tensor.numel, model.parameters())) == total
+        assert model.encoder(torch.zeros(2, 1, side, side)).shape == (2, 20)
+    part = BetaGenerator()
+    assert (part.epochs, part.batch_size, part.lr, part.gamma, part.capacity) == (360, 256, 5e-4, 100, 20)
+    assert part.ramp * 15 == part.epochs
+    assert [beta_model(ramp=8).target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
+    channels = (32, 32, 64, 64)
+    built = CVAE(shape=(1, 32, 32), n_classes=10, channels=channels, hidden=500, latent=10, batch_norm=True)
+    larger = Decoder((1, 32, 32), 10, channels, 100, batch_norm=True)
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (built.encoder, built.decoder, larger)]
+    assert sizes == [254_296, 120_961, 144_001]  # of FedCVAE
 
 
-# batches whose last one is short, full and the only one; C matters only where KL crosses it, so there are several
 @pytest.mark.parametrize(
     ("batch_size", "capacity"), [(4, 6.0), (12, 6.0), (64, 6.0), *((5, c) for c in (0.1, 0.3, 0.6, 1.0, 2.0, 4.0))]
 )
 def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_size: int, capacity: float) -> None:
-    """Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too."""
-    tiny = replace(TINY, batch_size=batch_size, gamma=7.0, capacity=capacity)
+    """Batches whose last one is short, full and the only one; C matters only where KL crosses it.
+
+    Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too.
+    """
+    sizes: dict[str, Any] = {"latent": 2, "filters": 4, "hidden": 8, "lr": 5e-3, "gamma": 7.0, "capacity": capacity}
+    part = BetaGenerator(epochs=4, batch_size=batch_size, ramp=2, **sizes)
     set_default_generator(3, "initial weights")
-    steps = 2 * -(-12 // batch_size)
-    model = BetaVAE(shape=SHAPE, n_classes=2, latent=2, filters=4, hidden=8, lr=5e-3, gamma=7.0, capacity=capacity,
-                    ramp=steps, flip=True, seed=seed_for(3, "noise"))  # fmt: skip
+    ramp = 2 * -(-12 // batch_size)
+    model = BetaVAE(shape=SHAPE, n_classes=2, ramp=ramp, flip=True, seed=seed_for(3, "noise"), **sizes)
     loader = DataLoader(TensorDataset(X, Y), batch_size, shuffle=True, generator=generator(3, "order"))
     trainer.fit(model, loader, 3, [])
     model.centre(X, Y)
-    weights, expected = tiny.fit(HALVES, 2, 3, [3], flip=True)[3].weights, model.state_dict()
+    weights, expected = part.fit(Examples(X, Y), 2, 3, [3], flip=True)[3].weights, model.state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
     assert weights["means"].any()
-
-
-@pytest.mark.parametrize(("side", "halvings"), [(64, 4), (32, 3), (16, 2), (8, 1)])
-def test_a_beta_vae_has_the_papers_size(side: int, halvings: int) -> None:
-    model = beta_model((1, side, side), latent=10, filters=32, hidden=256)
-    linear = 512 * 256 + 256 + 256 * 256 + 256
-    maps = 32 * 16 + 32 + (halvings - 1) * (32 * 32 * 16 + 32)
-    assert sum(map(torch.Tensor.numel, model.encoder.parameters())) == maps + linear + 256 * 20 + 20
-    back = 10 * 256 + 256 + 256 * 256 + 256 + 256 * 512 + 512 + (halvings - 1) * (32 * 32 * 16 + 32) + 32 * 16 + 1
-    assert sum(map(torch.Tensor.numel, model.decoder.parameters())) == back
-    assert model.encoder(torch.zeros(2, 1, side, side)).shape == (2, 20)
-    assert sum(map(torch.Tensor.numel, model.parameters())) == 502_005 or side != 64
-    made = BetaGenerator()
-    assert (made.epochs, made.batch_size, made.lr, made.gamma, made.capacity) == (360, 256, 5e-4, 100, 20)
-    assert made.ramp * 15 == made.epochs
 
 
 def test_samples_are_drawn_around_the_means_of_their_classes_posterior_means() -> None:
@@ -122,18 +117,6 @@ def test_the_loss_of_an_image_is_its_bound() -> None:
         logits = model.decoder(mean + (v / 2).exp() * eps)
         total += F.binary_cross_entropy_with_logits(logits, X / 255, reduction="none").flatten(1).sum(1) / 16
     assert torch.allclose(model.losses(X, 7), total + kl(mean, v), rtol=1e-5)
-
-
-@pytest.mark.long
-def test_a_beta_vae_learns_to_draw_classes() -> None:
-    many = Examples(X.repeat(4, 1, 1, 1), Y.repeat(4))
-    part = BetaGenerator(epochs=60, batch_size=16, lr=5e-3, latent=2, filters=8, hidden=16, ramp=4, capacity=3.0)
-    weights = part.fit(many, 2, 0, [60])[60].weights
-    drawn = part.sample(weights, SHAPE, 2, torch.arange(40) % 2, 0).float()
-    above = drawn[:, 0, :4].mean((1, 2)) > drawn[:, 0, 4:].mean((1, 2))
-    assert (above == (torch.arange(40) % 2 == 0)).float().mean() > 0.7
-    far = part.losses(weights, Examples(255 - X.transpose(2, 3), Y), 2, 0)
-    assert part.losses(weights, HALVES, 2, 0).max() < far.min()
 
 
 @pytest.mark.parametrize(
@@ -175,25 +158,6 @@ def test_the_loss_of_a_cvae_is_the_equation(reconstruction: str, mirrored: Tenso
     torch.testing.assert_close(vae(DIGITS.x, DIGITS.y, eps, mirrored), losses.mean())
 
 
-def test_the_networks_have_the_sizes_of_fedcvae() -> None:
-    channels = (32, 32, 64, 64)
-    built = CVAE(shape=(1, 32, 32), n_classes=10, channels=channels, hidden=500, latent=10, batch_norm=True)
-    larger = Decoder((1, 32, 32), 10, channels, 100, batch_norm=True)
-    sizes = [sum(p.numel() for p in network.parameters()) for network in (built.encoder, built.decoder, larger)]
-    assert sizes == [254_296, 120_961, 144_001]
-
-
-@pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
-def test_truncated_normals_keep_their_bounds_and_have_their_variance(bound: float) -> None:
-    z = truncated_normal(4000, 5, bound, torch.Generator().manual_seed(0))
-    mass = erf(bound / sqrt(2))
-    variance = 1 - 2 * bound * exp(-(bound**2) / 2) / sqrt(2 * pi) / mass
-    assert z.shape == (4000, 5)
-    assert bound * 0.99 < z.abs().max() <= bound
-    assert abs(float(z.var()) - variance) < 4 * variance * sqrt(2 / z.numel())
-    assert abs(float(z.mean())) < 4 * sqrt(variance / z.numel())
-
-
 def test_images_are_decoded_in_evaluation_mode_and_padding_is_cut_again() -> None:
     """An image of 6x6 is in the middle of one of 8x8, whose margin no loss sees."""
     decoder = Decoder(SHAPE, 10, (4, 8), 3, batch_norm=True)
@@ -206,26 +170,35 @@ def test_images_are_decoded_in_evaluation_mode_and_padding_is_cut_again() -> Non
     assert torch.equal(small(z, y), F.pad(large(z, y), (-1, -1, -1, -1)))
 
 
-@pytest.mark.parametrize("channels", [(4, 4, 4), (4, 4)])
-def test_an_image_alone_in_its_batch_is_trained_on_where_batch_norm_sees_one_pixel(channels: tuple[int, ...]) -> None:
-    part = Generator(batch_size=4, channels=channels, hidden=8, latent=3, batch_norm=True)
-    weights = part.fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
-    assert all(t.isfinite().all() for t in weights.values())
-
-
-def test_constants_reach_the_networks_and_the_codes_of_new_images() -> None:
-    part = Generator(channels=(4, 8), hidden=16, latent=3, beta=0.3, reconstruction="squares", truncate=0.01)
-    built = part.build(SHAPE, 10, 0)
+def test_codes_of_new_images_are_truncated_normals() -> None:
+    for bound in (0.5, 1.0, 3.0):
+        z = truncated_normal(4000, 5, bound, torch.Generator().manual_seed(0))
+        mass = erf(bound / sqrt(2))
+        variance = 1 - 2 * bound * exp(-(bound**2) / 2) / sqrt(2 * pi) / mass
+        assert z.shape == (4000, 5)
+        assert bound * 0.99 < z.abs().max() <= bound
+        assert abs(float(z.var()) - variance) < 4 * variance * sqrt(2 / z.numel())
+        assert abs(float(z.mean())) < 4 * sqrt(variance / z.numel())
+    part = Generator(channels=(4, 8), hidden=16, latent=3, beta=0.3, reconstruction="squares")
+    built, labels = part.build(SHAPE, 10, 0), torch.zeros(50, dtype=torch.int64)
     assert (built.beta, built.reconstruction) == (0.3, "squares")
-    first = built.decoder.layers[0]
-    assert isinstance(first, torch.nn.Linear)
     with torch.no_grad():
-        first.weight.mul_(20)  # else a new decoder shows little of its codes
-    labels = torch.zeros(50, dtype=torch.int64)
+        next(built.decoder.layers[0].parameters()).mul_(20)  # else a new decoder shows little of its codes
     narrow, wide = (
         replace(part, truncate=bound).sample(built.state_dict(), SHAPE, 10, labels, 0).float() for bound in (0.01, 3.0)
     )
     assert 20 * narrow.std(0).mean() < wide.std(0).mean()
+
+
+@pytest.mark.long
+def test_a_cvae_learns_also_from_an_image_alone_in_its_batch() -> None:
+    part = Generator(epochs=1, batch_size=20, lr=1e-2, channels=(4, 8), hidden=16, latent=3)
+    before, after = (part.losses(part.fit(DIGITS, 10, 0, [e])[e].weights, DIGITS, 10, 0).mean() for e in (1, 40))
+    assert after < 0.8 * before
+    for channels in ((4, 4, 4), (4, 4)):  # where BatchNorm sees one pixel
+        alone = Generator(batch_size=4, channels=channels, hidden=8, latent=3, batch_norm=True)
+        weights = alone.fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
+        assert all(t.isfinite().all() for t in weights.values())
 
 
 class Watched(PrivateCVAE):
@@ -243,14 +216,4 @@ class Watched(PrivateCVAE):
 
 def test_a_private_images_loss_is_the_mean_over_its_draws() -> None:
     part = Watched(channels=(4, 8), hidden=16, latent=3, draws=4, noise_multiplier=1.0)
-    epochs: Collection[int] = [1]
-    result: Mapping[int, TrainedGenerator] = part.fit(DIGITS, 10, 0, epochs)
-    assert 7 in result
-
-
-@pytest.mark.long
-def test_a_cvae_learns() -> None:
-    part = Generator(epochs=1, batch_size=20, lr=1e-2, channels=(4, 8), hidden=16, latent=3)
-    first, last = (part.fit(DIGITS, 10, 0, [1, 40])[epoch].weights for epoch in (1, 40))
-    before, after = (part.losses(weights, DIGITS, 10, 0).mean() for weights in (first, last))
-    assert after < 0.8 * before
+    assert 7 in part.fit(DIGITS, 10, 0, [1])
