@@ -1,9 +1,10 @@
 """The diffusion model: its training step, samplers, average and weights of times against the equations."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,15 +34,6 @@ def model(**constants: Any) -> DDPM:
     set_default_generator(0, "weights")
     small = {"channels": (8, 16), "lr": 1e-3, "timesteps": 20, **constants}
     return DDPM(shape=SHAPE, n_classes=N_CLASSES, **small)
-
-
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def fit(part: Generator = TINY) -> Mapping[str, Tensor]:
-    return part.fit(DIGITS, N_CLASSES, 0, [1])[1].weights
 
 
 @pytest.mark.parametrize(
@@ -75,22 +67,22 @@ def test_start_noise_is_fresh_in_every_batch_of_samples_and_keyed_by_the_seed(sa
     assert not torch.equal(first, other)
 
 
-class Output:
-    def __init__(self, sample: Tensor) -> None:
-        self.sample = sample
+class Network(torch.nn.Module):
+    """A network that predicts as the function says."""
 
+    def __init__(self, predict: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.predict = predict
 
-class Silent(torch.nn.Module):
-    """Predicts that there is no noise."""
-
-    def forward(self, x: Tensor, t: Tensor, class_labels: Tensor) -> Output:
-        return Output(torch.zeros_like(x))
+    def forward(self, x: Tensor, t: Tensor, class_labels: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(sample=self.predict(x, t))
 
 
 def test_samples_are_clipped_before_they_are_quantised() -> None:
     # a model that predicts no noise leaves pixels far outside [-1, 1]; wrapped around, they would be of any grey
     ddpm: Any = model()
-    ddpm.unet, ddpm.schedule = Silent(), DDPMScheduler(20, clip_sample=False, beta_start=0.02, beta_end=0.2)
+    ddpm.unet = Network(lambda x, t: torch.zeros_like(x))
+    ddpm.schedule = DDPMScheduler(20, clip_sample=False, beta_start=0.02, beta_end=0.2)
     start = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0))
     images = ddpm.sample(torch.zeros(3, dtype=torch.int64), 0, sampler="ddim", steps=20)
     # noise-free ddim divides x by sqrt(abar) on the way: the sign of the start decides black or white
@@ -135,14 +127,13 @@ def test_a_perfect_prediction_of_each_kind_draws_the_image(prediction: str, samp
     ddpm: Any = model(prediction=prediction, timesteps=100)
     x, abar = DIGITS.x[:1] / 127.5 - 1, ddpm.schedule.alphas_cumprod
 
-    class Perfect(torch.nn.Module):
-        def forward(self, noisy: Tensor, t: Tensor, class_labels: Tensor) -> Output:
-            a = abar[t].view(-1, 1, 1, 1)
-            noise = (noisy - a.sqrt() * x) / (1 - a).sqrt()
-            kinds = {"epsilon": noise, "sample": x + 0 * noisy, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}
-            return Output(kinds[prediction])
+    def perfect(noisy: Tensor, t: Tensor) -> Tensor:
+        a = abar[t].view(-1, 1, 1, 1)
+        noise = (noisy - a.sqrt() * x) / (1 - a).sqrt()
+        kinds = {"epsilon": noise, "sample": x + 0 * noisy, "v_prediction": a.sqrt() * noise - (1 - a).sqrt() * x}
+        return kinds[prediction]
 
-    ddpm.unet = Perfect()
+    ddpm.unet = Network(perfect)
     images = ddpm.sample(torch.zeros(3, dtype=torch.int64), 0, sampler=sampler, steps=20)
     assert (images.int() - DIGITS.x[:1].int()).abs().max() <= 1  # of 255
     rows = DIGITS.x[:1].expand(8, *SHAPE), torch.zeros(8, dtype=torch.int64)
@@ -150,18 +141,29 @@ def test_a_perfect_prediction_of_each_kind_draws_the_image(prediction: str, samp
     assert ddpm.losses(*rows, seed=0).max() < 1e-8
 
 
-@pytest.mark.long
-def test_the_loss_falls_in_training() -> None:
-    ddpm, losses = model(timesteps=100, lr=3e-3), []
-    optimizer = ddpm.configure_optimizers()
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = ddpm.training_step((DIGITS.x, DIGITS.y), 0)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[0] > 0.9  # an untrained network predicts nothing of noise of variance one
-    assert sum(losses[-10:]) / 10 < 0.6 * losses[0]
+@pytest.mark.parametrize("gamma", [0.5, 5.0, 1e6])
+@PREDICTIONS
+def test_min_snr_weighs_the_error_of_the_image_whatever_is_predicted(prediction: str, gamma: float) -> None:
+    """Hang et al. 2023: w_t = min(SNR_t, gamma) of ||x - x_theta||^2; a large gamma leaves errors of eps alike."""
+    ddpm = model(prediction=prediction, snr_gamma=gamma, schedule="squaredcos_cap_v2")
+    t = torch.arange(len(DIGITS)) % 19  # at T the cosine schedule leaves no image
+    noise = torch.randn(len(DIGITS), 1, 8, 8, generator=generator(0, "noise"))
+    x, abar = DIGITS.x / 127.5 - 1, ddpm.schedule.alphas_cumprod[t]
+    a = abar.view(-1, 1, 1, 1)
+    noisy = a.sqrt() * x + (1 - a).sqrt() * noise
+    output = ddpm.unet(noisy, t, class_labels=DIGITS.y).sample
+    image = {
+        "sample": output,
+        "epsilon": (noisy - (1 - a).sqrt() * output) / a.sqrt(),
+        "v_prediction": a.sqrt() * noisy - (1 - a).sqrt() * output,
+    }[prediction]
+    expected = ((abar / (1 - abar)).clamp(max=gamma) * (image - x).square().flatten(1).mean(1)).mean()
+    torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), expected, rtol=1e-3, atol=1e-6)
+    plain = model(prediction=prediction, schedule="squaredcos_cap_v2")(DIGITS.x, DIGITS.y, t, noise)
+    if (prediction, gamma) == ("epsilon", 1e6):
+        torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), plain)
+    elif gamma == 0.5:
+        assert abs(ddpm(DIGITS.x, DIGITS.y, t, noise) - plain) > 1e-3
 
 
 def test_the_average_warms_up_to_its_decay_and_is_what_samples_are_drawn_with() -> None:
@@ -183,19 +185,14 @@ def test_the_average_warms_up_to_its_decay_and_is_what_samples_are_drawn_with() 
     assert torch.equal(parameter, last)  # training goes on where it was
 
 
-# Steps in place of epochs, weights of times, bf16
-
-
 def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -> None:
+    """They are the training of those epochs, under the same key."""
     for n, batch, steps, even in product((1, 7, 16, 100, 129), (1, 16, 64), (1, 10, 500), (False, True)):
         of_client = replace(TINY, batch_size=batch, steps=steps, even_batches=even).for_images(n)
         of_pass = ceil(n / batch_of(n, batch, even))
         assert steps <= of_client.epochs * of_pass < steps + of_pass
         assert of_client.steps is None
     assert TINY.for_images(5) is TINY
-
-
-def test_steps_are_the_training_of_those_epochs_under_the_same_key() -> None:
     values = {"sharing.setting": "shuffled_synthetic", "data.limit": 100, "generator.batch_size": 8,
               "partition.name": "quantity"}  # fmt: skip
     needs = prepare(experiment("smoke", values={**values, "generator.steps": 12})).needs
@@ -206,47 +203,18 @@ def test_steps_are_the_training_of_those_epochs_under_the_same_key() -> None:
     assert key_of(explicit.images_facts) == key_of(needs[0].images_facts)
 
 
-def _of_images(ddpm: DDPM, t: Tensor, noise: Tensor) -> Tensor:
-    """(n,), the squared error of the image that the prediction means."""
-    x = DIGITS.x / 127.5 - 1
-    abar = ddpm.schedule.alphas_cumprod[t].view(-1, 1, 1, 1)
-    noisy = abar.sqrt() * x + (1 - abar).sqrt() * noise
-    output = ddpm.unet(noisy, t, class_labels=DIGITS.y).sample
-    image = {
-        "sample": output,
-        "epsilon": (noisy - (1 - abar).sqrt() * output) / abar.sqrt(),
-        "v_prediction": abar.sqrt() * noisy - (1 - abar).sqrt() * output,
-    }[ddpm.prediction]
-    return (image - x).square().flatten(1).mean(1)
-
-
-@pytest.mark.parametrize("gamma", [0.5, 5.0, 1e6])
-@PREDICTIONS
-def test_min_snr_weighs_the_error_of_the_image_whatever_is_predicted(prediction: str, gamma: float) -> None:
-    """Hang et al. 2023: w_t = min(SNR_t, gamma) of ||x - x_theta||^2; a large gamma leaves errors of eps alike."""
-    ddpm = model(prediction=prediction, snr_gamma=gamma, schedule="squaredcos_cap_v2")
-    t = torch.arange(len(DIGITS)) % 19  # at T the cosine schedule leaves no image
-    noise = torch.randn(len(DIGITS), 1, 8, 8, generator=generator(0, "noise"))
-    abar = ddpm.schedule.alphas_cumprod[t]
-    expected = ((abar / (1 - abar)).clamp(max=gamma) * _of_images(ddpm, t, noise)).mean()
-    torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), expected, rtol=1e-3, atol=1e-6)
-    plain = model(prediction=prediction, schedule="squaredcos_cap_v2")(DIGITS.x, DIGITS.y, t, noise)
-    if (prediction, gamma) == ("epsilon", 1e6):
-        torch.testing.assert_close(ddpm(DIGITS.x, DIGITS.y, t, noise), plain)
-    elif gamma == 0.5:
-        assert abs(ddpm(DIGITS.x, DIGITS.y, t, noise) - plain) > 1e-3
-
-
 @pytest.mark.long
 def test_the_average_bf16_and_weights_of_times_reach_the_fit() -> None:
     """bf16 is near fp32 and not the same, and its weights stay float32."""
-    full = fit()
+
+    def fit(**change: Any) -> Mapping[str, Tensor]:
+        return replace(TINY, **change).fit(DIGITS, N_CLASSES, 0, [1])[1].weights
+
+    full, half = fit(), fit(precision="bf16")
     for change in ({"ema_decay": 0.0}, {"snr_gamma": 5.0}, {"prediction": "sample"}, {"schedule": "squaredcos_cap_v2"}):
-        assert not same(fit(replace(TINY, **change)), full)  # pyright: ignore[reportArgumentType]
-    half = fit(replace(TINY, precision="bf16"))
+        assert not all(torch.equal(t, full[name]) for name, t in fit(**change).items())
     assert {t.dtype for t in half.values() if t.is_floating_point()} == {torch.float32}
     set_default_generator(0, "initial weights")
-    start = dict(TINY.build(SHAPE, 10, 0).unet.state_dict())
-    moved = sum(float((full[name] - start[name]).norm()) for name in full)
-    off = sum(float((full[name] - half[name]).norm()) for name in full)
+    start = TINY.build(SHAPE, 10, 0).unet.state_dict()
+    moved, off = (sum(float((full[name] - of[name]).norm()) for name in full) for of in (start, half))
     assert 0 < off < moved

@@ -23,7 +23,7 @@ from fedcommons.generators.generator import Receipt
 from fedcommons.seeds import generator, seed_for
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.server_synthetic import ServerSynthetic
-from fedcommons.sharing.stage import Contribution, Shared, share
+from fedcommons.sharing.stage import Contribution, share
 from fedcommons.tensors import data, scalar, sub
 from fedcommons.testing import digits
 from fedcommons.testing.federations import Federation
@@ -94,70 +94,44 @@ def test_federated_training_of_a_diffusion_model_lowers_its_test_loss(tmp_path: 
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (3, 1, 8, 8))
 
 
-def shared_by(federation: Federation, receipt: Receipt | None = None, of_labels: Receipt | None = None) -> Shared:
-    """Each client contributes ``N`` random images."""
-    partitioned, draws, contributions = Dealt(federation.data.own, 10, False, 0), generator(0, "images of a test"), []
+COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "receipt", "of_labels"),
+    [(None, COVERED, COVERED), (3, COVERED, Receipt()), (None, None, None)],
+    ids=["private", "counts", "plain"],
+)
+def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
+    epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None
+) -> None:
+    """Two rounds without a client; up once 5 clients times N images of 64 pixels and a label.
+
+    No update leaves a client, so the guarantee of all messages is that of the pool.
+    """
+    federation, draws, contributions = digits(linear=True, lr=LR), generator(0, "images of a test"), []
     for _ in range(len(federation.data.own)):
         x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
         contributions.append(Contribution(Examples(x, torch.arange(N) % 10), receipt, 1, of_labels))
-    return share(ServerSynthetic(), partitioned, contributions)
-
-
-def with_pool(shared: Shared, federation: Federation) -> Federation:
-    """The federation after sharing, two epochs of batches of 16."""
-    data = replace(shared.data, sets=federation.data.sets, n_classes=10)
-    return replace(federation, data=data).training(LocalSGD(2, 16))
-
-
-@pytest.mark.parametrize("epochs", [None, 3])
-def test_one_shot_is_sgd_on_the_pool_which_alone_travels(epochs: int | None) -> None:
-    """Two rounds without a client; up once 5 clients times N images of 64 pixels and a label."""
-    federation = digits(linear=True, lr=LR)
-    shared = shared_by(federation)
-    federation = with_pool(shared, federation)
-    played = federation.play(OneShot(epochs), federation.plan(2))
-    pool = shared.data.pool
-    assert pool is not None
-    model, images = data(federation.model), Examples(pool.store.x[pool.rows.flat], pool.store.y[pool.rows.flat])
+    shared = share(ServerSynthetic(), Dealt(federation.data.own, 10, False, 0), contributions)
+    of_pool = replace(shared.data, sets=federation.data.sets, n_classes=10)
+    federation = replace(federation, data=of_pool).training(LocalSGD(2, 16))
+    plan = federation.plan(2)
+    start = replace(federation.start(OneShot(epochs), plan), ledger=Ledger.of(shared.releases))
+    played = federation.play(OneShot(epochs), plan, start=start)
+    x = torch.cat([one.examples.x for one in contributions])
+    model, images = data(federation.model), Examples(x, (torch.arange(N) % 10).repeat(5))
     for number in (1, 2):
         model = on_pool(federation, images, model, number, epochs or 2)
     torch.testing.assert_close(data(played[-1][0].model).double(), model, rtol=0, atol=2e-6)
     rounds = [(facts["clients"], facts["comm/up_bytes"], facts["comm/down_bytes"]) for _, facts in played]
     assert rounds == [(0, 0, 0)] * 2
     assert (shared.traffic + played[-1][0].traffic).total == 5 * N * 65
-
-
-COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
-
-
-@pytest.mark.parametrize(("receipt", "of_labels", "is_finite"),
-    [(COVERED, COVERED, True), (COVERED, Receipt(), False), (None, None, False)], ids=["private", "counts", "plain"],
-)  # fmt: skip
-def test_the_release_of_the_pool_decides_the_overall_guarantee(
-    receipt: Receipt | None, of_labels: Receipt | None, is_finite: bool
-) -> None:
-    """No update leaves a client, so the guarantee of all messages is that of the pool."""
-    federation = digits(linear=True)
-    shared = shared_by(federation, receipt, of_labels)
-    federation = with_pool(shared, federation)
-    plan = federation.plan(2)
-    start = replace(federation.start(OneShot(), plan), ledger=Ledger.of(shared.releases))
-    end = federation.play(OneShot(), plan, start=start)[-1][0]
-    said = statement(end.ledger, 5, 1e-5, rejected=0, local=False, secret=True)
+    said, is_finite = statement(played[-1][0].ledger, 5, 1e-5, 0, local=False, secret=True), of_labels is COVERED
     assert said["overall"] == (said["pool_epsilon_max"] if is_finite else "none")
     assert (said["epsilon_of_messages"] is not None) == is_finite
-
-
-@pytest.mark.parametrize(("epochs", "steps"), [(3, 30), (None, 20)])
-def test_one_shots_steps_are_those_of_the_pool(epochs: int | None, steps: int) -> None:
-    facts = Facts(5, [9] * 5, 1, pool=150)
-    assert OneShot(epochs).pieces(facts, LocalSGD(2, 16), 1, []) == {"server_steps": steps}
-
-
-def test_every_part_of_fedvaes_model_learns() -> None:
-    federation = digits(method=FedVAE()).training(LocalSGD(2, 5))
-    played = federation.play(FedVAE(), federation.plan(1))
-    assert all(change.any() for change in sub(played[0][0].model, federation.model).values())
+    facts = Facts(5, [9] * 5, 1, pool=5 * N)
+    assert OneShot(epochs).pieces(facts, LocalSGD(2, 16), 1, []) == {"server_steps": 10 * (epochs or 2)}
 
 
 @pytest.mark.long
@@ -166,6 +140,7 @@ def test_fedvaes_learning_rate_decays_after_every_ten_epochs() -> None:
     federation = digits(method=FedVAE()).training(LocalSGD(4, 5))
     plan = federation.plan(6)
     halved = [now for now, _ in federation.play(FedVAE(decay=0.5), plan)]
+    assert all(change.any() for change in sub(halved[0].model, federation.model).values())  # every part learns
     before = replace(federation.start(FedVAE(), plan), state=halved[2].state, round=3)
     for first, now, rate in ((before, halved[3], 0.05), (halved[4], halved[5], 0.025)):
         slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 5))
