@@ -161,10 +161,8 @@ def test_an_unknown_option_exits_with_2(name: str, command: Callable[..., Any], 
         ("gradient_coding", "--shares=0.2 --pairs=0.5:3,0.7:4", "14 curves of 4 repetitions"),
         ("mnist_softmax", "--p=0,1 --epochs=1", "8 curves of 3 rounds"),
         ("quadratics", "--p=0.5 --seeds=0,1,2", "31 step sizes x 2 p x 3 seeds"),
-        ("convergence_parameters", "--p=0.5 --generator.channels=[8,8] --data.limit=80", "3 cells, 4 generators"),
         ("sensitivity", "--rhos=1 --numbers=1 --clients=4 --generators=ddpm", "cells"),
         ("figure3", "--alphas=0.1", "4 cells"),
-        ("advise", "--alphas=0.1 --check --check-p=0.5", "cells"),
     ],
 )
 @pytest.mark.usefixtures("untimed")

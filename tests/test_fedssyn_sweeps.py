@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sweep_runs import rows_of
 
 from fedcommons.core.accountants import epsilon
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
-from fedcommons.runs.checks import check
 from fedcommons.seeds import generator
 from papers.fedssyn import sizes_report
 from papers.fedssyn.private_report import gains, is_fitted, releases, shown_images, spent
@@ -45,48 +44,6 @@ def is_png(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("script", "argv", "words"),
-    [
-        ("dsprites", ["--preset", "authors"], "authors"),
-        ("dsprites", ["--generator.rho", "0.5"], "use --rhos"),
-        ("dsprites", ["--sharing.p", "0.5"], "use --numbers"),
-        ("dsprites", ["--rhos", "0"], "--rhos"),
-        ("dsprites", ["--checkpoints", "2"], "--checkpoints"),
-        ("private_fedssyn", ["--preset", "authors"], "--preset"),
-        ("private_fedssyn", ["--generator.target_epsilon", "3"], "use --epsilons"),
-        ("private_fedssyn", ["--generator.noise_multiplier", "3"], "use --sigmas"),
-        ("private_fedssyn", ["--checkpoints", "0.5,2"], "--checkpoints"),
-        ("private_fedssyn", ["--epsilons", "0"], r"generator\.target_epsilon"),
-        ("private_sizes", ["--preset", "authors"], "--preset"),
-        ("private_sizes", ["--generator.target_epsilon", "3"], "use --epsilons"),
-        ("private_sizes", ["--data.limit", "3"], "use --sizes"),
-        ("private_sizes", ["--generator", "ddpm"], r"generator\.name .*private_ddpm"),
-        ("private_sizes", ["--sizes", "8"], r"generator\.batch_size"),
-        ("private_sizes", ["--sizes", "many"], "--sizes"),
-        ("private_sizes", ["--ways", "merf,nope"], "nope"),
-        ("private_sizes", ["--ways", "ndpdc", "--sizes", "40,400", "--epsilons", "10,0.01"], "target_epsilon 0.01"),
-        ("private_sizes", ["--ways", "merf", "--epsilons", "1e-9", "--dry-run"], "target_epsilon"),
-        ("private_sizes", ["--ways", "ndpdc", "--epsilons", "0.01", "--dry-run"], "target_epsilon 0.01"),
-    ],
-)
-def test_bad_requests_are_refused(
-    script: str, argv: list[str], words: str, tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
-    module = sweeps(script)
-
-    def ask() -> None:
-        if script == "private_sizes":
-            module.private_sizes([*argv, "--out", str(tmp_path / "out")])
-        else:
-            for e in entries(module, *argv):
-                check(e.cell.config)
-
-    with pytest.raises(UserError, match=words):
-        ask()
-    assert not (tmp_path / "out").exists()
-
-
 def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     every = entries(dsprites, "--preset", "paper", "--seeds", "0,1")
     assert len(every) == 2 * (1 + 8 * 4 + 4 * 4)  # no pool; figure A.9, left; what its right has besides
@@ -113,19 +70,19 @@ def test_what_generators_see_is_nested_and_checkpoints_share_a_training(dsprites
         assert early.n == round(len(needs[1, 8][early.client].examples) / 4)
 
 
-def row(rho: float | None, epochs: int, number: float, last: float) -> dict[str, Any]:
-    return {"rho": rho, "epochs": epochs, "number": number, "seeds": 2, "last": last, "sd": 1.0, "best": last,
-            "accuracies": [last - 1, last + 1]}  # fmt: skip
-
-
-@pytest.mark.parametrize("more", [[], [row(1.0, 8, 1.0, 60.0)]])
-def test_table_and_figure(more: list[dict[str, Any]], tmp_path: Path) -> None:
-    rows = [row(None, 0, 0.0, 33.0), row(0.5, 8, 0.25, 40.0), row(1.0, 8, 0.25, 50.0), *more]
-    lines = table(rows).splitlines()
-    assert [cell.strip() for cell in lines[2].split("|")[1:4]] == ["no pool", "-", "-"]
-    assert [cell.strip() for cell in lines[3].split("|")[1:5]] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
-    figure(rows, tmp_path / "a.png", "title", smoke=False)
-    assert is_png(tmp_path / "a.png")
+def test_table_and_figure(tmp_path: Path) -> None:
+    rows = [
+        {"rho": rho, "epochs": epochs, "number": number, "seeds": 2, "last": last, "sd": 1.0, "best": last,
+         "accuracies": [last - 1, last + 1]}
+        for rho, epochs, number, last in ((None, 0, 0.0, 33.0), (0.5, 8, 0.25, 40.0), (1.0, 8, 0.25, 50.0),
+                                          (1.0, 8, 1.0, 60.0))
+    ]  # fmt: skip
+    for some in (rows[:3], rows):  # with and without the paper's right half
+        first, second, *_ = rows_of(table(some))[2:]
+        assert first[:3] == ["no pool", "-", "-"]
+        assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
+        figure(some, tmp_path / "a.png", "title", smoke=False)
+        assert is_png(tmp_path / "a.png")
 
 
 @pytest.mark.ray
@@ -154,6 +111,35 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
     assert {e.cell.config.flat["generator.target_epochs"] for e in result if e.pool == "epsilon 1"} == {20}
+    others = entries(private, "--generator.delta", "1e-6", "--dp.delta", "1e-6")
+    assert {e.cell.config.dp.delta for e in others} == {1e-6}
+
+
+def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
+    result = entries(private, "--preset", "paper", "--dataset", "cifar10")
+    one = next(e.cell.config.flat for e in result if e.pool == "noise multiplier 1.906" and e.last)
+    names = ("generator.noise_multiplier", "generator.batch_size", "generator.epochs", "generator.clip",
+             "generator.rho", "dp.delta")  # fmt: skip
+    assert [one[name] for name in names] == [1.906, 128, 500, 1.0, 1.0, 1e-5]
+    epochs = {e.cell.config.flat["generator.epochs"] for e in result if e.pool == "epsilon 10"}
+    assert epochs == {50, 250, 500}
+
+
+def test_gains_are_above_the_same_seeds_run_without_a_pool(
+    private: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """Seeds 0, 1, 2 have 50, 60 and 70 % alone, and 1, 2 and 6 points more with the private pool."""
+    argv = ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
+    result = [e for e in entries(private, *argv) if e.pool != "plain"]
+    for e in result:
+        more = (0.01, 0.02, 0.06)[e.cell.config.seed] if e.pool == "epsilon 10" else 0.0
+        recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": 0.5 + 0.1 * e.cell.config.seed + more})
+    head, _, *lines = rows_of(gains(result, tmp_path))
+    assert head[4:] == ["after round 1", "after round 2", "after round 30"]
+    assert lines == [
+        ["0.1", "fedavg", "none", "-", *["60.0 ± 10.0"] * 3],
+        ["0.1", "fedavg", "epsilon 10", "60", *["+3.0 [-3.6, 9.6]"] * 3],
+    ]
 
 
 def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(private: ModuleType) -> None:
@@ -168,44 +154,6 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
         assert {event.steps for event in releases(e.cell)} == {20 if e.cell.config.sharing.setting == "ndpdc" else 1}
     images = shown_images(of_sums[-1].cell, 1, 3)
     assert (len(images), images.dtype) == (10, torch.uint8)
-
-
-def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
-    result = entries(private, *["--preset", "paper", "--dataset", "cifar10"])
-    one = next(e.cell.config.flat for e in result if e.pool == "noise multiplier 1.906" and e.last)
-    assert (one["generator.noise_multiplier"], one["generator.batch_size"], one["generator.epochs"]) == (
-        1.906,
-        128,
-        500,
-    )
-    assert (one["generator.clip"], one["generator.rho"], one["dp.delta"]) == (1.0, 1.0, 1e-5)
-    others = entries(private, *["--generator.delta", "1e-6", "--dp.delta", "1e-6"])
-    assert {e.cell.config.dp.delta for e in others} == {1e-6}
-    assert sorted({e.cell.config.flat["generator.epochs"] for e in result if e.pool == "epsilon 10"}) == [
-        50,
-        250,
-        500,
-    ]
-
-
-def test_gains_are_above_the_same_seeds_run_without_a_pool(
-    private: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    """Seeds 0, 1, 2 have 50, 60 and 70 % alone, and 1, 2 and 6 points more with the private pool."""
-    options = private.arguments(
-        ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
-    )
-    result = [e for e in private.entries(options) if e.pool != "plain"]
-    for e in result:
-        alone, seed = 0.5 + 0.1 * e.cell.config.seed, e.cell.config.seed
-        more = (0.01, 0.02, 0.06)[seed] if e.pool == "epsilon 10" else 0.0
-        recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": alone + more})
-    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in gains(result, tmp_path).splitlines()]
-    assert lines[0][4:] == ["after round 1", "after round 2", "after round 30"]
-    assert lines[2:] == [
-        ["0.1", "fedavg", "none", "-", *["60.0 ± 10.0"] * 3],
-        ["0.1", "fedavg", "epsilon 10", "60", *["+3.0 [-3.6, 9.6]"] * 3],
-    ]
 
 
 @pytest.mark.ray
@@ -271,38 +219,23 @@ def test_a_row_a_seed_and_a_picture_of_their_spread(sizes: ModuleType, tmp_path:
 
 
 def test_only_the_ways_that_are_asked_for_are_judged(sizes: ModuleType, tmp_path: Path) -> None:
-    """Without generators nothing is trained, and NDPDC has no summed noise."""
+    """Without generators nothing is trained, and NDPDC has no summed noise.
+
+    Clients together are left out where there are not as many images.
+    """
     options = sizes.arguments(["--ways", "ndpdc,merf", "--epsilons", "1,10", "--artifacts", str(tmp_path)])
     assert (jobs(options), configs(options, 129, 0)) == ([], {})
     of = {name: config.flat for name, config in released(options, 129, 0).items()}
-    assert list(of)[:5] == [
-        "NDPDC alone, epsilon 1",
-        "NDPDC 10 clients, local, epsilon 1",
-        "FedMERF alone, epsilon 1",
-        "FedMERF 10 clients, local, epsilon 1",
-        "FedMERF 10 clients, summed, epsilon 1",
-    ]
+    names = ["NDPDC alone", "NDPDC 10 clients, local", "FedMERF alone", "FedMERF 10 clients, local",
+             "FedMERF 10 clients, summed"]  # fmt: skip
+    assert list(of)[:5] == [f"{name}, epsilon 1" for name in names]
     assert {f["data.limit"] // f["partition.n_clients"] for f in of.values()} == {129}
     assert not any(name.startswith("generator.") for f in of.values() for name in f)
     only = sizes.arguments(["--ways", "private", "--epsilons", "1,10"])
-    assert list(configs(only, 129, 0)) == ["epsilon 1", "epsilon 10"]
-    assert released(only, 129, 0) == {}
-
-
-@pytest.mark.parametrize(("n", "there"), [(129, 3), (322, 1), (1290, 1)])
-def test_clients_together_are_left_out_where_there_are_not_as_many_images(
-    sizes: ModuleType, n: int, there: int
-) -> None:
-    pools = released(sizes.arguments(["--ways", "merf"]), n, 0).values()
-    assert [enough(config) is not None for config in pools] == [True] * there + [False] * (3 - there)
-
-
-def test_a_pool_that_is_the_data_teaches_all_and_one_with_turned_labels_nothing() -> None:
-    x = torch.zeros(40, 1, 4, 4, dtype=torch.uint8)
-    x[20:] = 255
-    y = torch.arange(40) // 20
-    assert taught(Examples(x, y), Examples(x, y)) == 1
-    assert taught(Examples(x, 1 - y), Examples(x, y)) == 0
+    assert (list(configs(only, 129, 0)), released(only, 129, 0)) == (["epsilon 1", "epsilon 10"], {})
+    for n, there in ((129, 3), (322, 1), (1290, 1)):
+        pools = released(sizes.arguments(["--ways", "merf"]), n, 0).values()
+        assert [enough(config) is not None for config in pools] == [True] * there + [False] * (3 - there)
 
 
 @pytest.mark.long
