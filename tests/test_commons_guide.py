@@ -12,12 +12,8 @@ SEEDS = (0, 1, 2)
 
 
 @pytest.fixture(scope="module")
-def commons(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("commons")
-
-
-@pytest.fixture(scope="module")
-def decide(commons: ModuleType) -> ModuleType:
+def decide(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+    sweeps("commons")
     from papers.commons import decide  # beside the script, which is found by now
 
     return decide
@@ -34,33 +30,28 @@ def row(decide: ModuleType) -> Callable[..., Any]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([], []),
-        ([(1, 0.5)], [0]),
-        ([(2, 0.9), (1, 0.5)], [1, 0]),  # by cost
-        ([(1, 0.5), (2, 0.4)], [0]),
-        ([(1, 0.5), (1, 0.6)], [1]),  # as dear and better
-        ([(1, 0.5), (2, 0.5)], [0]),  # as good and dearer
-        ([(1, 0.5), (1, 0.5), (3, 0.4)], [0, 1]),  # equal ones stand together
-        ([(0, 0.1), (0, 0.3), (5, 0.3), (5, 0.9)], [1, 3]),
-    ],
-)
-def test_the_front(decide: ModuleType, points: Sequence[tuple[float, float]], expected: Sequence[int]) -> None:
-    assert decide.front(points) == expected
-
-
-WHATEVER, NOTHING_RAW = "disclose whatever helps", "disclose nothing raw, nor more than 5 % near-copies"
-FOUR = [("a", 1, 49, 50, 51), ("b", 2, 53, 50, 50), ("c", 3, 79.1, 80, 80.9), ("d", 4, 84, 80, 79)]
-
-
 def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
     """Of each limit the ways that are named, each with those that cannot be told from it."""
     result: dict[str, list[tuple[str, set[str]]]] = {}
     for advice in decide.guide(rows):
         result.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
     return result
+
+
+def test_the_front(decide: ModuleType) -> None:
+    for points, expected in (
+        ([], []), ([(1, 0.5)], [0]), ([(2, 0.9), (1, 0.5)], [1, 0]),  # by cost
+        ([(1, 0.5), (2, 0.4)], [0]),
+        ([(1, 0.5), (1, 0.6)], [1]),  # as dear and better
+        ([(1, 0.5), (2, 0.5)], [0]),  # as good and dearer
+        ([(1, 0.5), (1, 0.5), (3, 0.4)], [0, 1]),  # equal ones stand together
+        ([(0, 0.1), (0, 0.3), (5, 0.3), (5, 0.9)], [1, 3]),
+    ):  # fmt: skip
+        assert decide.front(points) == expected
+
+
+WHATEVER, NOTHING_RAW = "disclose whatever helps", "disclose nothing raw, nor more than 5 % near-copies"
+FOUR = [("a", 1, 49, 50, 51), ("b", 2, 53, 50, 50), ("c", 3, 79.1, 80, 80.9), ("d", 4, 84, 80, 79)]
 
 
 @pytest.mark.parametrize(
