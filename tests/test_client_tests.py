@@ -1,5 +1,6 @@
 """Each client's own test rows: how many, whose, and that nothing else has them."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,6 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
     assert len({str(rows) for rows in own}) == 400
     times = np.bincount(np.concatenate(own[:400]), minlength=40) / 400
     assert np.abs(times - 0.25).max() < 4.5 * (0.25 * 0.75 / 400) ** 0.5
-
-
-def test_a_client_that_has_one_row_is_named_with_its_group() -> None:
     data = dataset(groups=[0] * 50 + [1] * 49 + [7])
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
@@ -95,15 +93,12 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     assert tests is not None
     assert tests.sizes == [8] * 5
     assert data.own.sizes == [32] * 5
-    seen = {x.numpy().tobytes() for x in tests.store.x}
-    every = [clients.store for clients in (data.clients, data.own, *([data.pool] if data.pool else []))]
-    whole = ready.prepared.dataset.train
-    again = [x.numpy().tobytes() for x in whole.x]
-    once = {x for x in seen if again.count(x) == 1}  # no two digits are alike
-    assert len(once) >= 39
-    for store in every:
-        assert not once & {x.numpy().tobytes() for x in store.x}
-        assert len(store) == 160
+    again = Counter(x.numpy().tobytes() for x in ready.prepared.dataset.train.x)
+    once = {image for image in (x.numpy().tobytes() for x in tests.store.x) if again[image] == 1}
+    assert len(once) >= 39  # no two digits are alike
+    for clients in (data.clients, data.own, *([data.pool] if data.pool else [])):
+        assert not once & {x.numpy().tobytes() for x in clients.store.x}
+        assert len(clients.store) == 160
     counts = ready.plan.facts.counts
     assert counts is not None
     assert int(counts().sum()) == int(data.clients.counts(10).sum())
@@ -114,20 +109,16 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     assert assembled(**stage, **{"data.client_test": 0.0}).data.tests is None
 
 
-def floats(n: int = 400) -> Clients:
-    x = torch.arange(12.0).view(1, 3, 2, 2).repeat(n, 1, 1, 1)
-    return Clients(Examples(x, torch.zeros(n, dtype=torch.int64)), list(np.arange(n).reshape(4, -1)))
+def test_noise_turns_and_colours_are_those_of_their_clients() -> None:
+    def floats(n: int) -> Clients:
+        x = torch.arange(12.0).view(1, 3, 2, 2).repeat(n, 1, 1, 1)
+        return Clients(Examples(x, torch.zeros(n, dtype=torch.int64)), list(np.arange(n).reshape(4, -1)))
 
-
-def test_noise_has_the_variance_of_its_client() -> None:
     clients = floats(40_000)
     noise = shifted(clients, "noise", 0.2, 0, "train").x - clients.store.x
     variances = [noise[rows].var().item() for rows in clients.rows]
     assert variances == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=0.03)
     assert not torch.equal(noise, shifted(clients, "noise", 0.2, 0, "test").x - clients.store.x)
-
-
-def test_a_quarter_turn_turns_and_a_colour_is_a_clients_own() -> None:
     clients = floats(8)
     turned = shifted(clients, "rotation", 360.0, 0, "train").x
     for client in range(4):

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def images(examples: Examples) -> list[bytes]:
     return [x.numpy().tobytes() for x in examples.x]
 
 
+def assert_normalised(dataset: Dataset, tolerance: float) -> None:
+    """The constants are those of the training images, to the digits they are printed with."""
+    scaled = dataset.train.x[:5_000].float() / 255
+    torch.testing.assert_close(scaled.mean((0, 2, 3)), torch.tensor(dataset.mean), atol=tolerance, rtol=0)
+    torch.testing.assert_close(scaled.std((0, 2, 3)), torch.tensor(dataset.std), atol=tolerance, rtol=0)
+
+
 def test_digits_are_split_into_train_validation_and_test() -> None:
     """Disjoint and complete: as multisets, every image is there exactly as often as in the whole."""
     from sklearn.datasets import load_digits
@@ -53,6 +60,11 @@ def test_digits_are_split_into_train_validation_and_test() -> None:
     wanted = sorted((np.rint(p * 255 / 16).astype(np.uint8).tobytes(), y) for p, y in zip(pixels, labels, strict=True))
     pairs = [pair for part in parts(DIGITS) for pair in zip(images(part), part.y.tolist(), strict=True)]
     assert sorted(pairs) == wanted
+    assert_normalised(DIGITS, 0.003)
+    facts = without_images(DIGITS)  # they travel
+    assert (facts.shape, [len(p) for p in parts(facts)]) == (DIGITS.shape, [0, 0, 0])
+    kept = {name: getattr(DIGITS, name) for name in ("train", "validation", "test", "origin")}
+    assert replace(facts, **kept) == DIGITS
 
 
 def test_splits_are_the_same_whatever_else_the_config_or_the_process_draws() -> None:
@@ -60,6 +72,7 @@ def test_splits_are_the_same_whatever_else_the_config_or_the_process_draws() -> 
     torch.manual_seed(1)
     for data in (Data(), Data(limit=100), Data(augment=True), Data(dir="elsewhere")):
         again = load(data)
+        assert (again.augment, again.flip) == (data.augment or False, False)  # generators mirror no digit
         assert torch.equal(again.test.x, DIGITS.test.x)
         assert torch.equal(again.validation.x, DIGITS.validation.x)
     for share, n in ((0.0, 0), (0.25, 359), (0.5, 719)):
@@ -80,13 +93,6 @@ def test_a_limit_keeps_that_many_training_images_and_smaller_limits_a_part_of_th
         load(Data(name="cifar-10"))
 
 
-@pytest.mark.parametrize("augment", [True, False])
-def test_augmentation_is_the_users_choice_and_generators_mirror_no_digit(augment: bool) -> None:
-    data = load(Data(augment=augment))
-    assert (data.augment, data.flip) == (augment, False)
-    assert (DIGITS.augment, DIGITS.flip) == (False, False)
-
-
 def test_standardise_is_for_images_and_without_it_models_see_pixels_as_they_are() -> None:
     def numbers() -> tuple[Any, Any]:
         return torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).numpy(), [0, 1] * 20
@@ -100,24 +106,6 @@ def test_standardise_is_for_images_and_without_it_models_see_pixels_as_they_are(
     module, x = build_module(config, data), DIGITS.test.x[:5]
     assert isinstance(module, Classifier)
     torch.testing.assert_close(module(x), module.network(x.float() / 255))
-
-
-def test_the_facts_of_a_data_set_travel_without_its_images() -> None:
-    facts = without_images(DIGITS)
-    assert (facts.shape, [len(p) for p in parts(facts)]) == (DIGITS.shape, [0, 0, 0])
-    kept = {name: getattr(DIGITS, name) for name in ("train", "validation", "test", "origin")}
-    assert replace(facts, **kept) == DIGITS
-
-
-def assert_normalised(dataset: Dataset, tolerance: float) -> None:
-    """The constants are those of the training images, to the digits they are printed with."""
-    scaled = dataset.train.x[:5_000].float() / 255
-    torch.testing.assert_close(scaled.mean((0, 2, 3)), torch.tensor(dataset.mean), atol=tolerance, rtol=0)
-    torch.testing.assert_close(scaled.std((0, 2, 3)), torch.tensor(dataset.std), atol=tolerance, rtol=0)
-
-
-def test_digits_are_normalised_by_their_own_mean_and_std() -> None:
-    assert_normalised(DIGITS, 0.003)
 
 
 def test_the_folder_is_the_one_named_else_the_variable_else_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,15 +129,6 @@ def test_data_that_is_not_there_is_reported_with_folder_and_command(name: str, t
     assert list(tmp_path.iterdir()) == []  # no folder is created
 
 
-@cache
-def real(name: str) -> Dataset:
-    """The real data set, or a skip that names the folder that is missing."""
-    folder = REAL / FOLDERS[name]
-    if not folder.exists():
-        pytest.skip(f"no real {name}: {folder} does not exist (FEDCOMMONS_DATA names another folder)")
-    return load(Data(name=name, dir=str(REAL)))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "shape", "sizes", "first"),  # the first test images: a 7, an ankle boot = 9, a cat = 3
@@ -162,7 +141,9 @@ def real(name: str) -> Dataset:
 def test_real_data_sets_have_their_published_shapes_counts_and_statistics(
     name: str, shape: tuple[int, ...], sizes: list[int], first: int
 ) -> None:
-    dataset = real(name)
+    if not (folder := REAL / FOLDERS[name]).exists():
+        pytest.skip(f"no real {name}: {folder} does not exist (FEDCOMMONS_DATA names another folder)")
+    dataset = load(Data(name=name, dir=str(REAL)))
     assert (dataset.shape, [len(p) for p in parts(dataset)]) == (shape, sizes)
     assert dataset.test.y[0] == first
     for part in parts(dataset):
@@ -192,27 +173,18 @@ def flip_and_crop_one_by_one(x: Tensor, generator: torch.Generator, padding: int
     return result
 
 
-@pytest.mark.parametrize("padding", [0, 1, 4])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("shape", [(32, 3, 8, 8), (16, 1, 5, 9), (1, 3, 32, 32)], ids=str)
-def test_flip_and_crop_equals_the_loop_over_images(shape: tuple[int, ...], dtype: torch.dtype, padding: int) -> None:
-    x = torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    before = x.clone()
-    fast = flip_and_crop(x, torch.Generator().manual_seed(5), padding)
-    assert torch.equal(fast, flip_and_crop_one_by_one(x, torch.Generator().manual_seed(5), padding))
-    assert fast.shape == x.shape
-    assert fast.dtype == dtype
-    assert fast.stride() == torch.empty(shape).stride()  # is_contiguous() ignores the stride of a single channel
-    assert torch.equal(x, before)
-
-
-def test_flip_and_crop_draws_from_the_generator_handed_in_and_from_no_other() -> None:
-    x = DIGITS.train.x[:64]
-    torch.manual_seed(0)
-    first = flip_and_crop(x, torch.Generator().manual_seed(5))
-    torch.manual_seed(1)
-    assert torch.equal(first, flip_and_crop(x, torch.Generator().manual_seed(5)))
-    assert not torch.equal(first, flip_and_crop(x, torch.Generator().manual_seed(6)))
+def test_flip_and_crop_equals_the_loop_over_images(shape: tuple[int, ...]) -> None:
+    """It draws from the generator that it is handed and from no other."""
+    for dtype, padding in product((torch.uint8, torch.float32), (0, 1, 4)):
+        x = torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        before = x.clone()
+        torch.manual_seed(padding)
+        fast = flip_and_crop(x, torch.Generator().manual_seed(5), padding)
+        assert torch.equal(fast, flip_and_crop_one_by_one(x, torch.Generator().manual_seed(5), padding))
+        assert (fast.shape, fast.dtype) == (x.shape, dtype)
+        assert fast.stride() == torch.empty(shape).stride()  # is_contiguous() ignores the stride of a single channel
+        assert torch.equal(x, before)
 
 
 def test_half_of_the_images_are_mirrored_and_every_shift_occurs() -> None:
