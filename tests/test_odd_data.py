@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,19 +116,23 @@ def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
         yield "Hugging Face's arrays", named.with_format("numpy")
 
 
-LABELS: dict[str, tuple[np.ndarray, int | None]] = {
-    "whole floats": (Y.astype(float), None),
-    "short whole floats": (Y.astype("f2"), None),
-    "floats": (Y / 7, None),
-    "whole numbers": (Y, 3),
-    "bytes": (Y.astype("u1"), 3),
-    "truths": (Y > 0, 2),
-}
+@pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
+def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
+    result = own.read("mine", returned)[0]
+    expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
+    both_parts = [pair for part in (result.train, result.test) for pair in zip(part.x.numpy(), part.y, strict=True)]
+    wanted = zip(expected, Y, strict=True)
+    assert {(x.tobytes(), int(y)) for x, y in both_parts} == {(x.tobytes(), int(y)) for x, y in wanted}
+    assert (result.train.x.numpy().dtype, result.n_classes) == (expected.dtype, 3)
+    assert result.train.x.is_contiguous()
 
 
-@pytest.mark.parametrize("which", LABELS)
-def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: str) -> None:
-    y, n_classes = LABELS[which]
+@pytest.mark.parametrize(
+    ("y", "n_classes"),
+    [(Y.astype(float), None), (Y.astype("f2"), None), (Y / 7, None), (Y, 3), (Y.astype("u1"), 3), (Y > 0, 2)],
+    ids=["whole floats", "short whole floats", "floats", "whole numbers", "bytes", "truths"],
+)
+def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(y: np.ndarray, n_classes: int | None) -> None:
     kinds = {}
     for form, returned in forms(y):
         result = own.read("mine", returned)[0]
@@ -136,19 +140,17 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(which: s
     assert set(kinds.values()) == {(n_classes, torch.int64 if n_classes else torch.float32, ())}, kinds
 
 
-GAPS: dict[str, tuple[np.ndarray, str]] = {
-    "from 1": (np.arange(N) % 3 + 1, "1 of 4 classes are empty"),
-    "hundreds": (np.arange(N) % 10 * 100, "891 of 901 classes are empty"),
-    "255 as ignore": (np.where(Y == 2, 255, Y), "253 of 256 classes are empty"),
-    "years": (1990 + np.arange(N), "1990 of 2010 classes are empty"),
-}
-
-
-@pytest.mark.parametrize("which", GAPS)
-def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(which: str) -> None:
-    y, words = GAPS[which]
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [(np.arange(N) % 3 + 1, "1 of 4"), (np.arange(N) % 10 * 100, "891 of 901"),
+     (np.where(Y == 2, 255, Y), "253 of 256"), (1990 + np.arange(N), "1990 of 2010")],
+    ids=["from 1", "hundreds", "255 as ignore", "years"],
+)  # fmt: skip
+def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(
+    y: np.ndarray, words: str
+) -> None:
     for _, returned in forms(y):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=f"{words} classes are empty"):
             own.read("mine", returned)
     n = int(y.max()) + 1
     assert own.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
@@ -157,93 +159,62 @@ def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes
 
 
 def test_what_its_author_states_decides_for_whole_floats_and_a_guess_is_a_note() -> None:
-    as_classes, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
-    assert (as_classes.n_classes, as_classes.train.y.dtype, origin.notes) == (3, torch.int64, ())
-    targets, origin = own.read("mine", both(y=Y.astype(float), n_classes=None, normalised=True))
-    assert (targets.n_classes, targets.train.y.dtype, origin.notes) == (None, torch.float32, ())
+    for n_classes, dtype in ((3, torch.int64), (None, torch.float32)):
+        result, origin = own.read("mine", both(y=Y.astype(float), n_classes=n_classes, normalised=True))
+        assert (result.n_classes, result.train.y.dtype, origin.notes) == (n_classes, dtype, ())
     assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     assert own.read("mine", (X, Y / 7))[1].notes == own.read("mine", (X, Y))[1].notes == ()
 
 
-class Drawing:
-    """Rows of X, each times what ``draw`` gives."""
+class Mixture:
+    """Rows of X, each times what its function gives."""
 
-    def __init__(self, draw: Callable[[], float], n: int = N) -> None:
-        self.draw, self.n = draw, n
+    def __init__(self, *draws: Callable[[], float], x: np.ndarray = X) -> None:
+        self.draws, self.x = draws, x
 
     def __len__(self) -> int:
-        return self.n
+        return len(self.draws)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
-        return X[i] * self.draw(), int(Y[i])
+        return self.x[i % N] * self.draws[i](), int(Y[i % N])
 
 
-class Mixture:
-    """Rows of a list; a data set in it stands for its first row."""
+def test_random_rows_are_noticed_and_drawn_once() -> None:
+    def notes(returned: Any) -> Sequence[str]:
+        return own.read("mine", returned)[1].notes
 
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
+    def fixed() -> float:
+        return 1.0
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Any:
-        row = self.rows[i]
-        return row[0] if isinstance(row, Drawing) else row
-
-
-DRAW: dict[str, Callable[[], float]] = {
-    "torch": lambda: 1 + 0.01 * float(torch.rand(())),
-    "numpy": lambda: 1 + 0.01 * np.random.rand(),  # noqa: NPY002
-    "random": lambda: 1 + 0.01 * random.random(),
-    "a generator of its own": lambda: 1 + 0.01 * DRAWS.random(),
-}
-
-
-@pytest.mark.parametrize("which", DRAW)
-def test_random_rows_are_noticed_and_drawn_once(which: str) -> None:
-    for returned in (Drawing(DRAW[which]), (Drawing(lambda: 1.0), Drawing(DRAW[which]))):
-        assert [note for note in own.read("mine", returned)[1].notes if "returns random rows" in note]
-    late = [(X[i % N], int(Y[i % N])) for i in range(100)] + [Drawing(DRAW[which])]  # rows of a list, then a drawn one
-    assert own.read("mine", Mixture(late))[1].notes
-    idle = Drawing(lambda: float(torch.rand(()) > 2) + 1.0)  # what is drawn changes nothing
-    assert own.read("mine", idle)[1].notes == ()
-    (fresh, seen), plain = (np.random.default_rng(1), np.random.default_rng(1)), own.read("mine", Drawing(lambda: 1.0))
-    assert plain[1].notes == ()
-    result = own.read("mine", Drawing(lambda: 1 + 0.01 * fresh.random()))[0]
+    draws: list[Callable[[], float]] = [
+        lambda: 1 + 0.01 * float(torch.rand(())), lambda: 1 + 0.01 * np.random.rand(),  # noqa: NPY002
+        lambda: 1 + 0.01 * random.random(), lambda: 1 + 0.01 * DRAWS.random(),
+    ]  # fmt: skip
+    for draw in draws:
+        for returned in (Mixture(*[draw] * N), (Mixture(*[fixed] * N), Mixture(*[draw] * N))):
+            assert [note for note in notes(returned) if "returns random rows" in note]
+        assert notes(Mixture(*[fixed] * 100, draw))  # a late one
+    assert notes(Mixture(*[fixed] * N)) == ()
+    assert notes(Mixture(*[lambda: float(torch.rand(()) > 2) + 1.0] * N)) == ()  # what is drawn changes nothing
+    fresh, seen = np.random.default_rng(1), np.random.default_rng(1)
+    result = own.read("mine", Mixture(*[lambda: 1 + 0.01 * fresh.random()] * N))[0]
     rows = np.stack([X[i] * (1 + 0.01 * seen.random()) for i in range(N)]).astype("f4")
-    assert {row.tobytes() for part in (result.train, result.test) for row in part.x.numpy()} == {
-        row.tobytes() for row in rows
-    }  # reading some again has changed none of them
+    read = {row.tobytes() for part in (result.train, result.test) for row in part.x.numpy()}
+    assert read == {row.tobytes() for row in rows}  # reading some again has changed none of them
 
 
 def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None:
     constants = {"n_classes": 7, "mean": 5.0, "std": 2.0}
-    one = Mixture(list(zip(2 * X + 5, Y.tolist(), strict=True)))
+    one = Mixture(*[lambda: 1.0] * N, x=2 * X + 5)
     vars(one).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
     for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
         result = own.read("mine", returned)[0]
         assert (result.n_classes, result.computed) == (7, ())
-        assert {tuple(row) for row in result.train.x.numpy().round(3)} <= {
-            tuple(row) for row in X.astype("f4").round(3)
-        }
+        rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
+        assert rows <= plain
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
-
-
-@pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
-def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
-    result = own.read("mine", returned)[0]
-    expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
-    read = [
-        (x.numpy().tobytes(), int(y))
-        for part in (result.train, result.test)
-        for x, y in zip(part.x, part.y, strict=True)
-    ]
-    assert set(read) == {(x.tobytes(), int(y)) for x, y in zip(expected, Y, strict=True)}
-    assert (result.train.x.numpy().dtype, result.n_classes) == (expected.dtype, 3)
-    assert result.train.x.is_contiguous()
 
 
 def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Path) -> None:
@@ -264,9 +235,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "classes that are vectors": (both(y=np.ones((N, 2)), n_classes=2), "its labels are floats (20, 2), no classes"),
     "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
     "strings": ((np.array([["a"]] * N), Y), "examples must be numbers of at most 64 bits, got ndarray of str"),
-    "objects": ((X.astype(object), Y), "got ndarray of object"),
-    "records": ((np.zeros(N, [("a", "f4")]), Y), "got ndarray of void"),
-    "dates": ((np.array(["2020"] * N, "M8[Y]"), Y), "got ndarray of datetime64"),
     "complex": ((X + 1j, Y), "got ndarray of complex128"),
     "128 bits": ((X.astype(np.longdouble), Y), "numbers of at most 64 bits"),
     "2^64 - 1": ((np.full((N, 4), 2**64 - 1, np.uint64), Y), "must be at most 2^63 - 1, got 18446744073709551615"),
@@ -293,7 +261,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other test types": (((GREY, Y), (X, Y)), "(1, 8, 8) torch.uint8, and test examples (4,) torch.float32"),
     "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have one shape"),
     "all NaN": ((X * np.nan, Y), "must be finite numbers, and 20 of 20 have NaN"),
-    "NaN, said to be normalised": (both(X * np.nan, normalised=True), "20 of 20 have NaN"),
     "one infinity": ((np.where(X.max() == X, np.inf, X), Y), "1 of 20 have NaN or infinite ones"),
     "NaN in a Source": (Source(Examples(torch.full((4, 2), torch.nan), torch.arange(4)),
                                Examples(torch.zeros(4, 2), torch.arange(4)), 4, (0.0,), (1.0,)), "4 of 4 have NaN"),
@@ -317,11 +284,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a dict": ({"a": X, "b": Y}, "got dict; give (np.asarray(d['x']), np.asarray(d['y']))"),
     "Bunch": (load_iris(), "floating examples must be normalised"),
     "fewer groups": ((X, Y, Y[:5]), "groups must be one number or text for each of the 20 examples, got (5,)"),
-    "groups of two columns": ((X, Y, X), "for each of the 20 examples, got (20, 4)"),
     "a factor of another length": ({"x": X, "y": Y, "factors": {"year": Y[1:]}}, "factor year must be one number"),
     "a list of x and y": ([X, Y], "each row of a map-style Dataset must be (x, y), got ndarray"),
     "four arrays": ((X, Y, X, Y), "got tuple of 4 (ndarray, ndarray, ndarray, ndarray)"),
-    "x alone": (X, "got ndarray"),
     "train that is nothing": (SimpleNamespace(train=None, test=(X, Y)), "must each be (x, y) or a map-style Dataset"),
     "a palette": (pictures(RGB, "P"), "images of mode L or RGB, such as image.convert('RGB'), got 'P'"),
     "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "4 channels must have these first"),

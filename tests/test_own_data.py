@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,36 +28,32 @@ from fedcommons.seeds import keyed_globals
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial, todo
 
-TURNED = '''
-"""The digits, turned at random and with noise, by each of the generators that transforms draw from."""
-
+TURNED = """
 import random
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
+TURN = v2.Compose([v2.RandomRotation(20), v2.GaussianNoise(sigma=0.1), v2.RandomHorizontalFlip()])
 
-class Turned(Dataset):
+
+class Turned:
     def __init__(self, n: int = 60):
         self.images, self.labels = load_digits(return_X_y=True)
         self.n = n
-        self.turn = v2.Compose([v2.RandomRotation(20), v2.GaussianNoise(sigma=0.1), v2.RandomHorizontalFlip()])
 
     def __len__(self):
         return self.n
 
     def __getitem__(self, i):
         image = torch.tensor(self.images[i], dtype=torch.float32).view(1, 8, 8) / 16
-        turned = 255 * self.turn(image).clamp(0, 1) + random.random() + np.random.rand()
+        turned = 255 * TURN(image).clamp(0, 1) + random.random() + np.random.rand()
         return turned.clamp(0, 255).to(torch.uint8), self.labels[i]
 
 
 class Drawn:
-    """Draws from a seed that the platform passes."""
-
     def __init__(self, seed, n: int = 50):
         draws = np.random.RandomState(seed)
         x, y = draws.standard_normal((n, 5)), draws.randint(0, 3, n)
@@ -66,7 +63,8 @@ class Drawn:
 def with_a_default(seed: int = 3, n: int = 50):
     draws = np.random.default_rng(seed)
     return draws.standard_normal((n, 5)) , draws.integers(0, 3, n)
-'''
+"""
+TWO = {"partition.name": "iid", "partition.n_clients": 2, "model.name": "linear"}
 
 
 @pytest.fixture(autouse=True)
@@ -90,46 +88,32 @@ def test_what_a_data_set_draws_is_the_same_in_two_processes() -> None:
     assert done.stdout.strip() == str([load(Data(name=name)).digest for name in names])
 
 
-@pytest.mark.long
-def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set() -> None:
-    """Not by the run's seed, what was drawn before, or the constants that change nothing."""
-    first = load(Data(name="my_data.py:Turned"))
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002  (the one that transforms draw from)
-    random.seed(1)
-    assert load(Data(name="my_data.py:Turned")).digest == first.digest
-    config = choose({"data.name": "my_data.py:Turned", "partition.n_clients": 2, "partition.name": "iid"})
-    seeds = {build.prepare(override(config, {"seed": seed})).dataset.digest for seed in (0, 1)}
-    assert seeds == {first.digest}
-    turned = parts.find("data", "my_data.py:Turned")()
-    assert not torch.equal(turned[0][0], turned[0][0])
-
-
-@pytest.mark.long
-def test_a_sweep_reports_once_that_rows_are_random(lab: Path, untimed: None) -> None:
-    config = choose({"data.name": "my_data.py:Turned", "partition.name": "iid", "partition.n_clients": 2,
-                     "measure.every": 0, "model.name": "linear"})  # fmt: skip
-    cells = [Trial(f"seed={seed}", override(config, {"seed": seed})) for seed in (0, 1)]
-    screen = io.StringIO()
-    with Display(Console(file=screen, width=1000)) as display:
-        todo(cells, lab / "out", display)
-    assert screen.getvalue().count("random rows") == 1
-
-
-def _states() -> tuple:
+def _state() -> tuple[object, ...]:
     _, keys, *rest = np.random.get_state()  # noqa: NPY002
     return torch.get_rng_state().tolist(), list(keys), rest, random.getstate()
 
 
-def test_a_data_set_leaves_the_generators_as_they_were() -> None:
+@pytest.mark.long
+def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(lab: Path, untimed: None) -> None:
+    """Not by the run's seed, what was drawn before, or constants that change nothing; generators stay as they were."""
+    first = load(Data(name="my_data.py:Turned"))
     torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002  (the one that transforms draw from)
     random.seed(1)
-    before = _states()
-    load(Data(name="my_data.py:Turned"))
+    before = _state()
+    assert load(Data(name="my_data.py:Turned")).digest == first.digest
     with pytest.raises(UserError, match="has no examples"):
         load(Data(name="my_data.py:Turned", constants=Constants({"n": 0})))
-    assert _states() == before
+    assert _state() == before
+    turned = parts.find("data", "my_data.py:Turned")()
+    assert not torch.equal(turned[0][0], turned[0][0])
+    config = choose({"data.name": "my_data.py:Turned", "measure.every": 0, **TWO})
+    configs = [override(config, {"seed": seed}) for seed in (0, 1)]
+    assert {build.prepare(config).dataset.digest for config in configs} == {first.digest}
+    screen = io.StringIO()
+    with Display(Console(file=screen, width=1000)) as display:
+        todo([Trial(f"seed={config.seed}", config) for config in configs], lab / "out", display)
+    assert screen.getvalue().count("random rows") == 1  # a sweep reports it once
 
 
 def test_keyed_globals_differ_by_key_and_generator() -> None:
@@ -145,66 +129,54 @@ def test_keyed_globals_differ_by_key_and_generator() -> None:
 def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
     """Data sets whose seed has a default were there before: their runs keep values and names."""
     assert set(parts.constants("data", "my_data.py:Drawn")) == {"n"}
-    digests = set()
-    for seed in (0, 1):
-        config = choose({"data.name": "my_data.py:Drawn", "seed": seed, "partition.name": "iid",
-                         "partition.n_clients": 2, "model.name": "linear"})  # fmt: skip
-        assert "data.seed" not in config.flat
-        digests.add(build.prepare(config).dataset.digest)
-    assert len(digests) == 1
+    configs = [choose({"data.name": "my_data.py:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
+    assert not any("data.seed" in config.flat for config in configs)
+    assert len({build.prepare(config).dataset.digest for config in configs}) == 1
     assert parts.find("data", "my_data.py:Drawn")(seed=4).seed == 4
     assert choose({"data.name": "my_data.py:with_a_default"}).flat["data.seed"] == 3
     one, other = (load(choose({"data.name": "my_data.py:with_a_default", "data.seed": s}).data) for s in (3, 4))
-    draws = np.random.default_rng(3)
-    rows = torch.from_numpy(draws.standard_normal((50, 5))).float()
-    assert all(any(torch.equal(x, row) for row in rows) for x in one.train.x)
+    rows = torch.from_numpy(np.random.default_rng(3).standard_normal((50, 5))).float()
+    assert all((x == rows).all(1).any() for x in one.train.x)
     assert one.digest != other.digest
 
 
-def _dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
-    held = Examples(x[:validation], y[:validation]), Examples(x[:test], y[:test])
-    return Dataset(
-        name="mine", n_classes=3, mean=(0.0,), std=(1.0,), augment=False, train=Examples(x[5:], y[5:]),
-        validation=held[0], test=held[1],
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_the_digest_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None:
+def test_the_hash_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None:
+    def dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
+        each = {"train": slice(5, None), "validation": slice(0, validation), "test": slice(0, test)}
+        of_parts: dict[str, Any] = {name: Examples(x[rows], y[rows]) for name, rows in each.items()}
+        return Dataset(name="mine", n_classes=3, mean=(0.0,), std=(1.0,), augment=False, **of_parts)
+
     x = (torch.arange(80).view(10, 2, 2, 2) % 2).to(dtype)
     y = torch.arange(10) % 3
-    outcome = [_dataset(x, y).digest]
+    hashes = [dataset(x, y).digest]
     for part in ("train", "validation", "test"):
         for row in (0, -1):
-            base = _dataset(x.clone(), y.clone())
+            base = dataset(x.clone(), y.clone())
             changed = getattr(base, part)
             other_x, other_y = changed.x.clone(), changed.y.clone()
             other_x[row, -1, -1, -1] = 1 - other_x[row, -1, -1, -1].int()
             other_y[row] += 1
-            outcome += [replace(base, **{part: Examples(other_x, changed.y)}).digest]
-            outcome += [replace(base, **{part: Examples(changed.x, other_y)}).digest]
-    outcome += [_dataset(x.flatten(2), y).digest, _dataset(x, y.int()).digest, _dataset(x, y, 2, 2).digest]
-    outcome += [_dataset(x, y, 0).digest]
-    assert len(set(outcome)) == len(outcome)
-    assert _dataset(x.clone(), y.clone()).digest == outcome[0]
-    assert (
-        _dataset(x.transpose(2, 3).contiguous().transpose(2, 3), y).digest == outcome[0]
-    )  # however they lie in memory
+            for examples in (Examples(other_x, changed.y), Examples(changed.x, other_y)):
+                hashes.append(replace(base, **{part: examples}).digest)
+    hashes += [dataset(x.flatten(2), y).digest, dataset(x, y.int()).digest, dataset(x, y, 2, 2).digest]
+    hashes += [dataset(x, y, 0).digest]
+    assert len(set(hashes)) == len(hashes)
+    assert dataset(x.clone(), y.clone()).digest == hashes[0]
+    in_another_order = x.transpose(2, 3).contiguous().transpose(2, 3)  # in memory
+    assert dataset(in_another_order, y).digest == hashes[0]
 
 
 @pytest.mark.long
 def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
     """One process prepares, the file is edited, and it prepares again."""
-
-    def prepared() -> Dataset:
-        fields = {"data.name": "table.py:table", "partition.name": "iid", "partition.n_clients": 2}
-        return build.prepare(override(Experiment(), {**fields, "model.name": "linear"})).dataset
-
-    text = "import numpy as np\ndef table():\n    return np.eye(30)[:, :5] * 5 - 0.1, np.arange(30) % 3\n"
-    (lab / "table.py").write_text(text)
-    before = prepared()
-    (lab / "table.py").write_text(text.replace("0.1", "0.2"))
-    assert prepared().digest != before.digest
+    hashes = set()
+    for number in (0.1, 0.2):
+        (lab / "table.py").write_text(
+            f"import numpy as np\ndef table():\n    return np.eye(30)[:, :5] * 5 - {number}, np.arange(30) % 3\n"
+        )
+        hashes.add(build.prepare(override(Experiment(), {"data.name": "table.py:table", **TWO})).dataset.digest)
+    assert len(hashes) == 2
 
 
 COMPUTED = """
@@ -248,39 +220,27 @@ FIELDS = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "cli
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("data", "more", "uncovered"),
-    [
-        ("Images", {}, [SCALES]),
-        ("Images", {"dp.local": False}, [SCALES]),
+def test_what_all_clients_examples_decide_before_round_1_is_released(lab: Path) -> None:
+    """The sum of an image's pixels could be read off the mean; a run that discloses it reports no epsilon."""
+    (lab / "mine.py").write_text(COMPUTED)
+    rows: list[tuple[str, dict[str, object], list[str]]] = [
+        ("Images", {}, [SCALES]), ("Images", {"dp.local": False}, [SCALES]),
         ("Images", {"data.standardise": False}, []),
         ("Images", {"model.name": "mine.py:Unscaled"}, []),  # it does not ask for them
-        ("Stated", {}, []),
-        ("Rare", {}, [CLASSES]),
-        ("StatedClasses", {}, []),
-    ],
-)
-def test_what_all_clients_examples_decide_before_round_1_is_released(
-    lab: Path, data: str, more: dict[str, object], uncovered: list[str]
-) -> None:
-    """The sum of an image's pixels could be read off the mean."""
-    (lab / "mine.py").write_text(COMPUTED)
-    config = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}", **more})
-    releases = build.assemble(build.prepare(config)).shared.releases
-    assert [(event.what, event.covered) for event in releases] == [((what,), False) for what in uncovered] * 4
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("data", ["Images", "Stated"])
-def test_a_run_reports_no_epsilon_where_all_clients_examples_decide_something(lab: Path, data: str) -> None:
-    (lab / "mine.py").write_text(COMPUTED)
-    config, messages = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}"}), []
-    summary = whole_run(config, lab / "run", say=messages.append).summary
-    assert json.loads((lab / "run" / "partition.json").read_text())["data"] == load(config.data).digest
-    result, leaks = summary["privacy"], data == "Images"
-    spent = result["epsilon_local_training_if_secret"]
-    assert (result["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == leaks
-    assert result["commons"] == ("uncovered" if leaks else "nothing")
-    assert any(SCALES in line for line in messages) == leaks
-    assert sum(line.startswith(SCALES) for line in result["uncovered"]) == leaks
-    assert (spent["of_each_client"] == [None] * 4) == leaks
+        ("Stated", {}, []), ("Rare", {}, [CLASSES]), ("StatedClasses", {}, []),
+    ]  # fmt: skip
+    for data, more, uncovered in rows:
+        config = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}", **more})
+        releases = build.assemble(build.prepare(config)).shared.releases
+        assert [(event.what, event.covered) for event in releases] == [((what,), False) for what in uncovered] * 4
+    for data, leaks in (("Images", True), ("Stated", False)):
+        messages: list[str] = []
+        config = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}"})
+        result = whole_run(config, lab / data, say=messages.append).summary["privacy"]
+        assert json.loads((lab / data / "partition.json").read_text())["data"] == load(config.data).digest
+        spent = result["epsilon_local_training_if_secret"]
+        assert (result["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == leaks
+        assert result["commons"] == ("uncovered" if leaks else "nothing")
+        assert any(SCALES in line for line in messages) == leaks
+        assert sum(line.startswith(SCALES) for line in result["uncovered"]) == leaks
+        assert (spent["of_each_client"] == [None] * 4) == leaks
