@@ -96,37 +96,6 @@ def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None
         assert (drawn[seen == 0] == 0).all()
 
 
-def noise_of(**changes: object) -> list[np.ndarray]:
-    """What noise adds to each client's counts, less its part of their sum: read off very many labels."""
-    named = {name.replace("__", "."): value for name, value in changes.items()}
-    result = []
-    for need in needed({"sharing.p": 0.99, **named}):
-        seen, drawn = counts(need.examples.y), counts(need.labels)
-        result.append(drawn * seen.sum() / drawn.sum() - seen)
-    return result
-
-
-def test_noisy_labels_have_gaussian_draws_of_the_stated_deviation() -> None:
-    """Shares of the counts n_k + s z_k move by s (z_k - share_k sum_l z_l): variance s^2 (1 - 1/10) of ten classes."""
-    noise = np.concatenate([one for seed in range(40) for one in noise_of(seed=seed, generator__label_noise=3.0)])
-    assert len(noise) == 2000
-    deviation = 3 * 0.9**0.5
-    assert abs(noise.mean()) < 4 * deviation / len(noise) ** 0.5
-    assert abs(noise.std() - deviation) < 4 * deviation / (2 * len(noise)) ** 0.5 + 0.02
-    assert np.abs(np.concatenate(noise_of())).max() < 0.02  # rounding
-
-
-def test_every_client_seed_rho_and_deviation_has_its_own_noise() -> None:
-    noise: dict[str, object] = {"generator__label_noise": 3.0}
-    first = noise_of(**noise)
-    assert all(np.array_equal(a, b) for a, b in zip(first, noise_of(**noise), strict=True))
-    changes: list[dict[str, object]] = [
-        {"generator__label_noise": 3.1}, {"generator__rho": 0.7}, {"partition__n_clients": 4}, {"seed": 1},
-    ]  # fmt: skip
-    others = [noise_of(**{**noise, **change})[0] for change in changes]
-    assert all(np.abs(first[0] - other).max() > 0.5 for other in [*first[1:], *others])
-
-
 def test_where_noise_leaves_no_count_above_zero_all_classes_are_alike() -> None:
     """Of two classes and noise far above the counts, a quarter of the draws leave none, and half leave one alone."""
     labels, shares = DATASET.train.y.numpy(), []

@@ -34,11 +34,6 @@ def sizes_of(name: str, seeds: int = 20, **values: Any) -> np.ndarray:
     return np.array([[len(rows) for rows in deal(name, seed, n_clients=8, **values).rows] for seed in range(seeds)])
 
 
-def counts_of(name: str, seeds: int, labels: np.ndarray = LABELS, **values: Any) -> np.ndarray:
-    """(seeds, clients, classes) for eight clients."""
-    return np.stack([np.asarray(deal(name, s, labels, n_clients=8, **values).class_counts) for s in range(seeds)])
-
-
 def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Logarithms of Gamma(alpha) draws: Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha)."""
     return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
@@ -74,8 +69,8 @@ def test_single_class_gives_client_l_all_of_class_l() -> None:
 def test_labels_get_more_alike_over_clients_as_alpha_grows(name: str) -> None:
     """The mean over classes of the variance over clients of a class's share; alpha -> infinity is IID."""
 
-    def variance(name: str, **values: float) -> float:
-        counts = counts_of(name, 10, **values)
+    def variance(name: str, **values: Any) -> float:
+        counts = np.stack([np.asarray(deal(name, s, n_clients=8, **values).class_counts) for s in range(10)])
         return float((counts / counts.sum(2, keepdims=True)).var(1).mean())
 
     variances = [variance(name, alpha=alpha) for alpha in (0.2, 1.0, 10.0, 1000.0)]
@@ -154,6 +149,7 @@ def test_fedprox_gives_client_i_the_labels_from_i_on_in_log_normal_amounts() -> 
 # Shares ~ Dir(alpha) of each class over clients
 
 
+@NO_WARNING
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
 def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum_and_the_fair_share(alpha: float) -> None:
     """A client that holds its fair share gets no more: not even what rounding leaves over."""
@@ -170,18 +166,11 @@ def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum_and_the_f
         even = group_sizes(np.full(10, 60), 3, 0.3, 1, np.random.default_rng(seed))  # a share of 200 is met exactly
         assert (even[1:][np.cumsum(even, 0)[:-1] >= 200] == 0).all()
     assert met >= (50 if alpha < 1 else 0)
-
-
-@NO_WARNING
-def test_a_concentration_whose_gamma_draws_underflow_still_deals_everything() -> None:
-    """Gamma(0.001) is below the smallest float with probability one half: proportions computed from it are 0/0."""
     rng = np.random.default_rng(0)
-    for _ in SEEDS:
+    for _ in SEEDS:  # Gamma(0.001) is below the smallest float in half of the draws: shares by it are 0/0
         sizes = group_sizes(np.full(10, 100), 4, 0.001, 1, rng)
         assert sizes.min() >= 0
         assert (sizes.sum(1) == 100).all()
-    for alpha in (0.001, 1e6):
-        assert sum(map(len, deal("dirichlet_niid", n_clients=4, alpha=alpha).rows)) == len(LABELS)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
@@ -245,16 +234,6 @@ def test_plain_sizes_spend_every_class_and_are_less_than_one_image_off_the_drawn
 
 
 # Priors ~ Dir(alpha) of each client over classes
-
-
-def test_feddyns_clients_have_about_the_global_class_frequencies_when_alpha_is_large() -> None:
-    labels = np.repeat(np.arange(N_CLASSES), 2 ** np.arange(N_CLASSES))  # 1 to 512 images of a class
-
-    def deviation(name: str, **values: float) -> float:
-        counts = counts_of(name, 30, labels, **values)
-        return float(np.mean((counts / counts.sum(2, keepdims=True) - np.bincount(labels) / len(labels)) ** 2))
-
-    assert deviation("dirichlet_clients", alpha=1e6) < 2 * deviation("iid")  # for alpha = 1 it is 12 times that
 
 
 @NO_WARNING
