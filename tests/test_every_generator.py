@@ -51,28 +51,17 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_weights_are_finite_on_the_cpu_and_of_no_graph(name: str) -> None:
+@pytest.mark.long
+def test_weights_follow_from_the_seed_the_data_and_the_epochs_alone(name: str) -> None:
+    """Bit for bit, whatever was drawn before and however many epochs are asked for."""
     assert all(t.device.type == "cpu" and not t.requires_grad and t.isfinite().all() for t in trained(name).values())
-
-
-@pytest.mark.long
-def test_one_seed_gives_the_same_weights_bit_for_bit_and_another_seed_others(name: str) -> None:
-    torch.manual_seed(99)  # what was drawn before must not matter
-    assert same(fit(name)[1].weights, trained(name))
+    torch.manual_seed(99)
     assert not same(fit(name, 1)[1].weights, trained(name))
-
-
-@pytest.mark.long
-def test_weights_after_an_epoch_do_not_depend_on_the_epochs_asked_for(name: str) -> None:
-    some, all_ = fit(name, epochs=[3]), fit(name, epochs=[1, 2, 3])
-    assert (sorted(some), sorted(all_)) == ([3], [1, 2, 3])
-    assert same(all_[1].weights, trained(name))
-    assert same(all_[3].weights, some[3].weights)
-    assert not same(all_[2].weights, all_[3].weights)
-
-
-@pytest.mark.long
-def test_what_is_asked_for_changes_the_weights(name: str) -> None:
+    last, each = fit(name, epochs=[3]), fit(name, epochs=[1, 2, 3])
+    assert (sorted(last), sorted(each)) == ([3], [1, 2, 3])
+    assert same(each[1].weights, trained(name))
+    assert same(each[3].weights, last[3].weights)
+    assert not same(each[2].weights, each[3].weights)
     assert not same(fit(name, flip=True)[1].weights, trained(name))
     for image, label in ((0, 1), (1, 0)):
         x, y = DIGITS.x.clone(), DIGITS.y.clone()
@@ -93,23 +82,14 @@ def test_samples_are_images_one_for_each_label_and_follow_the_seed(name: str) ->
 
 @pytest.mark.long
 def test_the_label_decides_the_image(name: str) -> None:
-    several = tiny(name).fit(DIGITS, N_CLASSES, 0, [5])[5].weights
+    several = fit(name, epochs=[5])[5].weights
     a, b = (tiny(name).sample(several, SHAPE, N_CLASSES, torch.full((4,), label), 0) for label in (0, 1))
     assert not torch.equal(a, b)  # the same draws
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_images_of_other_sides_and_channels(name: str, shape: tuple[int, ...]) -> None:
-    x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    tiny(name).check_shape(shape, "data")
-    weights = fit(name, examples=Examples(x, torch.arange(12) % N_CLASSES))[1].weights
-    images = tiny(name).sample(weights, shape, N_CLASSES, LABELS[:2], 0)
-    assert (images.dtype, images.shape) == (torch.uint8, (2, *shape))
-
-
-@pytest.mark.parametrize("shape", [(1, 12, 8), (2, 8, 9)])
-def test_images_that_are_no_square_are_drawn_or_refused(name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 12, 8), (2, 8, 9)])
+def test_images_of_other_sides_and_channels_are_drawn_or_refused(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     try:
         tiny(name).check_shape(shape, "data")
@@ -117,7 +97,8 @@ def test_images_that_are_no_square_are_drawn_or_refused(name: str, shape: tuple[
         assert shape[2] % 2  # a width that cannot be halved
         return
     weights = fit(name, examples=Examples(x, torch.arange(12) % N_CLASSES))[1].weights
-    assert tiny(name).sample(weights, shape, N_CLASSES, LABELS[:2], 0).shape == (2, *shape)
+    images = tiny(name).sample(weights, shape, N_CLASSES, LABELS[:2], 0)
+    assert (images.dtype, images.shape) == (torch.uint8, (2, *shape))
 
 
 def test_a_receipt_states_noise_or_nothing_and_progress_runs_to_the_last_step(name: str) -> None:
@@ -129,13 +110,9 @@ def test_a_receipt_states_noise_or_nothing_and_progress_runs_to_the_last_step(na
     assert steps == [(step, 4) for step in (1, 2, 3, 4) if more]  # two batches an epoch
     assert receipt is not None
     assert receipt.release(0).covered == takes_noise(tiny(name))
-
-
-def test_fewer_images_than_a_batch_make_one_batch(name: str) -> None:
-    if not takes_noise(tiny(name)):  # whose batches are Poisson samples
-        big, exact = (replace(tiny(name), batch_size=n) for n in (256, 5))
-        few = DIGITS[slice(0, 5)]
-        assert same(*(part.fit(few, N_CLASSES, 0, [1])[1].weights for part in (big, exact)))
+    if not takes_noise(tiny(name)):  # else batches are Poisson samples; fewer images than a batch make one batch
+        few, sizes = DIGITS[slice(0, 5)], (replace(tiny(name), batch_size=n) for n in (256, 5))
+        assert same(*(part.fit(few, N_CLASSES, 0, [1])[1].weights for part in sizes))
 
 
 @pytest.mark.long

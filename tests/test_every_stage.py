@@ -64,7 +64,15 @@ def same(a: Shared, b: Shared) -> bool:
 
 
 def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_client(name: str) -> None:
-    start, data = clients(), shared(name).data
+    """Every row of the store knows the client it came from."""
+    start, result = clients(), shared(name)
+    data, owners = result.data, result.owners
+    assert owners is not None
+    assert len(owners) == len(data.clients.store)
+    assert all((owners[rows] == client).all() for client, rows in enumerate(start.own.rows))
+    assert set(owners.tolist()) <= set(range(5))
+    if isinstance(build(name), Generating):
+        assert owners[N_TOTAL:].tolist() == data.clients.store.x[N_TOTAL:, 0, 0, 0].tolist()
     assert torch.equal(data.clients.store.x[:N_TOTAL], DATASET.train.x)
     assert torch.equal(data.clients.store.y[:N_TOTAL], DATASET.train.y)
     assert [rows.tolist() for rows in data.own.rows] == [rows.tolist() for rows in start.own.rows]
@@ -76,18 +84,6 @@ def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_c
         assert client.n_own is not None
         assert 0 < client.n_own <= len(client)
     assert start.now == start.before
-
-
-def test_every_row_of_the_store_knows_the_client_it_came_from(name: str) -> None:
-    result, start = shared(name), clients()
-    assert result.owners is not None
-    assert len(result.owners) == len(result.data.clients.store)
-    for client, rows in enumerate(start.own.rows):
-        assert (result.owners[rows] == client).all()
-    behind = result.data.clients.store.x[N_TOTAL:]
-    if isinstance(build(name), Generating):
-        assert result.owners[N_TOTAL:].tolist() == behind[:, 0, 0, 0].tolist()
-    assert set(result.owners.tolist()) <= set(range(5))
 
 
 def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> None:
