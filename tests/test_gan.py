@@ -99,39 +99,34 @@ def test_augmentation_treats_each_image_by_itself_and_is_differentiable(kind: st
     assert torch.autograd.gradcheck(lambda x: augmented(x, drawn[:2].double(), kind, flip), [x])
 
 
-def test_translation_moves_whole_pixels_and_fills_with_zeros() -> None:
-    x, moved = torch.rand(1, 1, 8, 8) + 1, set()
+def test_augmentation_is_what_zhao_et_al_say() -> None:
+    """Translation by whole pixels, filled with zeros; a square of half the side cut out; brightness by up to 1/2.
+
+    Saturation times up to 2, contrast times 1/2 to 3/2.
+    """
+    draws = torch.Generator().manual_seed(0)
+    x, moved, covered = torch.rand(1, 3, 8, 8, generator=draws) + 1, set(), []
     padded = nn.functional.pad(x, (1, 1, 1, 1))
-    for u in torch.rand(200, 8, generator=torch.Generator().manual_seed(0)):
-        result = augmented(x, u[None], "translation")
+    for u in torch.rand(200, 8, generator=draws):
         down, right = (int(3 * part) for part in u[3:5])
-        assert torch.equal(result, padded[..., 2 - down : 10 - down, 2 - right : 10 - right])
+        window = padded[..., 2 - down : 10 - down, 2 - right : 10 - right]
+        assert torch.equal(augmented(x, u[None], "translation"), window)
         moved.add((down, right))
-    assert len(moved) == 9  # by up to 8/8 pixels each way
-
-
-def test_cutout_sets_a_square_of_half_the_side_to_zero() -> None:
-    covered = []
-    for u in torch.rand(200, 8, generator=torch.Generator().manual_seed(0)):
         u[:5] = 0.5  # no colour, no shift
         gone = augmented(torch.ones(1, 1, 8, 8), u[None], "all")[0, 0] == 0
         rows, columns = gone.any(1).nonzero().flatten(), gone.any(0).nonzero().flatten()
         assert gone.sum() == len(rows) * len(columns)
         assert len(rows) == rows[-1] - rows[0] + 1 <= 4
         covered.append(int(gone.sum()))
+    assert len(moved) == 9  # by up to 8/8 pixels each way
     assert max(covered) == 16
-
-
-def test_colour_is_what_zhao_et_al_say() -> None:
-    """Brightness by up to 1/2, saturation times up to 2, contrast times 1/2 to 3/2; below the square cut out."""
-    for u in torch.rand(50, 8, generator=torch.Generator().manual_seed(0)):
-        x = 2 * torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
+    for u in torch.rand(50, 8, generator=draws):
         u[3:6] = torch.tensor([0.5, 0.5, 0.0])  # no shift, and the square around the upper edge
-        bright = x + (u[0] - 0.5)
-        grey = (bright[:, 0:1] + bright[:, 1:2] + bright[:, 2:3]) / 3
+        bright = x - 1.5 + (u[0] - 0.5)
+        grey = bright.mean(1, keepdim=True)
         saturated = grey + 2 * u[1] * (bright - grey)
         wanted = saturated.mean() + (0.5 + u[2]) * (saturated - saturated.mean())
-        torch.testing.assert_close(augmented(x, u[None], "all")[..., 2:, :], wanted[..., 2:, :])
+        torch.testing.assert_close(augmented(x - 1.5, u[None], "all")[..., 2:, :], wanted[..., 2:, :])
 
 
 def test_images_come_from_a_moving_average_that_warms_up() -> None:

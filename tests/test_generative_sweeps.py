@@ -60,17 +60,6 @@ def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     assert every[0].cell.config.sharing.setting == "real"
 
 
-def test_what_generators_see_is_nested_and_checkpoints_share_a_training(dsprites: ModuleType) -> None:
-    every = entries(dsprites, "--preset", "smoke")
-    needs = {(e.rho, e.epochs): prepare(e.cell.config).needs for e in every if e.rho}
-    for part, whole in zip(needs[0.5, 8], needs[1, 8], strict=True):
-        seen = {x.numpy().tobytes() for x in whole.examples.x}
-        assert {x.numpy().tobytes() for x in part.examples.x} <= seen
-        assert len(part.examples) == len(whole.examples) // 2
-        assert len(part.labels.unique()) == 1
-    for early, late in zip(needs[0.5, 4], needs[0.5, 8], strict=True):
-        assert early.course_facts == late.course_facts
-        assert early.n == round(len(needs[1, 8][early.client].examples) / 4)
 
 
 def test_table_and_figure(tmp_path: Path) -> None:

@@ -118,10 +118,6 @@ def by_place(labels):
     return [[i for i in range(len(labels)) if WARD[i] == k] for k in range(7)]
 
 
-def by_mask(n_clients):
-    return [np.flatnonzero(WARD[:200] == k) for k in range(7)]
-
-
 def at_random(labels, rng):
     order = rng.permutation(7)
     return [rng.permutation([i for i in range(len(labels)) if WARD[i] == k]) for k in order]
@@ -133,10 +129,6 @@ def by_rows(rows):
 
 def some(labels, rng):
     return np.split(rng.permutation(len(labels))[:30], 3)
-
-
-def by_label(labels, n_classes):
-    return [np.flatnonzero(labels == c) for c in range(n_classes)]
 """
 
 
@@ -153,14 +145,14 @@ def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(
         return build.prepare(choose({**values, **fields}))
 
     splits, limited, whole = {}, {"data.validation": 0.0, "data.limit": 210}, {"data.validation": 0.0}
-    for name in ("by_place", "by_mask", "at_random"):
+    for name in ("by_place", "at_random"):
         for moves in (splits, limited):
             with pytest.raises(UserError, match=r"240 rows .*`rows`"):
                 prepared(name, **moves)
-    for name, moves in (("by_place", whole), ("by_mask", whole), ("at_random", whole), ("by_rows", splits),
+    for name, moves in (("by_place", whole), ("at_random", whole), ("by_rows", splits),
                         ("by_rows", {"data.limit": 100})):  # fmt: skip
         result = prepared(name, **moves)
         for rows in result.partition.rows:
             assert len(set((result.train.x[rows, 0] % 7).tolist())) == 1
-    for name, moves in (("some", splits), ("some", {"data.limit": 40}), ("by_label", splits)):
+    for name, moves in (("some", splits), ("some", {"data.limit": 40})):
         assert prepared(name, **moves).partition.rows

@@ -6,27 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.sections import Data, Partition
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.runs import build, inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
-from fedcommons.seeds import set_default_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.optimal import evened, plans
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.stage import share
-from fedcommons.testing import Federation
-from lightning_modules import Classifier
-from lightning_modules.networks import Linear
 
 DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)
@@ -163,32 +155,6 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
     assert ["gap 0" in note for note in shared.notes] == ([True] if placement == "optimal" else [])
     RawCopies(0.5 / N_TOTAL).check_dealt(start)  # half of an image is rounded up to one
     assert share(RawCopies(0.5 / N_TOTAL), start).facts["disclosed_examples"] == 1
-
-
-def test_one_full_batch_step_of_fedavg_is_a_step_of_gradient_descent_on_all_data() -> None:
-    """To rounding, in every round: with weights 1/d_j and sizes sum_j 1/d_j the copies change nothing."""
-    shared, lr = share(RawCopies(0.4, 3), dealt()), 0.5
-
-    def module() -> Classifier:
-        set_default_generator("weights of the tests")
-        return Classifier(Linear((1, 8, 8), 10), lr=lr, mean=DATASET.mean, std=DATASET.std)
-
-    federation = Federation(RunData(shared.data.clients, shared.data.own), module).training(
-        LocalSGD(1, 10_000), "samples"
-    )
-    played = federation.play(FedAvg(), federation.plan(5))
-    result = module().double()
-    for now, _ in played:
-        loss = torch.nn.functional.cross_entropy(result(DATASET.train.x), DATASET.train.y)
-        loss.backward()
-        with torch.no_grad():
-            for parameter in result.parameters():
-                assert parameter.grad is not None
-                parameter -= lr * parameter.grad
-                parameter.grad = None
-        central = torch.cat([parameter.detach().flatten() for parameter in result.parameters()])
-        assert torch.allclose(now.model.buffer.double(), central, rtol=0, atol=1e-6)
-    assert (played[-1][0].model.buffer - federation.model.buffer).abs().max() > 0.1
 
 
 COPIED = {"tracking.wandb": "off", "measure.every": 0, "federation.rounds": 1, "client.epochs": 1,

@@ -212,19 +212,6 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
     assert len(releases) == 10
 
 
-@pytest.mark.parametrize(
-    "flaw", [{"sigma": 0.0}, {"sensitivity": float("inf")}, {"sigma": float("nan")}, {"q": float("nan")}], ids=str
-)
-def test_a_receipt_that_covers_nothing_does_not_come_back_as_one_that_does(
-    flaw: Mapping[str, float], store: Store
-) -> None:
-    wanted = needed(receipt=replace(PRIVATE, **flaw))[:1]
-    calls_for(store, wanted)
-    receipt = read(store, wanted[0]).receipt
-    assert receipt is not None
-    assert not receipt.release(0).covered
-
-
 def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> None:
     """The epsilon of the pool is that of the generator's steps and of one Gaussian mechanism on the counts."""
 
