@@ -3,10 +3,7 @@
 import numpy as np
 import torch
 
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.seeds import generator
-from fedcommons.sharing.dealt import Dealt
+from fedcommons import Clients, Dealt, Examples, generator
 
 SHAPE = (1, 8, 8)
 

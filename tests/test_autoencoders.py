@@ -11,19 +11,16 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedcommons import Examples, TrainedGenerator, UserError, generator, seed_for, set_default_generator
 from fedcommons.config import experiment as config
 from fedcommons.config import presets
 from fedcommons.core import trainer
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
-from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.generators.private_cvae import PrivateCVAE
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import build_module
-from fedcommons.seeds import generator, seed_for, set_default_generator
 from lightning_modules import VAEClassifier, vae
 from lightning_modules.beta_vae import BetaVAE, kl
 from lightning_modules.cvae import CVAE, Decoder, decode, divergence, truncated_normal

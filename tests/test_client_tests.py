@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedcommons import LocalSGD, UserError
 from fedcommons.config.flat import choose
-from fedcommons.core.local import LocalSGD
 from fedcommons.data import client_tests
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
 from fedcommons.data.shift import shifted
-from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.testing import digits
 

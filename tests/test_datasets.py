@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config.presets import experiment
+from fedcommons import UserError, experiment
 from fedcommons.config.sections import Data
 from fedcommons.data import datasets, sprites
 from fedcommons.data.augment import flip_and_crop
@@ -20,7 +20,6 @@ from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.groups import by_factor
 from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, procedural_sprites, quadrant_shape, render, split
-from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.inputs import load
 from fedcommons.runs.worker import build_module

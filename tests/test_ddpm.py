@@ -12,15 +12,13 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
-from fedcommons import experiment
+from fedcommons import UserError, experiment, generator, set_default_generator
 from fedcommons.artifacts import key_of
 from fedcommons.config.sections import Data
-from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM as Generator
 from fedcommons.generators.loop import batch_of
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import generator, set_default_generator
 from lightning_modules.ddpm import DDPM
 
 SHAPE, N_CLASSES = (1, 8, 8), 10

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import Examples, TrainedGenerator, UserError
 from fedcommons.config import experiment as config
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, part_of
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.needs import takes, takes_noise

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedcommons import Clients, Dealt, Examples, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import parts
 from fedcommons.config.flat import choose
 from fedcommons.config.sections import Data, Partition
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs import inputs
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, TakesLong, share, share_by_method
 
 DATASET = inputs.load(Data())

@@ -12,10 +12,9 @@ from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from sweep_runs import rows_of
 
+from fedcommons import Examples, generator
 from fedcommons.core.accountants import epsilon
-from fedcommons.data.examples import Examples
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import generator
 from fedcommons.sweeping.display import Display
 from papers.fedcvae import report
 from papers.fedssyn import sizes_report
@@ -58,8 +57,6 @@ def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
     assert (fields["partition.name"], fields["data.validation"]) == ("by_factor", 0)
     assert every[0].cell.config.sharing.setting == "real"
-
-
 
 
 def test_table_and_figure(tmp_path: Path) -> None:

@@ -6,18 +6,13 @@ import numpy as np
 import pytest
 import torch
 from cut_clients import SHAPE, clients, some
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from fedcommons import Clients, Dealt, Examples
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.config.flat import choose
 from fedcommons.core.accountants import epsilon
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
 from fedcommons.generators.condensation import Networks, clipped, pixels, sums
-from fedcommons.runs import build
 from fedcommons.seeds import generator, keyed_globals
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.stage import share
 from lightning_modules.networks import ConvNet
@@ -152,31 +147,6 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
     assert result.y.tolist() == (order // ipc).tolist()
     assert (result.x.float() - slow).abs().max() <= 1
     assert (slow - before).abs().mean() > 2  # they have moved
-
-
-@pytest.mark.long
-def test_images_come_nearer_to_the_real_ones_under_networks_that_were_not_matched() -> None:
-    start = clients()
-    stage = NDPDC(noise_multiplier=0.0, iterations=1, per_class=2, width=16, batch=6, lr=0.1)
-
-    def distance(iterations: int) -> float:
-        images = replace(stage, iterations=iterations).make(start, ()).store[slice(60, None)]
-        phi, counts = stage.networks(start).at(10_000), torch.bincount(start.own.store.y)[:, None]
-        return (sums(phi, start.own.store, 10) / counts - sums(phi, images, 10) / 2).norm().item()
-
-    assert distance(60) < 0.75 * distance(1)
-
-
-@pytest.mark.long
-def test_images_teach_digits() -> None:
-    of = {"sharing.target_epsilon": 50.0, "sharing.iterations": 15, "sharing.per_class": 4, "sharing.width": 16}
-    ready = build.prepare(choose({"sharing.setting": "ndpdc", "partition.n_clients": 5, **of}))
-    images, test = (
-        build.contribute(ready.stage, ready.dealt, ()).store[slice(len(ready.train), None)],
-        ready.dataset.test,
-    )
-    taught = LogisticRegression(max_iter=300).fit((images.x.flatten(1) / 255).numpy(), images.y.numpy())
-    assert taught.score((test.x.flatten(1) / 255).numpy(), test.y.numpy()) > 0.6
 
 
 @pytest.mark.long

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 from five_clients import DATASET
 
+from fedcommons import Clients, Dealt, Examples, Experiment, UserError
 from fedcommons.artifacts import key_of
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.runs import build, inputs
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need, contribution, largest_remainder
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 

@@ -19,9 +19,8 @@ from sklearn.datasets import load_iris
 from sklearn.utils import Bunch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from fedcommons import Examples, Source, UserError
 from fedcommons.data import datasets, own
-from fedcommons.data.examples import Examples, Source
-from fedcommons.errors import UserError
 
 DRAWS = np.random.default_rng(0)
 N = 20

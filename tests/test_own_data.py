@@ -14,17 +14,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedcommons import experiment
+from fedcommons import Experiment, UserError, experiment
 from fedcommons import run as whole_run
 from fedcommons.config import parts
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.config.sections import Constants, Data
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.inputs import load
-from fedcommons.seeds import keyed_globals
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial, todo
 
@@ -114,15 +111,6 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(lab: Path,
     with Display(Console(file=screen, width=1000)) as display:
         todo([Trial(f"seed={config.seed}", config) for config in configs], lab / "out", display)
     assert screen.getvalue().count("random rows") == 1  # a sweep reports it once
-
-
-def test_keyed_globals_differ_by_key_and_generator() -> None:
-    def draw(*key: int | str) -> tuple[float, ...]:
-        with keyed_globals(*key):
-            return float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
-
-    assert draw("a", 1) == draw("a", 1)
-    assert len({*draw("a", 1), *draw("a", 2), *draw("b", 1)}) == 9
 
 
 @pytest.mark.long

@@ -10,14 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import Examples, LocalSGD, UserError, Work, generator, set_default_generator
 from fedcommons.audits.quality import compared, kernel_distance, pool_quality
 from fedcommons.config import experiment as config
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs import inputs
-from fedcommons.seeds import generator, set_default_generator
 from lightning_modules.classifier import Classifier
 from lightning_modules.networks.linear import Linear
 

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedcommons import Clients, Dealt, UserError
 from fedcommons.config import presets
 from fedcommons.config.sections import Data, Partition
-from fedcommons.data.clients import Clients
-from fedcommons.errors import UserError
 from fedcommons.runs import build, inputs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.inputs import deal
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.optimal import evened, plans
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies

@@ -10,14 +10,9 @@ import pytest
 import torch
 from five_clients import ONE_ROUND, N, dealt, images
 
+from fedcommons import Clients, Common, Dealt, Examples, Release, UserError
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Common
-from fedcommons.core.release import Release
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic

@@ -1,27 +1,19 @@
 """FedDDPM, one-shot Fedssyn and FedVAE: SGD of the server on the pool, and what is federated of an autoencoder."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-import fedcommons
+from fedcommons import Dealt, Examples, Facts, LocalSGD, Receipt, generator, seed_for
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
 from fedcommons.algorithms.one_shot import OneShot
-from fedcommons.config import presets
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN
-from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Receipt
-from fedcommons.seeds import generator, seed_for
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.stage import Contribution, share
 from fedcommons.tensors import data, scalar, sub
@@ -74,24 +66,6 @@ def test_the_plus_corrects_once_after_the_first_slow_round(federation: Federatio
     losses = [scalar(now.state, "pool_loss") for now in never]
     assert losses == sorted(losses, reverse=True)  # convex, so no round is slow
     assert all(torch.equal(data(now.model), x) for now, x in zip(never, plain, strict=True))
-
-
-@pytest.mark.long
-def test_federated_training_of_a_diffusion_model_lowers_its_test_loss(tmp_path: Path) -> None:
-    """Its loss on test data falls, and the model of the last round draws images."""
-    values = {
-        "algorithm": "fedddpm", "model": "ddpm", "model.channels": (8, 8), "sharing": "server_synthetic",
-        "generator.channels": (8, 8), "generator.epochs": 1, "generator.sampling_steps": 2, "data.limit": 60,
-        "partition.n_clients": 2, "client.optimizer": "adam", "client.lr": 0.01, "client.epochs": 4,
-        "federation.rounds": 3, "measure.every": 0, "target": "loss <= 1", "tracking.wandb": "off",
-        "artifacts": str(tmp_path / "artifacts"),
-    }  # fmt: skip
-    fedcommons.run(presets.experiment("smoke", "digits", values), tmp_path / "run")
-    rounds = fedcommons.load_rounds(tmp_path / "run")
-    assert rounds["test/loss"].iloc[-1] < 0.8 * rounds["test/loss"].iloc[0]
-    model = fedcommons.load(tmp_path / "run").model
-    images = model.ddpm.sample(torch.arange(3), 0, sampler="ddim", steps=2)  # pyright: ignore
-    assert (images.dtype, tuple(images.shape)) == (torch.uint8, (3, 1, 8, 8))
 
 
 COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)

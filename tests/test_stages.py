@@ -11,20 +11,15 @@ import torch
 from five_clients import DATASET, RECEIPT, N, dealt
 from torch import Tensor
 
+from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, UserError
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_pool import OnPool
 from fedcommons.config.sections import Partition
-from fedcommons.core.algorithm import Common
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.at_server import AtServer
-from fedcommons.generators.generator import Receipt
 from fedcommons.runs import inputs
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real

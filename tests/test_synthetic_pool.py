@@ -12,17 +12,13 @@ import torch
 from five_clients import DATASET, dealt
 from torch import Tensor
 
+from fedcommons import ClientError, Clients, Dealt, Examples, GeneratorRecipe, Need
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import in_short, statement
 from fedcommons.artifacts import Store, key_of
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import share
 from fedcommons.sharing.synthetic_pool import Job, keep, make, missing, read
