@@ -339,7 +339,7 @@ def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple
     ]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == depth * len(channels)
-    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
 
 
 def test_the_papers_sizes() -> None:
