@@ -328,7 +328,6 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
 
 @pytest.mark.parametrize(("shape", "channels", "depth"), [(SHAPE, (3, 4), 1), (FMNIST, (16, 32), 1), (CIFAR, (4,), 3)])
 def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple[int, ...], depth: int) -> None:
-    """As many convolutions with as many weights, and images in [0, 1] of the encoder's shape; nowhere a BatchNorm."""
     module = vae(shape, 10, **RATE, latent=6, channels=channels, depth=depth)
     decoded = module.decoder(10 * torch.randn(3, 6))
     assert decoded.shape == (3, *shape)

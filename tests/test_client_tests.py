@@ -20,7 +20,6 @@ from fedcommons.testing import digits
 
 
 def _shared() -> ClientData:
-    """A client with 10 examples of its own and 10 that came through sharing."""
     return Clients(digits().data.clients.store, [np.arange(20)], [10])[0]
 
 
@@ -33,13 +32,11 @@ def test_half_of_the_data_trains_half_as_long() -> None:
 
 @pytest.mark.parametrize(("n", "n_own"), [(10, 20.0), (20, 21.0), (7, 1e9), (5, None)])
 def test_no_client_trains_longer_than_without_sharing(n: int, n_own: float | None) -> None:
-    """Also where a copy of the data kept an ``n_own`` that is larger than it."""
     assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own) == 6
     assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own, share=0.5) == 3
 
 
 def test_parts_weigh_together_what_the_whole_weighs() -> None:
-    """And the weighted means of the parts' objectives make the whole's."""
     store, weights = digits().data.clients.store, np.random.default_rng(0).uniform(0.1, 3, 20)
     data = Clients(store, Rows.of([np.arange(20)], [weights]))[0]
     cut = torch.randperm(20, generator=torch.Generator().manual_seed(0)).split([4, 9, 7])

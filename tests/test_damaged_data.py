@@ -54,7 +54,6 @@ def mnist(root: Path, **changed: bytes | None) -> Data:
 
 
 def refused(data: Data) -> str:
-    """The sentence in which a data set is refused."""
     with pytest.raises(UserError, match=f"data set {data.name} ") as error:
         load(data)
     assert "\n" not in str(error.value)
@@ -164,8 +163,6 @@ def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[
 
 
 class Runs:
-    """Unpickled, it makes a file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

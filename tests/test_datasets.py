@@ -32,17 +32,14 @@ REAL = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "sh
 
 
 def parts(dataset: Dataset) -> list[Examples]:
-    """Training, validation and test part."""
     return [dataset.train, dataset.validation, dataset.test]
 
 
 def images(examples: Examples) -> list[bytes]:
-    """The images as values that can be sorted and compared."""
     return [x.numpy().tobytes() for x in examples.x]
 
 
 def assert_normalised(dataset: Dataset, tolerance: float) -> None:
-    """The constants are those of the training images, to the digits they are printed with."""
     scaled = dataset.train.x[:5_000].float() / 255
     torch.testing.assert_close(scaled.mean((0, 2, 3)), torch.tensor(dataset.mean), atol=tolerance, rtol=0)
     torch.testing.assert_close(scaled.std((0, 2, 3)), torch.tensor(dataset.std), atol=tolerance, rtol=0)
@@ -178,7 +175,6 @@ def flip_and_crop_one_by_one(x: Tensor, generator: torch.Generator, padding: int
 
 @pytest.mark.parametrize("shape", [(32, 3, 8, 8), (16, 1, 5, 9), (1, 3, 32, 32)], ids=str)
 def test_flip_and_crop_equals_the_loop_over_images(shape: tuple[int, ...]) -> None:
-    """It draws from the generator that it is handed and from no other."""
     for dtype, padding in product((torch.uint8, torch.float32), (0, 1, 4)):
         x = torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         before = x.clone()

@@ -28,7 +28,6 @@ PREDICTIONS = pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_pre
 
 
 def model(**constants: Any) -> DDPM:
-    """A tiny model whose initial weights are the same whatever its seed."""
     set_default_generator(0, "weights")
     small = {"channels": (8, 16), "lr": 1e-3, "timesteps": 20, **constants}
     return DDPM(shape=SHAPE, n_classes=N_CLASSES, **small)
@@ -66,8 +65,6 @@ def test_start_noise_is_fresh_in_every_batch_of_samples_and_keyed_by_the_seed(sa
 
 
 class Network(torch.nn.Module):
-    """A network that predicts as the function says."""
-
     def __init__(self, predict: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.predict = predict
@@ -184,7 +181,6 @@ def test_the_average_warms_up_to_its_decay_and_is_what_samples_are_drawn_with() 
 
 
 def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -> None:
-    """They are the training of those epochs, under the same key."""
     for n, batch, steps, even in product((1, 7, 16, 100, 129), (1, 16, 64), (1, 10, 500), (False, True)):
         of_client = replace(TINY, batch_size=batch, steps=steps, even_batches=even).for_images(n)
         of_pass = ceil(n / batch_of(n, batch, even))

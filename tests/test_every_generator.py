@@ -26,7 +26,6 @@ pytestmark = pytest.mark.parametrize("name", parts.KINDS["generator"].known)
 
 @cache
 def tiny(name: str) -> Any:
-    """As in preset smoke, for a few steps."""
     noise = {"generator.noise_multiplier": 1.5} if "noise_multiplier" in parts.constants("generator", name) else {}
     fields = presets.preset("smoke", "digits", name)
     given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, "generator.batch_size": 12, **noise}
@@ -45,13 +44,11 @@ def trained(name: str) -> Mapping[str, Tensor]:
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.long
 def test_weights_follow_from_the_seed_the_data_and_the_epochs_alone(name: str) -> None:
-    """Bit for bit, whatever was drawn before and however many epochs are asked for."""
     assert all(t.device.type == "cpu" and not t.requires_grad and t.isfinite().all() for t in trained(name).values())
     torch.manual_seed(99)
     assert not same(fit(name, 1)[1].weights, trained(name))

@@ -73,8 +73,6 @@ def test_constants_out_of_range_are_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_a_whole_number_is_the_float_of_the_same_value(name: str, value: int) -> None:
-    """For each constant that is a float, also where the value is refused."""
-
     def rows(constant: str, number: float) -> list[list[int]] | str:
         more: dict[str, Any] = {"law": "power"} if constant == "power" else {"n_aux": 2}
         try:

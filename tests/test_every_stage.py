@@ -61,7 +61,6 @@ def same(a: Shared, b: Shared) -> bool:
 
 
 def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_client(name: str) -> None:
-    """Every row of the store knows the client it came from."""
     start, result = clients(), shared(name)
     data, owners = result.data, result.owners
     assert owners is not None
@@ -130,7 +129,6 @@ def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovere
 
 @pytest.mark.parametrize("method", [FedAvg(), FedMix(mean_size=16)], ids=["", "fedmix"])
 def test_an_actor_holds_every_example_once(name: str, method: FedAvg) -> None:
-    """What is sent to it has each image's bytes once, also where a method shares something and after a move."""
     result = share_by_method(shared(name), method, 10, 0)
     data, n = result.data, len(result.data.clients.store)
     sent = n * (64 + 8) + sum(len(part) * 8 for part in (data.clients.rows.flat, data.own.rows.flat))
@@ -174,7 +172,6 @@ def test_a_shorter_variant_contributes_as_much_after_less_work(name: str) -> Non
 
 
 def test_a_share_of_zero_leaves_all_as_it_was(name: str) -> None:
-    """Where it is allowed: same rows, no bytes, no events."""
     stage = build(name, p=0.0, c=0.0)
     if getattr(stage, "p", getattr(stage, "c", None)) is None or isinstance(stage, Generating):
         return

@@ -52,7 +52,6 @@ def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
 
 
 def test_slopes_are_those_of_finite_differences() -> None:
-    """Of a linear discriminator the squared norm of its matrix, of another one what differences say."""
     linear = nn.Linear(64, 1).double()
     result = slopes(lambda x, y: linear(x.flatten(1)).squeeze(1), X.double(), DIGITS.y)  # pyright: ignore
     torch.testing.assert_close(result, linear.weight.square().sum().expand(12))
@@ -144,7 +143,6 @@ def test_images_come_from_a_moving_average_that_warms_up() -> None:
 
 
 def test_a_step_trains_its_own_network_and_the_power_iteration_follows_the_discriminator() -> None:
-    """The generator's step leaves the discriminator, after it has iterated, and the discriminator's the generator."""
     course = Course(Generator(channels=(4, 8), lr=0.1), model())
     before = deepcopy(course.model)
     course.discriminator_step(DIGITS.x, DIGITS.y)

@@ -195,7 +195,6 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
 
 
 def test_a_row_a_seed_and_a_picture_of_their_spread(sizes: ModuleType, tmp_path: Path) -> None:
-    """The table's mean is that of the rows."""
     options = sizes.arguments(["--preset", "smoke", "--seeds", "3,5"])
     records = [{"n": n, "pool": "plain", "sigma": None, "accuracy": [0.5, (n + 160) / 320]} for n in (40, 80)]
     text = sizes_report.report(records, options, tmp_path)

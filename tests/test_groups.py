@@ -20,7 +20,6 @@ NAMES = np.array([f"ward {j % 7}" for j in MARK])
 
 
 def marked(n: int = N) -> dict[str, Any]:
-    """Token j is j; its group follows from j, and so does its factor and its label."""
     factors = {"camera": MARK[:n] % 5, "year": [str(2000 + j % 3) for j in MARK[:n]]}
     return {"x": MARK[:n, None], "y": MARK[:n] % 4, "groups": NAMES[:n], "factors": factors}
 

@@ -31,7 +31,6 @@ def total(stage: MERF, start: Dealt, phi: Features = PHI) -> Tensor:
 
 
 def test_features_have_norm_one_and_their_products_are_the_kernel() -> None:
-    """Two scales share the features."""
     x, s = torch.rand(40, 64, generator=generator("kernel")), 8.0
     phi = Fourier.draw(64, 40_000, [s], 1)
     assert torch.allclose(phi(x).norm(dim=1), torch.ones(40), atol=1e-5)
@@ -71,15 +70,11 @@ def test_sums_are_those_of_their_parts_across_blocks_and_clients() -> None:
 
 
 class Long(Fourier):
-    """Features of norm four."""
-
     def __call__(self, x: Tensor) -> Tensor:
         return 4 * super().__call__(x)
 
 
 class Broken(Fourier):
-    """Features of which some are no numbers."""
-
     def __call__(self, x: Tensor) -> Tensor:
         phi = super().__call__(x)
         return torch.where((torch.arange(len(x)) % 3 == 0)[:, None], phi * torch.tensor([torch.nan, *[1.0] * 199]), phi)
@@ -101,7 +96,6 @@ def test_features_that_are_too_long_are_cut_and_those_that_are_no_numbers_are_ze
 @pytest.mark.parametrize("target", [0.2, 1.0, 10.0])
 @pytest.mark.parametrize("noise", ["local", "summed"])
 def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target: float, noise: str) -> None:
-    """Where all is covered an overall epsilon says it too."""
     stage, start = MERF(target_epsilon=target, noise=noise), clients(20, 40)
     _, events = stage.release(start, Contributions.none(start))
     assert [event.client for event in events] == [0, 1, 2]
@@ -193,7 +187,6 @@ def test_the_fit_reaches_images_that_have_the_means() -> None:
 
 
 def bars(n: int, seed: int = 0) -> Examples:
-    """An image of class c has a bright row or a bright column, as it comes, and noise everywhere."""
     draws = generator(seed, "images of the test")
     x = torch.randint(60, (n, *SHAPE), generator=draws, dtype=torch.uint8)
     y = torch.arange(n) % 4
@@ -204,7 +197,6 @@ def bars(n: int, seed: int = 0) -> Examples:
 
 
 def features_of(noisy: Tensor, steps: int) -> Tensor:
-    """Mean features of each class of images that a generator draws after so many steps."""
     images = generated(PHI, noisy, SHAPE, 50, steps, seed=0)
     return torch.stack([PHI(pixels(images.x[images.y == c])).mean(0) for c in range(4)])
 
@@ -261,8 +253,6 @@ SENT: list[NoisySum] = []
 
 
 class Sent(MERF):
-    """Clients send the messages of ``SENT``, whatever they hold."""
-
     def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
         return SENT[client]
 

@@ -46,7 +46,6 @@ def test_only_features_that_are_too_long_are_cut() -> None:
 
 
 def test_sums_of_many_images_are_the_sums_of_their_parts_and_of_none_are_zero() -> None:
-    """Also across the blocks in which features are computed."""
     phi, examples = networks().at(0), some(600)
     whole, parts = sums(phi, examples, 10), [sums(phi, examples[slice(i, i + 70)], 10) for i in range(0, 600, 70)]
     assert torch.allclose(whole, torch.stack(parts).sum(0), rtol=0, atol=1e-4)
@@ -85,7 +84,6 @@ def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
 
 
 def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
-    """In a Poisson sample too: it decides of no other image whether it is drawn."""
     silent, start = replace(SMALL, noise_multiplier=0.0), clients()
     y = start.own.store.y.clone()
     y[7] = (y[7] + 1) % 10

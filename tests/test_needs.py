@@ -21,12 +21,10 @@ FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "parti
 
 
 def experiment(changes: Mapping[str, object] = {}) -> Experiment:
-    """Five clients and Fedssyn's pool with these fields."""
     return override(Experiment(), {**FIVE, **changes})
 
 
 def needed(changes: Mapping[str, object] = {}) -> list[Need]:
-    """What must be generated for the digits."""
     c = experiment(changes)
     rows = inputs.deal(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
     start = Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
@@ -38,7 +36,6 @@ def counts(labels: Any) -> np.ndarray:
 
 
 def test_largest_remainder_gives_the_total_and_each_its_exact_share_to_within_one() -> None:
-    """Ties go to the lower index."""
     rng = np.random.default_rng(0)
     for _ in range(500):
         weights = rng.integers(0, rng.integers(2, 1000), rng.integers(1, 30))
@@ -114,8 +111,6 @@ TRAINED = [{"seed": 1}, {"generator.rho": 0.7}, {"generator.epochs": 3}, {"gener
 
 
 def test_what_a_change_trains_and_draws_again() -> None:
-    """Every client has keys of its own."""
-
     def keys(changes: Mapping[str, object] = {}) -> tuple[list[str], list[str]]:
         needs = needed(changes)
         return [key_of(need.generator_facts) for need in needs], [key_of(need.images_facts) for need in needs]
@@ -146,7 +141,6 @@ def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> N
 
 
 def all_keys(need: Need, **recipe: Any) -> set[str]:
-    """The keys of a need whose recipe is changed."""
     need = replace(need, recipe=replace(need.recipe, **recipe))
     return {key_of(facts) for facts in (need.images_facts, need.generator_facts, need.course_facts)}
 

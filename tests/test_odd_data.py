@@ -32,8 +32,6 @@ TOKENS = DRAWS.integers(0, 9, (N, 4))
 
 
 class Arrays:
-    """An array of a library that numpy knows nothing of."""
-
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.shape = array, array.shape
 
@@ -48,8 +46,6 @@ class Arrays:
 
 
 class Rows(IterableDataset):
-    """It has no length."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter(zip(X, Y, strict=True))
 
@@ -60,7 +56,6 @@ def pictures(images: np.ndarray, mode: str | None = None) -> list[tuple[Image.Im
 
 
 def both(x: Any = X, y: Any = Y, **more: Any) -> SimpleNamespace:
-    """An object with train and test."""
     return SimpleNamespace(train=(x, y), test=(x, y), **more)
 
 
@@ -166,8 +161,6 @@ def test_what_its_author_states_decides_for_whole_floats_and_a_guess_is_a_note()
 
 
 class Mixture:
-    """Rows of X, each times what its function gives."""
-
     def __init__(self, *draws: Callable[[], float], x: np.ndarray = X) -> None:
         self.draws, self.x = draws, x
 

@@ -66,7 +66,6 @@ TWO = {"partition.name": "iid", "partition.n_clients": 2, "model.name": "linear"
 
 @pytest.fixture(autouse=True)
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with my_data.py in it, from which the command is given."""
     (tmp_path / "my_data.py").write_text(TURNED)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -74,7 +73,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.ray  # it needs none, but seconds
 def test_what_a_data_set_draws_is_the_same_in_two_processes() -> None:
-    """In this one, which has drawn numbers of its own, and in a fresh one."""
     names = ["my_data.py:Turned", "my_data:Drawn"]
     code = (
         "from fedcommons.config.sections import Data\nfrom fedcommons.runs.inputs import load\n"
@@ -157,7 +155,6 @@ def test_the_hash_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None
 
 @pytest.mark.long
 def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
-    """One process prepares, the file is edited, and it prepares again."""
     hashes = set()
     for number in (0.1, 0.2):
         (lab / "table.py").write_text(

@@ -24,7 +24,6 @@ NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def deal(name: str, seed: int = 0, labels: Any = LABELS, n_classes: int = N_CLASSES, **values: Any) -> Partitioned:
-    """Partition labels by the component of this name with these fields and constants."""
     recipe = choose({"partition.name": name, **{f"partition.{n}": value for n, value in values.items()}}).partition
     return inputs.deal(recipe, np.asarray(labels), n_classes, seed)
 
@@ -130,8 +129,6 @@ def test_sizes_follow_their_law() -> None:
 
 
 def test_fedprox_gives_client_i_the_labels_from_i_on_in_log_normal_amounts() -> None:
-    """100 clients with 6,000 images of each class."""
-
     def counts(**constants: Any) -> np.ndarray:
         return np.asarray(deal("labels_lognormal", 0, np.arange(60_000) % 10, n_clients=100, **constants).class_counts)
 

@@ -25,8 +25,6 @@ def points(n: int, seed: int, d: int = 3) -> Tensor:
 
 
 def by_loops(real: Tensor, made: Tensor, k: int) -> dict[str, float]:
-    """From the papers' equations, a pair at a time."""
-
     def far(a: Tensor, b: Tensor) -> float:
         return float((a.double() - b.double()).norm())
 

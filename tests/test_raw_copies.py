@@ -30,7 +30,6 @@ def dealt(name: str = "dirichlet_niid", n_clients: int = 5, seed: int = 0) -> De
 
 
 def federations() -> list[tuple[np.ndarray, np.ndarray]]:
-    """(labels, owners) of 300 examples and 10 clients: IID, single class, and uneven in both."""
     labels, rng = np.repeat(np.arange(10), 30), np.random.default_rng(0)
     uneven = [rng.choice(10, 300, p=rng.dirichlet([0.3] * 10)) for _ in range(8)]
     classes = rng.choice(10, 300, p=rng.dirichlet([1] * 10))

@@ -47,8 +47,6 @@ REWRITES: dict[str, Callable[[Dealt, Examples], Examples]] = {
 
 @dataclass(frozen=True)
 class Rewrites(ShuffledSynthetic):
-    """Changes the real data, in place or in the store that it returns."""
-
     how: str = ""
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
@@ -100,8 +98,6 @@ def test_a_method_that_rewrites_what_clients_hold_is_refused_by_name() -> None:
 
 @dataclass(frozen=True)
 class Assigns(ShuffledSynthetic):
-    """Changes what it contributes and assigns; each client gets the images of its own generator."""
-
     contribution: Callable[[Contributions], Contributions] = lambda c: c
     change: Callable[[Assigned, Contributions], Assigned] = lambda assigned, c: assigned
 
@@ -177,7 +173,6 @@ def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
 
 
 def test_what_may_be_met_by_chance_is_no_copy() -> None:
-    """An example that two rows have, or that is blank."""
     start, drawn = dealt(), images()
     start.own.store.x[:2] = start.own.store.x[0].clone()
     start.own.store.x[2] = 0
@@ -188,8 +183,6 @@ def test_what_may_be_met_by_chance_is_no_copy() -> None:
 
 @dataclass(frozen=True)
 class Chooses(Real):
-    """Keeps or weighs the clients' own rows."""
-
     rule: str = "all"
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:

@@ -42,7 +42,6 @@ def on_pool(federation: Federation, images: Examples, model: torch.Tensor, numbe
 
 @pytest.fixture
 def federation() -> Federation:
-    """Softmax regression; the pool is the clients' data."""
     return digits(linear=True, lr=LR, method=FedDDPM()).training(LocalSGD(1, 16))
 
 

@@ -36,13 +36,11 @@ SIZES = (300, 10, 41, 0, 123)
 
 
 def clients() -> Dealt:
-    """The digits of five unequal clients."""
     rows = inputs.deal(Partition("dirichlet_niid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
     return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, 0)
 
 
 def sized(*sizes: int) -> Dealt:
-    """Clients of these sizes."""
     rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return Dealt(Clients(DATASET.train, rows), 10, False, 0)
 
@@ -61,7 +59,6 @@ POOLED = torch.cat([one.examples.x for one in synthetic()])
 
 
 def extra(shared: Shared, client: int) -> Tensor:
-    """Images the client trains on that are not its own, which come first."""
     start, data = clients().own[client], shared.data.clients[client]
     assert data.n_own == len(start)
     assert torch.equal(data.x[: len(start)], start.x)
@@ -94,7 +91,6 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() ->
 
 
 def _at_server(data: RunData) -> RunData:
-    """What a job at the server can see."""
     federation = Federation(data, lambda: Classifier(Linear(DATASET.shape, 10), lr=0.1, mean=(0.0,), std=(1.0,)))
     return AtServer(federation.serial(FedAvg())).map(_seen, OnPool(federation.model, 1, 1), [0])[0]
 
@@ -260,7 +256,6 @@ class Moves(Real):
 
 
 def _around(released: Contributions) -> list[np.ndarray]:
-    """Each client's contributions for the next client."""
     each = released.of_each(5)
     return [each[-1], *each[:-1]]
 
@@ -291,8 +286,6 @@ def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A method that shares three examples and declares no release."""
-
     nbytes: int | None = 0
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:

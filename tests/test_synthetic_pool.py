@@ -54,7 +54,6 @@ class Fake:
 def needed(
     p: float | None = None, start: Dealt = START, receipt: Receipt | None = None, noise: float = 0.0, **constants: int
 ) -> list[Need]:
-    """What must be generated for the digits, by a generator with this receipt."""
     kind: Any = type("Fake", (Fake,), {"receipt": receipt})
     return list(ShuffledSynthetic(p).needs(start, GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise)))
 
@@ -78,12 +77,10 @@ def calls_for(store: Store, wanted: Sequence[Need]) -> Mapping[str, int]:
 
 
 def some(store: Store, need: Need, n: int) -> Examples:
-    """n of a client's stored images."""
     return read(store, replace(need, n=n)).examples
 
 
 def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: Store, messages: list[str]) -> None:
-    """What is stored is never generated again."""
     wanted = needed()
     with pytest.raises(LookupError, match="client 3"):
         read(store, wanted[3])
@@ -192,7 +189,6 @@ def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, m
 
 @pytest.mark.parametrize("receipt", [PRIVATE, Receipt(), None], ids=["private", "plain", "none"])
 def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Receipt | None, store: Store) -> None:
-    """By a cache hit, and by images that are drawn anew from weights that were there."""
     wanted = needed(receipt=receipt)
     calls_for(store, wanted)
     later = Store(store.folder)
@@ -229,7 +225,6 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> 
 
 
 def test_flips_and_the_number_of_clients_are_those_of_the_data() -> None:
-    """N is not a number in the config, which a user's own partition may not have."""
     for flip in (False, True):
         assert {need.flip for need in needed(start=replace(START, flip=flip))} == {flip}
     assert [need.n for need in needed(start=replace(START, own=START.own[:4]))] == [round(1295 / 4)] * 4
