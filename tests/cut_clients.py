@@ -1,11 +1,15 @@
-"""Images of noise, and clients that hold them, cut at given places."""
+"""Images of noise, cut into clients; the digits of five unequal clients; images that say whose they are."""
 
 import numpy as np
 import torch
+from five_clients import DATASET
 
-from fedcommons import Clients, Dealt, Examples, generator
+from fedcommons import Clients, Contribution, Dealt, Examples, Receipt, generator
+from fedcommons.config.sections import Partition
+from fedcommons.runs import inputs
 
 SHAPE = (1, 8, 8)
+SIZES = (300, 10, 41, 0, 123)
 
 
 def some(n: int, seed: int = 0) -> Examples:
@@ -15,5 +19,19 @@ def some(n: int, seed: int = 0) -> Examples:
 
 
 def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> Dealt:
-    """The same images, cut into clients at these places."""
     return Dealt(Clients(data or some(n), np.split(np.arange(n), cuts)), 10, False, 0, False)
+
+
+def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
+    rows = inputs.deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
+
+
+def numbered(receipt: Receipt | None = None) -> list[Contribution]:
+    """Contributions of which every image says whose it is and which: no two are the same."""
+    sets = []
+    for client, n in enumerate(SIZES):
+        x = torch.zeros(n, *SHAPE, dtype=torch.uint8)
+        x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
+        sets.append(Contribution(Examples(x, torch.arange(n) % 10), receipt, seen=7))
+    return sets

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_clients import numbered, of_digits
+from five_clients import DATASET
 
-from fedcommons import Clients, Dealt, Examples, UserError
+from fedcommons import UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import parts
 from fedcommons.config.flat import choose
-from fedcommons.config.sections import Data, Partition
-from fedcommons.runs import inputs
 from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, TakesLong, share, share_by_method
 
-DATASET = inputs.load(Data())
-N_TOTAL, SIZES = len(DATASET.train), (300, 10, 41, 0, 123)
+N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,
          "batch": 2, "width": 8}  # fmt: skip
 
@@ -31,23 +30,12 @@ def build(name: str, **more: Any) -> Any:
     return parts.make("sharing", name, {n: value for n, value in {**SMALL, **more}.items() if n in has})
 
 
-def clients(seed: int = 0) -> Dealt:
-    rows = inputs.deal(Partition("dirichlet_niid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
-    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
-
-
 def drawn(stage: Stage) -> list[Contribution]:
-    """For a stage that needs generators: images of which every one says whose it is and which."""
-    sets = []
-    for client, n in enumerate(SIZES if isinstance(stage, Generating) else ()):
-        x = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
-        x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
-        sets.append(Contribution(Examples(x, torch.arange(n) % 10), seen=7))
-    return sets
+    return numbered() if isinstance(stage, Generating) else []
 
 
 def play(name: str, seed: int = 0) -> Shared:
-    return share(stage := build(name), clients(seed), drawn(stage))
+    return share(stage := build(name), of_digits(seed=seed), drawn(stage))
 
 
 @cache
@@ -61,7 +49,7 @@ def same(a: Shared, b: Shared) -> bool:
 
 
 def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_client(name: str) -> None:
-    start, result = clients(), shared(name)
+    start, result = of_digits(), shared(name)
     data, owners = result.data, result.owners
     assert owners is not None
     assert len(owners) == len(data.clients.store)
@@ -92,7 +80,7 @@ def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> Non
 
 def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
     """One at a time: up once from its owner, down to each client that gets it from another one or from a pool."""
-    stage, start, result = build(name), clients(), shared(name)
+    stage, start, result = build(name), of_digits(), shared(name)
     assert (result.traffic.up, result.traffic.down) == (0, 0)
     released, _ = stage.release(start, stage.make(start, drawn(stage)))
     if (stated := stage.assign(start, released).once) is not None:
@@ -167,7 +155,7 @@ def test_a_shorter_variant_contributes_as_much_after_less_work(name: str) -> Non
     if isinstance(stage, TakesLong):
         few, times = stage.shorter()
         assert times > 1
-        assert len(share(few, clients()).data.clients.store) == len(shared(name).data.clients.store)
+        assert len(share(few, of_digits()).data.clients.store) == len(shared(name).data.clients.store)
         assert build(name).shorter() == (build(name), 1.0)
 
 
@@ -175,8 +163,8 @@ def test_a_share_of_zero_leaves_all_as_it_was(name: str) -> None:
     stage = build(name, p=0.0, c=0.0)
     if getattr(stage, "p", getattr(stage, "c", None)) is None or isinstance(stage, Generating):
         return
-    result = share(stage, clients())
+    result = share(stage, of_digits())
     assert (result.traffic.once, list(result.releases), result.p, result.disclosed) == (0, [], 0, 0)
     assert all(client.weight is None for client in result.data.clients)
-    pairs = zip(result.data.clients.rows, clients().own.rows, strict=True)
+    pairs = zip(result.data.clients.rows, of_digits().own.rows, strict=True)
     assert all(np.array_equal(np.sort(a), np.sort(b)) for a, b in pairs)

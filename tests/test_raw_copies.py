@@ -6,27 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cut_clients import of_digits
+from five_clients import DATASET
 
-from fedcommons import Clients, Dealt, UserError
+from fedcommons import UserError
 from fedcommons.config import presets
-from fedcommons.config.sections import Data, Partition
-from fedcommons.runs import build, inputs
+from fedcommons.runs import build
 from fedcommons.runs.experiment import run
-from fedcommons.runs.inputs import deal
 from fedcommons.sharing.optimal import evened, plans
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.stage import share
 
-DATASET = inputs.load(Data())
 N_TOTAL = len(DATASET.train)
 PLACEMENTS = ("exact", "binomial", "optimal")
 all_placements = pytest.mark.parametrize("placement", PLACEMENTS)
-
-
-def dealt(name: str = "dirichlet_niid", n_clients: int = 5, seed: int = 0) -> Dealt:
-    cut = deal(Partition(name, n_clients=n_clients), DATASET.train.y.numpy(), DATASET.n_classes, seed)
-    return Dealt(Clients(DATASET.train, cut.rows), DATASET.n_classes, DATASET.flip, seed)
 
 
 def federations() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -128,7 +122,7 @@ def test_the_optimal_placement_is_at_its_bound_and_beats_chance() -> None:
 @all_placements
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
-    start = dealt(name)
+    start = of_digits(name)
     shared = share(RawCopies(0.3, 3, placement), start)
     totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
     for client, rows in zip(shared.data.clients, start.own.rows, strict=True):

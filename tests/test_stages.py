@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_clients import SIZES, numbered, of_digits
 from five_clients import DATASET, RECEIPT, N, dealt
 from torch import Tensor
 
@@ -15,11 +16,9 @@ from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, U
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_pool import OnPool
-from fedcommons.config.sections import Partition
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.at_server import AtServer
-from fedcommons.runs import inputs
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
@@ -32,12 +31,6 @@ from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
-SIZES = (300, 10, 41, 0, 123)
-
-
-def clients() -> Dealt:
-    rows = inputs.deal(Partition("dirichlet_niid", n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
-    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, 0)
 
 
 def sized(*sizes: int) -> Dealt:
@@ -45,21 +38,11 @@ def sized(*sizes: int) -> Dealt:
     return Dealt(Clients(DATASET.train, rows), 10, False, 0)
 
 
-def synthetic(receipt: Receipt | None = None) -> list[Contribution]:
-    """Contributions of which every image says whose it is and which: no two are the same."""
-    sets = []
-    for client, n in enumerate(SIZES):
-        x = torch.zeros(n, *DATASET.shape, dtype=torch.uint8)
-        x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
-        sets.append(Contribution(Examples(x, torch.arange(n) % 10), receipt))
-    return sets
-
-
-POOLED = torch.cat([one.examples.x for one in synthetic()])
+POOLED = torch.cat([one.examples.x for one in numbered()])
 
 
 def extra(shared: Shared, client: int) -> Tensor:
-    start, data = clients().own[client], shared.data.clients[client]
+    start, data = of_digits().own[client], shared.data.clients[client]
     assert data.n_own == len(start)
     assert torch.equal(data.x[: len(start)], start.x)
     assert torch.equal(data.y[: len(start)], start.y)
@@ -69,15 +52,15 @@ def extra(shared: Shared, client: int) -> Tensor:
 
 
 def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> None:
-    shared = share(LocalSynthetic(), clients(), synthetic())
-    for client, contributed in enumerate(synthetic()):
+    shared = share(LocalSynthetic(), of_digits(), numbered())
+    for client, contributed in enumerate(numbered()):
         assert torch.equal(extra(shared, client), contributed.examples.x)
     assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
     assert shared.traffic.once == 0
 
 
 def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() -> None:
-    shared = share(ShuffledSynthetic(), clients(), synthetic())
+    shared = share(ShuffledSynthetic(), of_digits(), numbered())
     each = [extra(shared, client) for client in range(5)]
     received = Counter(x.numpy().tobytes() for of in each for x in of)
     assert received == Counter(x.numpy().tobytes() for x in POOLED)
@@ -101,7 +84,7 @@ def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
 
 def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
     """Clients hold what they had; at the server the pool is a store of its own, without the clients' images."""
-    shared = share(ServerSynthetic(), clients(), synthetic())
+    shared = share(ServerSynthetic(), of_digits(), numbered())
     assert shared.data.clients is shared.data.own
     assert (shared.p, shared.traffic.once) == (0, sum(SIZES) * (8 * 8 + 1))
     for both in (False, True):
@@ -116,7 +99,7 @@ def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.06, 0.29, 0.9])
 def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float) -> None:
-    start = clients()
+    start = of_digits()
     shared = share(ShuffledReal(p), start)
     swapped, foreign = 0, 0
     for after, before in zip(shared.data.clients.rows, start.own.rows, strict=True):
@@ -153,7 +136,7 @@ def test_a_share_that_gives_no_client_an_image_is_refused(kind: type, p: float, 
 def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSynthetic) -> None:
     """Also those that stay: a real image has a part in many of them. Client 3 contributed none."""
     for receipt in (RECEIPT, None, Receipt()):
-        releases = share(stage, clients(), synthetic(receipt)).releases
+        releases = share(stage, of_digits(), numbered(receipt)).releases
         assert [r.client for r in releases] == [0, 1, 2, 4]
         for r in releases:
             assert r.what == ("synthetic images",)
@@ -178,7 +161,7 @@ def test_contributions_of_another_type_would_change_the_real_examples() -> None:
     """Put behind uint8 images in one tensor, floats would make all of them floats."""
     x = torch.zeros(2, *DATASET.shape)
     with pytest.raises(ValueError, match=r"torch\.uint8 \(1, 8, 8\)"):
-        Contributions.of_made(clients(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
+        Contributions.of_made(of_digits(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
 
 
 NONE = np.zeros(0, np.int64)
