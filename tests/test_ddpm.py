@@ -51,7 +51,7 @@ def test_what_it_is_not_defined_for_is_refused() -> None:
         ((80_000,) * 2, "smaller generator"),
     ):
         with pytest.raises(UserError, match=words):
-            check(channels=channels)  # fmt: skip
+            check(channels=channels)
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
