@@ -301,6 +301,8 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
         client_tests.drawn(dealt, data, 0.1, 0)
+    with pytest.raises(UserError, match=r"client 2 has one; 1 of 3"):  # groups without names
+        client_tests.drawn(dealt, replace(data, origin=None), 0.1, 0)
 
 
 def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> None:

@@ -18,7 +18,7 @@ from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.sharing import merf
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import CODE, Generator, drawn, generated, trained
-from fedcommons.sharing.random_features import Features, Fourier, fitted, means, pixels, sums
+from fedcommons.sharing.random_features import Features, Fourier, bounded, fitted, means, pixels, sums
 
 SMALL = MERF(noise_multiplier=1.0, features=40, per_class=2, steps=3)
 PHI = Fourier.draw(64, 200, [8.0], 3)
@@ -88,6 +88,9 @@ def test_features_that_are_too_long_are_cut_and_those_that_are_no_numbers_are_ze
     there = some(30)[np.flatnonzero(np.arange(30) % 3 != 0)]
     assert torch.allclose(whole[:, :-1], sums(PHI, there, 10)[:, :-1], rtol=0, atol=1e-5)
     assert torch.equal(whole[:, -1], plain[:, -1])
+    rows = torch.tensor([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0], [torch.nan, 1.0]])
+    cut = bounded(torch.clone, rows)  # pyright: ignore[reportArgumentType]
+    assert torch.allclose(cut, torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]))
     tiny = replace(SMALL, scale=1e-76)  # 1/sqrt(s) overflows in float32
     assert not tiny.phi(clients())(torch.ones(1, 64)).isfinite().all()
     assert total(tiny, clients(20), tiny.phi(clients())).isfinite().all()
