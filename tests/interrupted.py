@@ -1,0 +1,48 @@
+"""A small run with clients' memories in files, a power cut in it, and what a resumed run must leave."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedcommons.config import presets
+from fedcommons.config.experiment import Experiment
+from fedcommons.runs import experiment
+
+FIELDS = {
+    "algorithm": "scaffold", "federation.rounds": 6, "federation.checkpoint_every": 2, "federation.memory_mb": 0.001,
+    "partition.n_clients": 3, "model.channels": (2, 7), "client.epochs": 1, "data.limit": 40, "measure.every": 0,
+    "tracking.wandb": "off",
+}  # fmt: skip
+
+
+def small(folder: Path, fields: Mapping[str, object] | None = None) -> Experiment:
+    return presets.experiment("smoke", "digits", {**FIELDS, "artifacts": str(folder / "artifacts"), **(fields or {})})
+
+
+class PowerCut(Exception):
+    pass
+
+
+def cut_at(last: int) -> Callable[[int, Mapping[str, float | None]], None]:
+    """A callback that ends a run after this round."""
+
+    def cut(number: int, metrics: Mapping[str, float | None]) -> None:
+        if number == last:
+            raise PowerCut
+
+    return cut
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Return the files that must not differ: metrics, summary, the last checkpoints and the memories that they name."""
+    paths = [folder / "rounds.jsonl", folder / "summary.json", *folder.glob("*/[!.]*-*[0-9].safetensors*")]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def require_resumed(config: Experiment, folder: Path, whole: Path, first: int | None) -> str:
+    """Check that the run goes on with this round (None: no round) and ends as ``whole``; return its messages."""
+    seen: list[int] = []
+    said: list[str] = []
+    experiment.run(config, folder, resume=True, say=said.append, on_round=lambda number, _: seen.append(number))
+    assert seen == ([] if first is None else [*range(first, config.federation.rounds + 1)])
+    assert outputs(folder) == outputs(whole)
+    return "\n".join(said)
