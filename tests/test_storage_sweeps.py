@@ -3,12 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from interrupted import outputs, small
 
-from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
 from fedcommons.runs import experiment
@@ -16,26 +14,16 @@ from fedcommons.sweeping.sweep import Trial
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 
 ROOT = Path(__file__).parent.parent
-SMALL = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 80, "tracking.wandb": "off"}
-
-
-def small(folder: Path, storage: str | None) -> Experiment:
-    fields: dict[str, Any] = {**SMALL, "artifacts": str(folder / "artifacts"), "storage": storage}
-    return presets.experiment("smoke", "digits", fields)
-
-
-def outputs(folder: Path) -> dict[str, bytes]:
-    """What must not differ."""
-    return {p.name: p.read_bytes() for p in (folder / "rounds.jsonl", folder / "summary.json", *folder.glob("*/[!.]*"))}
 
 
 def results(out: Path) -> dict[str, bytes]:
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
 
 
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
 @pytest.mark.long
 def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> None:
-    cell, said = Trial("cell", small(tmp_path, place)), list[str]()
+    cell, said = Trial("cell", small(tmp_path, {"storage": place})), list[str]()
     driver = SweepMirror([cell], tmp_path / "a" / "out", said.append)
     driver.begin(resume=False)
     (tmp_path / "a" / "out").mkdir(parents=True)
@@ -60,9 +48,11 @@ def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> 
         driver.end()
 
 
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
+@pytest.mark.long
 def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path) -> None:
-    cell, worker = Trial("cell", small(tmp_path, place)), tmp_path / "a" / "out" / "cell"
-    experiment.run(small(tmp_path, None), worker)
+    cell, worker = Trial("cell", small(tmp_path, {"storage": place})), tmp_path / "a" / "out" / "cell"
+    experiment.run(small(tmp_path), worker)
     SweepMirror([cell], tmp_path / "a" / "out").begin(resume=True)
     SweepMirror([cell], tmp_path / "b" / "out").begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
