@@ -32,27 +32,31 @@ SMALL = {
 }  # fmt: skip
 """Options of a run of a fraction of a second."""
 
-SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-_PLAIN = settings(derandomize=True, deadline=None, database=None, suppress_health_check=SLOW, print_blob=False)
-
-
-MANY = settings(
-    _PLAIN, derandomize=False, max_examples=int(os.environ.get("FEDCOMMONS_EXAMPLES", "300")), print_blob=True
-)
-"""The settings of a whole campaign, with other examples in each run."""
+EXAMPLES = int(os.environ.get("FEDCOMMONS_EXAMPLES", "300"))
 
 SIZES = pytest.mark.parametrize(
     "many", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
 """A campaign is slow; each test run has a slice of it, always the same."""
 
+ODD = [10**400, -1, "\x1b[31m", "x" * 5000, "../../outside/notes.txt", "/dev/zero", "part.py:Mine", "9" * 5000]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(ODD),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
+"""Plain values, as JSON and YAML have them."""
+
 Case = TypeVar("Case")
 
 
 def examine(check: Callable[[Case], None], cases: st.SearchStrategy[Case], few: int, many: bool) -> None:
-    """Check ``few`` cases, or as many as ``FEDCOMMONS_EXAMPLES`` says."""
+    """Check ``few`` cases, always the same, or other ones each time: as many as ``FEDCOMMONS_EXAMPLES`` says."""
 
-    @(MANY if many else settings(_PLAIN, max_examples=few))
+    @settings(
+        derandomize=not many, max_examples=EXAMPLES if many else few, print_blob=many, deadline=None, database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )  # fmt: skip
     @given(case=cases)
     def each(case: Case) -> None:
         check(case)
@@ -166,13 +170,12 @@ def files(folder: Path) -> dict[str, tuple[int, int, str]]:
 
 
 def require_well(ended: Ended) -> None:
-    """The property of every command: its work is done, or one sentence says why not."""
+    """Check that a command has done its work, or that one sentence says why not."""
     assert "Traceback (most recent call last)" not in ended.err, ended.err
     assert ended.code in (0, 1, 2), f"code {ended.code}: {ended.err}"
     assert not [c for c in ended.out + ended.err if not c.isprintable() and c not in "\n\t\r"], repr(ended.err)
     if ended.code:
-        assert ended.sentence, f"not one sentence: {ended.err}"
-        assert len(ended.sentence.split()) > 2, ended.sentence
+        assert len(ended.sentence.split()) > 2, f"not one sentence: {ended.err}"
         assert len(ended.sentence) <= 620, ended.sentence
 
 
@@ -183,20 +186,24 @@ _numbers = count()
 def camp(root: Path) -> Iterator[Path]:
     """A folder for one example, ``here``, beside files of others, which no command may change; removed at its end."""
     folder = root / f"example-{next(_numbers)}"
-    here, outside = folder / "here", folder / "outside"
-    here.mkdir(parents=True)
-    (folder / "home").mkdir()
-    (folder / "tmp").mkdir()
-    for name in ("notes.txt", "deep/paper.txt", "messages.log"):
-        (outside / name).parent.mkdir(parents=True, exist_ok=True)
-        (outside / name).write_text(f"mine: {name}")
+    for name in ("home", "tmp", "here"):
+        (folder / name).mkdir(parents=True)
+    outside = write_mine(folder / "outside", "notes.txt", "deep/paper.txt", "messages.log")
     before = files(outside)
     try:
-        yield here
+        yield folder / "here"
         assert files(outside) == before
-        assert {path.name for path in folder.iterdir()} <= {"here", "outside", "home", "tmp"}
+        assert {path.name for path in folder.iterdir()} == {"here", "outside", "home", "tmp"}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_mine(folder: Path, *names: str) -> Path:
+    """Write files of the user; return the folder."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"mine: {name}")
+    return folder
 
 
 def ran(here: Path, action: Callable[[], object], *, seconds: int = 30, gigabytes: float = 3.0) -> Ended:
