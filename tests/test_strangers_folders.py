@@ -13,24 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Ended, files, forked, warm_up
+from forked import Ended, files, forked, warm_up, write_mine
+from interrupted import small
 
 from fedcommons import load_clients, load_rounds, load_runs, locks, means
-from fedcommons.config import presets
-from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError, left_in
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
 from fedcommons.tracking.run_folder import read_finished
 
-TINY = override(
-    presets.experiment("smoke", "digits"),
-    {
-        "algorithm": "scaffold", "data.limit": 40, "client.epochs": 1, "measure.every": 0, "federation.rounds": 2,
-        "federation.checkpoint_every": 1, "tracking.wandb": "off", "model.channels": (2, 2), "measure.clients": True,
-        "federation.memory_mb": 0.001, "partition.n_clients": 3,
-    },
-)  # fmt: skip
+TINY = small(
+    Path("store"),
+    {"federation.rounds": 2, "federation.checkpoint_every": 1, "model.channels": (2, 2), "measure.clients": True},
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +35,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good") / "run"
     experiment.run(TINY, folder, say=lambda text: None)
     plots.partition_of(folder)
-    for name, text in {
-        "messages.log": "said\n",
-        "error.txt": "ValueError: no\n\ntrace",
-        "wandb-id.txt": "abcd1234\n",
-    }.items():
-        (folder / name).write_text(text)
-    return folder
+    return write_mine(folder, "messages.log", "error.txt", "wandb-id.txt")
 
 
 @pytest.fixture
@@ -54,8 +43,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
     """A copy of it, beside an intact one and files of others."""
     shutil.copytree(good, tmp_path / "all" / "good")
     shutil.copytree(good, tmp_path / "all" / "odd")
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "mine.txt").write_text("mine")
+    write_mine(tmp_path / "outside", "mine.txt")
     return tmp_path / "all" / "odd"
 
 
@@ -144,7 +132,7 @@ FILES = (
     "checkpoints/round-000002.safetensors.json", "checkpoints", "memory", "memory/*.safetensors", "wandb-id.txt",
 )  # fmt: skip
 EVERY = [(kind, name) for name in FILES for kind in (*PLACES, *CONTENTS)]
-SOME = EVERY[::11]
+SOME = EVERY[::13]
 """Of each file some kinds, and of each kind some files; the others are slow."""
 
 
