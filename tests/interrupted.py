@@ -38,6 +38,11 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of a folder by their paths in it."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def require_resumed(config: Experiment, folder: Path, whole: Path, first: int | None) -> str:
     """Check that the run goes on with this round (None: no round) and ends as ``whole``; return its messages."""
     seen: list[int] = []

@@ -12,19 +12,14 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from interrupted import contents, outputs, small
 
 from fedcommons import locks
-from fedcommons.config import presets
 from fedcommons.errors import UserError
 from fedcommons.locks import locked
 from fedcommons.runs import experiment
 from fedcommons.sweeping import folders
 from fedcommons.sweeping import sweep as tuning
-
-TINY = {
-    "data.limit": 40, "client.epochs": 1, "measure.every": 0, "federation.rounds": 3, "federation.checkpoint_every": 2,
-    "tracking.wandb": "off", "model.channels": (2, 4), "partition.n_clients": 2,
-}  # fmt: skip
 
 
 @contextmanager
@@ -61,23 +56,25 @@ def holding(folder: Path) -> Callable[[Callable[[], None]], None]:
     return action
 
 
-def test_a_second_process_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
     with another(holding(tmp_path)) as process:
         who = f"{tmp_path} is in use by process {process} on {socket.gethostname()}"
         with pytest.raises(UserError, match=who), locked(tmp_path):
             pytest.fail("two in one folder")
-    with locked(tmp_path):  # it has ended
+    with locked(tmp_path):  # the other has ended
         assert locks.holder(tmp_path) == (os.getpid(), socket.gethostname())
-
-
-def test_within_one_process_a_second_lock_is_refused_too(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        for _ in range(2):  # the refused one has not released the lock of the first
+        for _ in range(2):  # also in this process; the refused one has not released the lock of the first
             with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
                 pytest.fail("two in one folder")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), locked(tmp_path):
             raise ZeroDivisionError
+
+
+def test_a_lock_of_another_form_names_no_process(tmp_path: Path) -> None:
+    for text in ('{"pid": 1e999, "host": "x"}', '{"pid": "1", "host": "x"}', '{"pid": 1, "host": 2}'):
+        (tmp_path / ".lock").write_text(text)
+        assert locks.holder(tmp_path) is None
 
 
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live_on(tmp_path: Path) -> None:
@@ -129,22 +126,21 @@ def test_a_file_system_without_locks_is_reported_and_refuses_no_process(
 @pytest.mark.long
 def test_two_processes_cannot_run_one_run(tmp_path: Path) -> None:
     """The second, with --resume, is refused; the first ends as an undisturbed run; a finished one may be read."""
-    config = presets.experiment("smoke", "digits", TINY)
+    config, folder = small(tmp_path, {"federation.rounds": 3}), tmp_path / "run"
 
     def run(begun: Callable[[], None]) -> None:
-        experiment.run(config, tmp_path / "run", on_round=lambda number, _: begun() if number == 2 else None)
+        experiment.run(config, folder, on_round=lambda number, _: begun() if number == 2 else None)
 
     with another(run) as process:
-        before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+        before = contents(folder)
         for resume in (True, False):
             with pytest.raises(UserError, match=f"is in use by process {process} on "):
-                experiment.run(config, tmp_path / "run", resume=resume)
-        assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+                experiment.run(config, folder, resume=resume)
+        assert contents(folder) == before
     summary = experiment.run(config, tmp_path / "whole")
-    for name in ("rounds.jsonl", "summary.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with locked(tmp_path / "whole"):
-        assert experiment.run(config, tmp_path / "whole", resume=True) == summary
+    assert outputs(folder) == outputs(tmp_path / "whole")
+    with locked(folder):
+        assert experiment.run(config, folder, resume=True) == summary
 
 
 def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:
