@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from forked import Ended, Script, call, forked, warm_up, words
+from interrupted import outputs
 
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
@@ -96,12 +97,6 @@ class Runs:
         return forked(action, folder)
 
 
-def outputs(folder: Path) -> dict[str, bytes]:
-    """What must not differ: the metrics, the summary, the last two checkpoints and the memories that they name."""
-    paths = [folder / "rounds.jsonl", folder / "summary.json", *folder.glob("*/[!.]*.safetensors*")]
-    return {p.name: p.read_bytes() for p in paths}
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, sweeps: Callable[[str], ModuleType]) -> Runs:
     warm_up()
@@ -117,6 +112,12 @@ def whole(runs: Runs) -> dict[str, list[str]]:
         assert ended.code == 0, ended.err
         changes[method] = json.loads(ended.out.splitlines()[-1])
         assert changes[method].count("fsync") > 10
+    folder = runs.root / "feddpms" / "run"
+    last = checkpoint.load_latest(folder / "checkpoints", ClientMemory(folder=folder / "memory"))
+    assert last  # clients had sent codes and received some, or FedDPMS's runs would show no more than SCAFFOLD's
+    assert [name for name in last.state if name.startswith("codes/")]
+    assert len(data(last.state["received"]))
+    assert list((runs.root / "scaffold" / "run").glob("memory/*.safetensors"))
     return changes
 
 
@@ -142,17 +143,6 @@ def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
     assert outputs(tmp_path / "run") == outputs(runs.root / method / "run")
     assert was_finished or list(tmp_path.rglob(".*.tmp")) == []
     assert share == 1.0 or not was_finished
-
-
-@pytest.mark.long
-def test_clients_had_sent_codes_and_received_some_by_the_end(runs: Runs, whole: dict[str, list[str]]) -> None:
-    """Otherwise FedDPMS's runs would show no more than SCAFFOLD's."""
-    folder = runs.root / "feddpms" / "run"
-    last = checkpoint.load_latest(folder / "checkpoints", ClientMemory(folder=folder / "memory"))
-    assert last
-    assert {name for name in last.state if name.startswith("codes/")}
-    assert len(data(last.state["received"]))
-    assert list((runs.root / "scaffold" / "run").glob("memory/*.safetensors"))
 
 
 @pytest.mark.long
