@@ -50,7 +50,7 @@ VALUES = st.recursive(
 Case = TypeVar("Case")
 
 
-def examine(check: Callable[[Case], None], cases: st.SearchStrategy[Case], few: int, many: bool) -> None:
+def examine(check: Callable[[Case], object], cases: st.SearchStrategy[Case], few: int, many: bool) -> None:
     """Check ``few`` cases, always the same, or other ones each time: as many as ``FEDCOMMONS_EXAMPLES`` says."""
 
     @settings(
