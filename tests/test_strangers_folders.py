@@ -8,13 +8,15 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Ended, files, forked, warm_up, write_mine
-from interrupted import small
+from forked import SIZES, VALUES, Ended, examine, files, forked, warm_up, write_mine
+from hypothesis import strategies as st
+from interrupted import outputs, small
 
 from fedcommons import load_clients, load_rounds, load_runs, locks, means
 from fedcommons.errors import ClientError, UserError, left_in
@@ -38,13 +40,17 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mine(folder, "messages.log", "error.txt", "wandb-id.txt")
 
 
+def laid_out(good: Path, root: Path) -> Path:
+    """A copy of the run, beside an intact one and files of others."""
+    shutil.copytree(good, root / "all" / "good")
+    shutil.copytree(good, root / "all" / "odd")
+    write_mine(root / "outside", "mine.txt")
+    return root / "all" / "odd"
+
+
 @pytest.fixture
 def folder(good: Path, tmp_path: Path) -> Path:
-    """A copy of it, beside an intact one and files of others."""
-    shutil.copytree(good, tmp_path / "all" / "good")
-    shutil.copytree(good, tmp_path / "all" / "odd")
-    write_mine(tmp_path / "outside", "mine.txt")
-    return tmp_path / "all" / "odd"
+    return laid_out(good, tmp_path)
 
 
 def require_bounded(folder: Path, read: Callable[[], object], seconds: int = 30) -> Ended:
@@ -151,6 +157,64 @@ def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_fo
     if name.startswith(("checkpoints", "memory")):  # these are read by a run that is not finished
         (folder / "summary.json").unlink()
     require_bounded(folder, lambda: read_in_all_ways(folder))
+
+
+Damage = tuple[int, str, float, bytes, Any]
+"""Number of a file, over all files; kind of damage; place in the file, as a share of its length; bytes; a value."""
+DAMAGES: st.SearchStrategy[Damage] = st.tuples(
+    st.integers(0, 200),
+    st.sampled_from(["cut", "doubled", "flipped", "inserted", "line", *["value"] * 5]),
+    st.floats(0, 1),
+    st.binary(min_size=1, max_size=6),
+    VALUES,
+)
+
+
+def altered(value: Any, at: float, new: Any) -> Any:
+    """The value with another one in one place."""
+    if isinstance(value, dict) and value and at < 0.9:
+        name = sorted(value)[int(at * len(value))]
+        return {**value, name: altered(value[name], (at * 7) % 1, new)}
+    return new
+
+
+def damage(path: Path, way: str, at: float, new: bytes, value: Any) -> None:
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True) if content and path.suffix == ".jsonl" else [content]
+    j = int(at * (len(lines) - 1))
+    line, i = lines[j], int(at * len(lines[j]))
+    if way == "value":
+        with contextlib.suppress(ValueError):  # it is no JSON, or was damaged before
+            line = json.dumps(altered(json.loads(line), at, value)).encode() + b"\n"
+    else:
+        line = {
+            "cut": line[:i], "doubled": line * 2, "line": new + b"\n", "inserted": line[:i] + new + line[i:],
+            "flipped": line[:i] + bytes(b ^ 0xFF for b in line[i : i + 1]) + line[i + 1 :],
+        }[way]  # fmt: skip
+    path.write_bytes(b"".join([*lines[:j], line, *lines[j + 1 :]]))
+
+
+def check(case: tuple[bool, list[Damage]], good: Path, root: Path) -> None:
+    """A folder that is damaged in one or two places; where that are checkpoints only, the run ends like any other."""
+    is_finished, ways = case
+    with tempfile.TemporaryDirectory(dir=root) as name:
+        folder = laid_out(good, Path(name))
+        if not is_finished:
+            (folder / "summary.json").unlink()
+        damaged = list[str]()
+        for number, *how in ways:
+            able = sorted(path for path in folder.rglob("*") if path.is_file())
+            damage(path := able[number % len(able)], *how)
+            damaged.append(path.suffix)
+        require_bounded(folder, lambda: read_in_all_ways(folder))
+        if {*damaged} == {".safetensors"}:
+            assert outputs(folder) == outputs(good)
+
+
+@SIZES
+def test_a_damaged_folder_is_read_or_refused(many: bool, good: Path, tmp_path: Path) -> None:
+    cases = st.tuples(st.booleans(), st.lists(DAMAGES, min_size=1, max_size=2))
+    examine(lambda case: check(case, good, tmp_path), cases, 12, many)
 
 
 ODD: Mapping[str, Any] = {
