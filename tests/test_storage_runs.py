@@ -1,18 +1,17 @@
 """Runs and sweeps with a storage: other machines go on, and a storage that fails costs nothing that is here."""
 
-import http.client
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import pytest
 from interrupted import PowerCut, cut_at, outputs, small
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from fedcommons.errors import ClientError, UserError
 from fedcommons.files import remote
@@ -158,92 +157,62 @@ def test_damaged_objects_are_reported_and_the_checkpoint_before_goes_on(
         machine("d").run()
 
 
+@pytest.mark.parametrize("other", [{"seed": 1}, {"client.lr": 0.07}, None])
 @FOLDER
 @pytest.mark.long
-def test_a_snapshot_with_fewer_rounds_removes_nothing_here(
-    machine: Machines, place: str, whole: dict[str, bytes]
+def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
+    other: dict[str, Any] | None, machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """Another user of the storage has emptied it."""
-    machine("a").run(last=5)
-    remote.opened(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
-    machine("a").run([5, 6])
-    assert outputs(machine("a").folder) == whole
-
-
-@pytest.mark.parametrize("other", [{"seed": 1}, {"client.lr": 0.07}])
-@FOLDER
-@pytest.mark.long
-def test_another_run_that_took_its_name_there_removes_nothing_here(
-    other: dict[str, Any], machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
-    """The run was removed from the storage; the other one has more rounds."""
+    """The run was removed from the storage; another one has more rounds, or it has none."""
     machine("a").run(last=3)
-    remote.opened(place).remove("runs/run/MANIFEST.json")
-    machine("b").run(**other)
-    with pytest.raises(UserError, match=r"runs/run holds another run than .*/a/run"):
-        machine("a").run()
-    Machine(tmp_path, None, "a").run()
+    if other is None:
+        remote.opened(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
+        machine("a").run([3, 4, 5, 6])
+    else:
+        remote.opened(place).remove("runs/run/MANIFEST.json")
+        machine("b").run(**other)
+        with pytest.raises(UserError, match=r"runs/run holds another run than .*/a/run"):
+            machine("a").run()
+        Machine(tmp_path, None, "a").run()
     assert outputs(machine("a").folder) == whole
 
 
 class Front:
-    """A proxy before the S3 server.
+    """The emulated S3 with faults, as a WSGI application.
 
-    busy: how often it answers 503. lost: how many lists it writes without an answer. is_lax: it drops conditions.
+    busy: how often it answers 503. lost: how many lists it writes and answers 500. is_lax: it drops conditions.
     """
 
-    def __init__(self, behind: str) -> None:
+    def __init__(self) -> None:
         self.busy, self.lost, self.is_lax = 0.0, 0, False
-        front, target = self, urlparse(behind).netloc
+        self.app = DomainDispatcherApplication(create_backend_app)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def pass_on(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                if front.busy > 0:
-                    front.busy -= 1
-                    self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>Slow down.</Message></Error>")
-                    return
-                server = http.client.HTTPConnection(target)
-                dropped = ("if-match", "if-none-match") if front.is_lax else ()
-                headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-                server.request(self.command, self.path, body, headers)
-                answer = server.getresponse()
-                content = answer.read()
-                if front.lost and self.command == "PUT" and self.path.endswith("MANIFEST.json"):
-                    front.lost -= 1
-                    self.close_connection = True
-                    return
-                self._answer(answer.status, answer.getheaders(), content)
-
-            def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-                self.send_response(status)
-                kept = {"content-length": str(len(content)), **{name.lower(): value for name, value in headers}}
-                for name in kept.keys() - {"connection", "transfer-encoding", "server", "date"}:
-                    self.send_header(name, kept[name])
-                self.end_headers()
-                self.wfile.write(b"" if self.command == "HEAD" else content)
-
-            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = pass_on
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    def __call__(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
+        if self.busy > 0:
+            self.busy -= 1
+            answer("503 Busy", [])
+            return [b"<Error><Code>SlowDown</Code><Message>Slow down.</Message></Error>"]
+        for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH") if self.is_lax else ():
+            environ.pop(name, None)
+        is_lost = self.lost and environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith("MANIFEST.json")
+        if not is_lost:
+            return self.app(environ, answer)
+        self.lost -= 1
+        list(self.app(environ, lambda *_: None))
+        answer("500 Lost", [])
+        return []
 
 
 @pytest.fixture
-def front(s3_server: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A proxy that the environment names as S3's endpoint."""
-    made = Front(s3_server)
-    thread = threading.Thread(target=made.server.serve_forever)
+def front(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A server that the environment names as S3's endpoint."""
+    server = make_server("127.0.0.1", 0, made := Front(), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*made.server.server_address[:2]))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     yield made
-    made.server.shutdown()
+    server.shutdown()
     thread.join()
-    made.server.server_close()
 
 
 @pytest.mark.long
