@@ -80,6 +80,12 @@ def without(name: str) -> Callable[[Path], object]:
     return remove
 
 
+def not_tensors(path: Path) -> None:
+    facts = json.loads(sidecar(path).read_text())
+    path.write_bytes(b"not tensors")
+    write_json(sidecar(path), {**facts, "sha256": sha256(b"not tensors")})
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-5]),
     "emptied": lambda path: path.write_bytes(b""),
@@ -90,6 +96,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "sidecar not a record": lambda path: sidecar(path).write_text("[]"),
     "no checksum of tensors": without("sha256"),
     "no checksum of facts": without("facts_sha256"),
+    "no tensors with a right checksum": not_tensors,
     "another receipt": lambda path: sidecar(path).write_text(sidecar(path).read_text().replace("1.5", "9.5")),
 }
 
@@ -149,21 +156,6 @@ def test_damage_is_detected_and_the_artifact_is_built_again(how: str, shelf: She
         shelf.require_lost(KEY)
 
 
-def test_a_right_checksum_of_no_tensors_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(b"not tensors")
-    write_json(sidecar(path), {"sha256": sha256(b"not tensors"), "facts_sha256": sha256(b"{}")})
-    with pytest.raises(ValueError, match="truncated or altered"):
-        read_tensors(path)
-
-
-def test_a_key_depends_on_every_fact_but_not_on_their_order() -> None:
-    facts: dict[str, Any] = {"seed": 0, "fitting": {"lr": 0.1, "channels": (8, 16)}}
-    assert key_of(facts) == key_of({"fitting": {"channels": [8, 16], "lr": 0.1}, "seed": 0})
-    for other in ({"seed": 1}, {"fitting": {"lr": 0.1, "channels": (8, 32)}}, {"more": None}):
-        assert key_of(facts) != key_of({**facts, **other})
-
-
 def test_the_store_returns_what_was_put_also_to_a_later_process(shelf: Shelf) -> None:
     key, findings = key_of({"seed": 0}), {"receipt": {"sigma": 1.5, "steps": 20}}
     Store(shelf.folder / "a" / "b").put("images", TENSORS, {"seed": 0}, findings)
@@ -174,23 +166,6 @@ def test_the_store_returns_what_was_put_also_to_a_later_process(shelf: Shelf) ->
     assert (found.facts, found.findings) == ({"seed": 0}, findings)
     assert later.get("generators", key) is None
     assert later.get("images", key_of({"seed": 1})) is None
-
-
-@pytest.mark.parametrize("parts", [("tensors",), ("facts",), ("findings",), ("facts", "findings")], ids="+".join)
-def test_parts_of_two_artifacts_make_none(parts: tuple[str, ...], shelf: Shelf) -> None:
-    """The images of a generator without noise under the receipt of one with it, in all combinations."""
-    keys = [key_of({"sigma": sigma}) for sigma in (0, 5)]
-    for sigma in (0, 5):
-        shelf.store.put("images", {"images": torch.full((3,), sigma)}, {"sigma": sigma}, {"receipt": {"sigma": sigma}})
-    plain, private = (shelf.path(key) for key in keys)
-    if parts == ("tensors",):
-        private.write_bytes(plain.read_bytes())
-    else:
-        here, there = json.loads(sidecar(plain).read_text()), json.loads(sidecar(private).read_text())
-        sidecar(plain).write_text(json.dumps(here | {part: there[part] for part in parts}))
-    is_lost = [shelf.tensors(key) is None for key in keys]
-    assert is_lost == [parts != ("tensors",), parts == ("tensors",)]
-    assert len(shelf.said) == 1
 
 
 def test_an_artifact_whose_facts_are_malformed_is_none(shelf: Shelf) -> None:
@@ -212,18 +187,14 @@ class Part:
     others: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LaterPart(Part):
-    added: str = "as before"
-
-
-def test_a_key_has_the_constants_that_differ_from_their_defaults() -> None:
+def test_a_key_has_the_constants_that_differ_from_their_defaults_in_any_order() -> None:
     assert constants(Part(3)) == {"needed": 3}  # without a default
     assert constants(Part(3, others={"a": 1}, channels=(8,))) == {"needed": 3, "channels": (8,), "others": {"a": 1}}
     assert constants(Part(3, lr=0.2), less=("lr",)) == {"needed": 3}
-    for lr in (0.1, 0.2):  # a field that was added later renames nothing
-        assert key_of(constants(LaterPart(3, lr))) == key_of(constants(Part(3, lr)))
-    assert key_of(constants(LaterPart(3, added="other"))) != key_of(constants(Part(3)))
+    facts: dict[str, Any] = {"seed": 0, "fitting": {"lr": 0.1, "channels": (8, 16)}}
+    assert key_of(facts) == key_of({"fitting": {"channels": [8, 16], "lr": 0.1}, "seed": 0})
+    for other in ({"seed": 1}, {"fitting": {"lr": 0.1, "channels": (8, 32)}}, {"more": None}):
+        assert key_of(facts) != key_of({**facts, **other})
 
 
 @pytest.mark.parametrize("fails_at", [1, 2], ids=["tensors", "sidecar"])
