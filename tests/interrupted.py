@@ -1,10 +1,12 @@
-"""A small run with clients' memories in files, a power cut in it, and what a resumed run must leave."""
+"""A small run with memories in files, a power cut, what a resumed run must leave, and a storage whose writes fail."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
+from fedcommons.files import remote
 from fedcommons.runs import experiment
 
 FIELDS = {
@@ -51,3 +53,17 @@ def require_resumed(config: Experiment, folder: Path, whole: Path, first: int | 
     assert seen == ([] if first is None else [*range(first, config.federation.rounds + 1)])
     assert outputs(folder) == outputs(whole)
     return "\n".join(said)
+
+
+class Watched:
+    """A storage with ``instead`` in the place of its ``write``, which gets the plain one first."""
+
+    def __init__(self, place: str) -> None:
+        self.plain = remote.opened(place)
+        self.instead: Callable[..., str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def write(self, *given: Any) -> str:
+        return self.instead(self.plain.write, *given) if self.instead else self.plain.write(*given)

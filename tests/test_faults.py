@@ -198,6 +198,7 @@ def check_run(asked: Mapping[str, str], script: Script, root: Path) -> None:
         (here / "notes.txt").write_text("mine")
         ended = ran(here, lambda: call(script, *words(fields)), seconds=60)
         assert (here / "notes.txt").read_text() == "mine"
+        assert asked or ended.code == 0, ended.err
         if ended.code == 0:
             require_whole(here / "out", ended, asked)
 
@@ -300,7 +301,7 @@ def check_config(content: bytes, script: Script, root: Path) -> None:
 
 
 CAMPAIGNS: Mapping[str, tuple[Callable[[Any, Script, Path], None], st.SearchStrategy[Any], int]] = {
-    "values": (check_option, ASKED, 12), "runs": (check_run, requests(), 5),
+    "values": (check_option, ASKED, 12), "runs": (check_run, st.just({}) | requests(), 5),
     "options and places": (check_place, misspelt() | PLACED, 10), "config files": (check_config, configs(), 12),
 }  # fmt: skip
 

@@ -146,37 +146,27 @@ def test_a_file_counts_up_to_its_first_damaged_line(name: str, runs: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "first", "damage"),
+    ("run", "name", "line", "new", "first"),
     [
-        ("rounds.jsonl", 5, 5, b"\0" * 40), ("rounds.jsonl", 4, 3, b'{"round": 4, "te'), ("timing.jsonl", 0, 0, b""),
+        ("cut", "rounds.jsonl", 5, b"\0" * 40, 5), ("cut", "rounds.jsonl", 4, b'{"round": 4, "te', 3),
+        ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 6, None, None),
+        ("whole", "rounds.jsonl", 2, None, 0),
     ],
 )  # fmt: skip
 @pytest.mark.long
 def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
-    name: str, line: int, first: int, damage: bytes, runs: Path, tmp_path: Path
+    run: str, name: str, line: int, new: bytes | None, first: int | None, runs: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(runs / "cut", folder)
+    """new: a line in the place of another; None: the line is there twice, as two processes leave it."""
+    folder, cell = tmp_path / "run", tuning.Trial("run", TINY)
+    shutil.copytree(runs / run, folder)
+    assert tuning.is_done(cell, tmp_path) == (run == "whole")
     lines = (folder / name).read_bytes().splitlines()
-    lines[line] = damage
+    lines[line : line + 1] = [lines[line]] * 2 if new is None else [new]
     (folder / name).write_bytes(b"\n".join(lines) + b"\n")
-    require_resumed(TINY, folder, runs / "whole", first)
-
-
-@pytest.mark.parametrize(("line", "first"), [(6, None), (2, 0)])
-@pytest.mark.long
-def test_a_run_whose_lines_are_not_its_rounds_is_not_finished(
-    line: int, first: int | None, runs: Path, tmp_path: Path
-) -> None:
-    cell = tuning.Trial("run", TINY)
-    shutil.copytree(runs / "whole", tmp_path / "run")
-    assert tuning.is_done(cell, tmp_path)
-    lines = (tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    lines.insert(line, lines[line])  # as two processes leave them
-    (tmp_path / "run" / "rounds.jsonl").write_bytes(b"".join(lines))
-    assert read_summary(tmp_path / "run") is None
+    assert read_summary(folder) is None
     assert not tuning.is_done(cell, tmp_path)
-    require_resumed(TINY, tmp_path / "run", runs / "whole", first)
+    require_resumed(TINY, folder, runs / "whole", first)
     assert tuning.is_done(cell, tmp_path)
 
 

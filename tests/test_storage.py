@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from interrupted import PowerCut
+from interrupted import PowerCut, Watched
 from torch import Tensor, arange, equal
 
 from fedcommons.artifacts import Store, key_of
@@ -35,20 +35,6 @@ def keys(place: str) -> list[str]:
     else:
         found = [path.relative_to(place).as_posix() for path in Path(place).rglob("*") if path.is_file()]
     return sorted(name for name in found if name != "fedcommons.json" and not name.endswith(".writing"))
-
-
-class Watched:
-    """A storage with ``instead`` in the place of its ``write``, which gets the plain one first."""
-
-    def __init__(self, place: str) -> None:
-        self.plain = remote.opened(place)
-        self.instead: Callable[..., str] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
-
-    def write(self, *given: Any) -> str:
-        return self.instead(self.plain.write, *given) if self.instead else self.plain.write(*given)
 
 
 def snapshots(place: str, storage: Any = None) -> Snapshots:
@@ -262,8 +248,8 @@ def test_an_artifact_is_available_on_another_machine(place: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["altered", "removed"])
-def test_a_damaged_artifact_is_reported_and_built_again(how: str, place: str, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_damaged_artifact_is_reported_and_built_again(how: str, tmp_path: Path) -> None:
+    place, said = str(tmp_path / "storage"), list[str]()
     Store(tmp_path / "a", said.append, place).put("images", TENSORS, FACTS)
     for key in keys(place):
         if not key.endswith(MANIFEST):

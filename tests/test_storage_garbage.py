@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import Watched
 from torch import arange
 
 from fedcommons.artifacts import Store, key_of
@@ -102,35 +103,23 @@ def test_objects_of_a_bucket_that_no_list_names_are_listed(
         assert [one.key for one in garbage.find(storage)] == expected
 
 
-class Hooked:
-    """A folder storage that calls ``before`` with the key at each write."""
-
-    def __init__(self, place: str, before: Callable[[str], object]) -> None:
-        self.plain, self.before = remote.opened(place), before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
-
-    def write(self, key: str, *given: Any) -> str:
-        self.before(key)
-        return self.plain.write(key, *given)
-
-
 def test_what_was_sent_a_day_ago_and_never_listed_is_sent_again(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage took the objects and not the list, was away for a day, and was cleaned meanwhile."""
-    is_away, clock, place = [True], Clock(monkeypatch), str(tmp_path / "storage")
-
-    def refuse_lists(key: str) -> None:
-        if is_away and key.endswith(MANIFEST):
-            raise StorageError("away")
-
-    storage: Any = Hooked(place, refuse_lists)
+    clock, place = Clock(monkeypatch), str(tmp_path / "storage")
+    storage: Any = Watched(place)
     one = Snapshots(storage, "runs/a", "[a-z]+")
+
+    def refuse_lists(plain: Callable[..., str], key: str, *given: Any) -> str:
+        if key.endswith(MANIFEST):
+            raise StorageError("away")
+        return plain(key, *given)
+
+    storage.instead = refuse_lists
     with pytest.raises(StorageError, match="away"):
         one.send(here)
-    is_away.clear()
+    storage.instead = None
     clock.ahead = 25 * HOUR
     (left,) = Path(place, "runs", "a", "objects").iterdir()
     left.unlink()
@@ -138,15 +127,18 @@ def test_what_was_sent_a_day_ago_and_never_listed_is_sent_again(
     assert readable(place, tmp_path / "b")
 
 
+@pytest.mark.parametrize(("hours", "is_sent"), [(5.9, True), (6.1, False)])
 def test_a_process_that_was_stopped_for_hours_lists_nothing_that_may_be_removed(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hours: float, is_sent: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
-    for number, hours in enumerate((6.1, 5.9)):
-        place = str(tmp_path / f"storage{number}")
-        clock.ahead = 0
-        storage: Any = Hooked(place, lambda key, hours=hours: setattr(clock, "ahead", HOUR * hours))
-        one = Snapshots(storage, "runs/a", "[a-z]+")
-        with nullcontext() if number else pytest.raises(StorageError, match="6 hours"):
-            one.send(here)
-        assert len(snapshots(place).look()) == number
+    clock, place = Clock(monkeypatch), str(tmp_path / "storage")
+    storage: Any = Watched(place)
+
+    def stop(plain: Callable[..., str], *given: Any) -> str:
+        clock.ahead = HOUR * hours
+        return plain(*given)
+
+    storage.instead = stop
+    with nullcontext() if is_sent else pytest.raises(StorageError, match="6 hours"):
+        Snapshots(storage, "runs/a", "[a-z]+").send(here)
+    assert bool(snapshots(place).look()) == is_sent

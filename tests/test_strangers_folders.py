@@ -152,7 +152,9 @@ def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_fo
     if (folder / name).is_dir() and kind in CONTENTS:
         shutil.rmtree(folder / name)
         (folder / name).write_text("x")
-    for path in [*folder.glob(name)]:
+    paths = [*folder.glob(name)]
+    assert paths
+    for path in paths:
         {**PLACES, **CONTENTS}[kind](path)
     if name.startswith(("checkpoints", "memory")):  # these are read by a run that is not finished
         (folder / "summary.json").unlink()
