@@ -87,12 +87,10 @@ def forked(
     seconds: int = 60,
     gigabytes: float = 3.0,
     file_size: int | None = None,
-    stdout: int | None = None,
 ) -> Ended:
     """Run ``action`` in a fork, in ``folder``, as a process of its own would; what it has started is killed at its end.
 
-    seconds: of processor time. gigabytes: of memory beyond what this process has. file_size: the most bytes
-    of a file. stdout: a file for its output.
+    seconds: of processor time. gigabytes: of memory beyond what this process has. file_size: the most bytes of a file.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if not (process := os.fork()):
@@ -101,7 +99,7 @@ def forked(
                 gc.freeze()  # objects of the tests are not looked through in the fork
                 logging.getLogger().handlers.clear()  # Opacus installs one when it is imported
                 os.setsid()
-                os.dup2(out.fileno() if stdout is None else stdout, 1)
+                os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
                 sys.stderr = os.fdopen(2, "w", 1, closefd=False, encoding="utf-8")
@@ -118,10 +116,6 @@ def forked(
                 code = 0
             except SystemExit as end:
                 code = end.code
-                with suppress(OSError):
-                    code = 120  # of an interpreter that cannot flush its output
-                    sys.stdout.flush()
-                    code = end.code
             except BaseException:
                 traceback.print_exc()
             finally:

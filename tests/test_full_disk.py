@@ -100,22 +100,6 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_more_room_ends_it_well(
     require_resumed(script, folder, whole)
 
 
-@pytest.mark.parametrize(("is_pipe", "word"), [(True, "reads the output"), (False, "No space left on device")])
-@pytest.mark.long
-def test_output_that_cannot_be_written_ends_a_run_in_one_sentence(
-    is_pipe: bool, word: str, script: Script, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    """As ``| head -1`` and ``> /dev/full`` do."""
-    reads, writes = os.pipe()
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.close(reads)
-    ended = forked(lambda: call(script, *OPTIONS, "--out=run"), tmp_path, stdout=writes if is_pipe else full)
-    for descriptor in (writes, full):
-        os.close(descriptor)
-    require_sentence(ended, word)
-    require_resumed(script, tmp_path, whole)
-
-
 def shell(command: str) -> tuple[int, str]:
     """Exit code of Python and its stderr."""
     command = f"{sys.executable} {command}; exit ${{PIPESTATUS[0]}}"

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,37 +22,33 @@ from fedcommons.runs import experiment
 from fedcommons.sweeping import folders
 from fedcommons.sweeping import sweep as tuning
 
+FORK = multiprocessing.get_context("fork")
+
 
 @contextmanager
 def another(action: Callable[[Callable[[], None]], None]) -> Iterator[int]:
-    """A process that does this; it has begun once it calls the function that it is passed, and goes on at the end."""
-    (reads, says), (waits, goes) = os.pipe(), os.pipe()
-    if not (process := os.fork()):
-        try:
-            os.close(goes)
+    """A process that does this; the function that it is passed pauses it until the end of the context."""
+    here, there = FORK.Pipe()
 
-            def begun() -> None:
-                os.write(says, b"x")
-                os.read(waits, 1)  # until the test goes on
+    def pause() -> None:
+        there.send("it has begun")
+        there.recv()
 
-            action(begun)
-        finally:
-            os._exit(0)
-    os.close(says)
-    os.close(waits)
+    process = FORK.Process(target=action, args=(pause,))
+    process.start()
     try:
-        assert os.read(reads, 1) == b"x"
-        yield process
+        assert here.poll(60)
+        assert process.pid
+        yield process.pid
     finally:
-        os.close(goes)
-        os.close(reads)
-        os.waitpid(process, 0)
+        here.send("go on")
+        process.join()
 
 
 def holding(folder: Path) -> Callable[[Callable[[], None]], None]:
-    def action(begun: Callable[[], None]) -> None:
+    def action(pause: Callable[[], None]) -> None:
         with locked(folder):
-            begun()
+            pause()
 
     return action
 
@@ -80,13 +77,13 @@ def test_a_lock_of_another_form_names_no_process(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live_on(tmp_path: Path) -> None:
     """As W&B's service or Ray's workers may: one that was forked, one that was started."""
 
-    def action(begun: Callable[[], None]) -> None:
+    def action(pause: Callable[[], None]) -> None:
         with locked(tmp_path):
             started = subprocess.Popen(["sleep", "60"], close_fds=False)
             if not (forked := os.fork()):
                 signal.pause()
             (tmp_path / "children").write_text(f"{started.pid} {forked}")
-            begun()
+            pause()
 
     with another(action) as process:
         children = [int(number) for number in (tmp_path / "children").read_text().split()]
@@ -128,8 +125,8 @@ def test_two_processes_cannot_run_one_run(tmp_path: Path) -> None:
     """The second, with --resume, is refused; the first ends as an undisturbed run; a finished one may be read."""
     config, folder = small(tmp_path, {"federation.rounds": 3}), tmp_path / "run"
 
-    def run(begun: Callable[[], None]) -> None:
-        experiment.run(config, folder, on_round=lambda number, _: begun() if number == 2 else None)
+    def run(pause: Callable[[], None]) -> None:
+        experiment.run(config, folder, on_round=lambda number, _: pause() if number == 2 else None)
 
     with another(run) as process:
         before = contents(folder)
