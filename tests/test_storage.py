@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from interrupted import PowerCut, Watched
+from interrupted import PowerCut, Watched, ignore, refuse_lists
 from torch import Tensor, arange, equal
 
 from fedcommons.artifacts import Store, key_of
@@ -105,16 +105,10 @@ def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(place: str, tm
     one.send(write(tmp_path / "a", x="1", y="one"))
     other.look()
 
-    def lost(plain: Callable[..., str], key: str, *given: Any) -> str:
-        tag = plain(key, *given)
-        if key.endswith(MANIFEST):
-            raise StorageError("no answer")
-        return tag
-
-    watched.instead = lost
+    watched.after = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
         one.send(write(tmp_path / "a", x="2"))
-    watched.instead = None
+    watched.after = ignore
     one.send(write(tmp_path / "a", x="3"))
     require_served(place, tmp_path / "b", x="3", y="one")
     assert len(keys(place)) == 3
@@ -137,20 +131,19 @@ def test_what_was_removed_there_is_sent_again(place: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_half_written_snapshot_is_not_seen(after: int, place: str, tmp_path: Path) -> None:
     """Killed after so many objects, before the list."""
-    watched, done = Watched(place), []
+    watched, done = Watched(place), list[str]()
     one = snapshots(place, watched)
     one.send(write(tmp_path / "a", x="1", y="one"))
 
-    def cut(plain: Callable[..., str], *given: Any) -> str:
+    def cut(key: str) -> None:
         if len(done) == after:
             raise PowerCut
-        done.append(given[0])
-        return plain(*given)
+        done.append(key)
 
-    watched.instead = cut
+    watched.before = cut
     with pytest.raises(PowerCut):
         one.send(write(tmp_path / "a", x="2", y="two"))
-    watched.instead = None
+    watched.before = ignore
     assert len(keys(place)) == 3 + after
     require_served(place, tmp_path / "b", x="1", y="one")
     one.send(tmp_path / "a")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupted import Watched
+from interrupted import Watched, ignore, refuse_lists
 from torch import arange
 
 from fedcommons.artifacts import Store, key_of
 from fedcommons.files import garbage, remote
 from fedcommons.files.remote import StorageError
-from fedcommons.files.snapshots import MANIFEST, Snapshots
+from fedcommons.files.snapshots import Snapshots
 
 FACTS = {"seed": 3}
 KEY = key_of(FACTS)
@@ -111,15 +111,10 @@ def test_what_was_sent_a_day_ago_and_never_listed_is_sent_again(
     storage: Any = Watched(place)
     one = Snapshots(storage, "runs/a", "[a-z]+")
 
-    def refuse_lists(plain: Callable[..., str], key: str, *given: Any) -> str:
-        if key.endswith(MANIFEST):
-            raise StorageError("away")
-        return plain(key, *given)
-
-    storage.instead = refuse_lists
-    with pytest.raises(StorageError, match="away"):
+    storage.before = refuse_lists
+    with pytest.raises(StorageError, match="no answer"):
         one.send(here)
-    storage.instead = None
+    storage.before = ignore
     clock.ahead = 25 * HOUR
     (left,) = Path(place, "runs", "a", "objects").iterdir()
     left.unlink()
@@ -134,11 +129,10 @@ def test_a_process_that_was_stopped_for_hours_lists_nothing_that_may_be_removed(
     clock, place = Clock(monkeypatch), str(tmp_path / "storage")
     storage: Any = Watched(place)
 
-    def stop(plain: Callable[..., str], *given: Any) -> str:
+    def stop(key: str) -> None:
         clock.ahead = HOUR * hours
-        return plain(*given)
 
-    storage.instead = stop
+    storage.before = stop
     with nullcontext() if is_sent else pytest.raises(StorageError, match="6 hours"):
         Snapshots(storage, "runs/a", "[a-z]+").send(here)
     assert bool(snapshots(place).look()) == is_sent
