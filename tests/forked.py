@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -40,7 +40,7 @@ SIZES = pytest.mark.parametrize(
 """A campaign is slow; each test run has a slice of it, always the same."""
 
 ODD = [10**400, -1, "\x1b[31m", "x" * 5000, "../../outside/notes.txt", "/dev/zero", "part.py:Mine", "9" * 5000]
-VALUES = st.recursive(
+VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(ODD),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=5,

@@ -26,7 +26,7 @@ class PowerCut(Exception):
     pass
 
 
-def cut_at(last: int) -> Callable[[int, Mapping[str, float | None]], None]:
+def cut_at(last: int | None) -> Callable[[int, Mapping[str, float | None]], None]:
     """A callback that ends a run after this round."""
 
     def cut(number: int, metrics: Mapping[str, float | None]) -> None:

@@ -204,9 +204,9 @@ def check(case: tuple[bool, list[Damage]], good: Path, root: Path) -> None:
         if not is_finished:
             (folder / "summary.json").unlink()
         damaged = list[str]()
-        for number, *how in ways:
+        for number, way, at, new, value in ways:
             able = sorted(path for path in folder.rglob("*") if path.is_file())
-            damage(path := able[number % len(able)], *how)
+            damage(path := able[number % len(able)], way, at, new, value)
             damaged.append(path.suffix)
         require_bounded(folder, lambda: read_in_all_ways(folder))
         if {*damaged} == {".safetensors"}:
