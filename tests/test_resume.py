@@ -1,37 +1,38 @@
-"""Interrupted at any point and resumed = never interrupted, metric file included."""
+"""Interrupted at any point and resumed = never interrupted; what others have in a folder stays."""
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
-from interrupted import PowerCut, cut_at, outputs, require_resumed, small
+from forked import write_mine
+from interrupted import PowerCut, contents, cut_at, outputs, require_resumed, small
 
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError
+from fedcommons.locks import locked
 from fedcommons.runs import experiment
-from fedcommons.sweeping.sweep import open_sweep
+from fedcommons.sweeping import sweep as tuning
+from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
 
+TINY = small(Path("store"), {"measure.every": 3})
 POOL = {"sharing.setting": "shuffled_synthetic", "sharing.p": 0.5, "generator.epochs": 1, "generator.channels": (8, 8),
         "generator.sampling_steps": 2, "federation.rounds": 1}  # fmt: skip
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Experiment:
-    return small(tmp_path, {"measure.every": 3})
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
-    experiment.run(small(folder, {"measure.every": 3}), folder / "run")
-    return folder / "run"
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run, and one that was interrupted in round 5, with checkpoints of rounds 2 and 4."""
+    folder = tmp_path_factory.mktemp("runs")
+    experiment.run(TINY, folder / "whole")
+    with pytest.raises(PowerCut):
+        experiment.run(TINY, folder / "cut", on_round=cut_at(5))
+    return folder
 
 
 @pytest.mark.long
@@ -45,21 +46,21 @@ def test_where_there_is_nothing_to_resume_it_is_reported_before_any_training(
         first_line = capsys.readouterr().out.splitlines()[0]
         assert (f"{tmp_path / 'run'} holds no run to resume" in first_line) == is_first
     said: list[str] = []
-    with open_sweep(tmp_path / "sweep", True, said.append):
+    with tuning.open_sweep(tmp_path / "sweep", True, said.append):
         assert len(said) == 1
         assert f"{tmp_path / 'sweep'} holds no run to resume" in said[0]
-    with open_sweep(tmp_path / "new", False, said.append):
+    with tuning.open_sweep(tmp_path / "new", False, said.append):
         assert len(said) == 1
 
 
-@pytest.mark.parametrize(("last", "first"), [(1, 1), (2, 3), (5, 5), (6, None)])
+@pytest.mark.parametrize(("last", "first"), [(1, 1), (2, 3), (6, None)])
 @pytest.mark.long
 def test_a_run_interrupted_in_any_round_ends_as_if_it_never_was(
-    last: int, first: int | None, config: Experiment, tmp_path: Path, whole: Path
+    last: int, first: int | None, runs: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(PowerCut):
-        experiment.run(config, tmp_path / "cut", on_round=cut_at(last))
-    require_resumed(config, tmp_path / "cut", whole, first)  # from the last checkpoint
+        experiment.run(TINY, tmp_path / "cut", on_round=cut_at(last))
+    require_resumed(TINY, tmp_path / "cut", runs / "whole", first)  # from the last checkpoint
 
 
 FAILS = """
@@ -95,19 +96,19 @@ def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
     assert not (folder / "error.txt").exists()
 
 
-def test_old_checkpoints_that_a_killed_run_left_are_removed(config: Experiment, whole: Path, tmp_path: Path) -> None:
+def test_old_checkpoints_that_a_killed_run_left_are_removed(runs: Path, tmp_path: Path) -> None:
     """After its last round nothing is saved any more that would remove them."""
-    shutil.copytree(whole, tmp_path / "cut")
+    shutil.copytree(runs / "whole", tmp_path / "cut")
     (tmp_path / "cut" / "summary.json").unlink()
-    for path in (whole / "checkpoints").glob("round-000004*"):
+    for path in (runs / "whole" / "checkpoints").glob("round-000004*"):
         shutil.copy(path, tmp_path / "cut" / "checkpoints" / path.name.replace("4", "2"))
-    require_resumed(config, tmp_path / "cut", whole, None)
+    require_resumed(TINY, tmp_path / "cut", runs / "whole", None)
 
 
-def test_measures_that_are_not_finite_are_reported_once(config: Experiment, tmp_path: Path) -> None:
+def test_measures_that_are_not_finite_are_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     noisy = {"dp.local": True, "dp.noise_multiplier": 1e6, "client.lr": 1e4, "federation.rounds": 3}
-    experiment.run(override(config, noisy), tmp_path / "run", say=said.append)
+    experiment.run(override(TINY, noisy), tmp_path / "run", say=said.append)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     lost = {name for line in lines for name, value in line.items() if value is None}
     reported = [name for text in said if "not finite" in text for name in re.findall(r"\w+/\w+", text)]
@@ -115,21 +116,21 @@ def test_measures_that_are_not_finite_are_reported_once(config: Experiment, tmp_
     assert sorted(reported) == sorted(lost)
 
 
-def test_a_finished_run_is_read_and_not_overwritten(config: Experiment, whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_read_and_not_overwritten(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
+    shutil.copytree(runs / "whole", folder)
     said: list[str] = []
     never = {"resume": True, "on_round": lambda *_: pytest.fail("ran again")}
-    summary = experiment.run(config, folder, say=said.append, **never)
+    summary = experiment.run(TINY, folder, say=said.append, **never)
     assert summary == json.loads((folder / "summary.json").read_text())
     assert len(said) == 1
     assert "finished" in said[0]
     with pytest.raises(UserError, match="holds a run already; add --resume"):
-        experiment.run(config, folder)
+        experiment.run(TINY, folder)
     with pytest.raises(UserError, match=r"another client\.lr"):
-        experiment.run(override(config, {"client.lr": 0.3}), folder, resume=True)
-    experiment.run(override(config, {"federation.actors": 3}), folder, **never)  # it decides no bit
-    assert outputs(folder) == outputs(whole)
+        experiment.run(override(TINY, {"client.lr": 0.3}), folder, resume=True)
+    experiment.run(override(TINY, {"federation.actors": 3}), folder, **never)  # it decides no bit
+    assert outputs(folder) == outputs(runs / "whole")
 
 
 @pytest.mark.long
@@ -161,3 +162,168 @@ def test_artifacts_are_built_where_they_are_missing_and_must_be_writable_only_th
         assert outputs(folder / "third") == outputs(folder / "second") == outputs(folder / "first")
         for path in (store, *store.iterdir()):
             path.chmod(0o755)
+
+
+FOREIGN = [
+    ["notes.txt"], ["checkpoints/best.safetensors"], ["memory/of/mine"], ["error.txt"], [".draft.tmp"],
+    ["run/.config.yaml.7.tmp", "run/rounds.jsonl"], ["config.yaml"], ["summary.json"], [".lock"], ["rounds.jsonl"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", FOREIGN, ids=lambda names: names[0])
+def test_a_folder_with_files_of_the_user_is_refused_and_stays(names: list[str], tmp_path: Path) -> None:
+    mine = contents(write_mine(tmp_path, *names))
+    first = names[0].split("/")[0]
+    for resume in (False, True):
+        with pytest.raises(UserError, match=rf"^--out: .* no run folder \(it has {first}\)"):
+            experiment.run(TINY, tmp_path, resume=resume)
+        with pytest.raises(UserError, match="no folder of a sweep"), tuning.open_sweep(tmp_path, resume):
+            pytest.fail("opened")
+    assert contents(tmp_path) == mine
+
+
+@pytest.mark.long
+def test_a_run_removes_nothing_that_it_did_not_write(runs: Path, tmp_path: Path) -> None:
+    mine = contents(write_mine(
+        tmp_path / "mine", ".draft.tmp", ".notes.md.7.tmp", "notes.md", "deep/error.txt", "deep/.config.yaml.7.tmp",
+        "deep/checkpoints/round-000002.safetensors", "checkpoints/best.safetensors", "checkpoints/.best.7.tmp",
+        "checkpoints/round-best.safetensors", "memory/client-mine.safetensors", ".tune/mine", ".writable",
+    ))  # fmt: skip
+    left = [".summary.json.7.tmp", "checkpoints/.round-000004.safetensors.json.7.tmp",
+            "memory/.client-0000001-round-000004.safetensors.7.tmp"]  # fmt: skip
+    for source in (runs / "cut", tmp_path / "mine"):
+        shutil.copytree(source, tmp_path / "run", dirs_exist_ok=True)
+    write_mine(tmp_path / "run", *left)
+    (tmp_path / "run" / "rounds.jsonl").write_text("")  # so that it begins again and its checkpoints are removed
+    require_resumed(TINY, tmp_path / "run", runs / "whole", 0)
+    found = contents(tmp_path / "run")
+    assert {name: found.get(name) for name in mine} == mine
+    assert not set(left) & set(found)
+
+
+@pytest.mark.long
+def test_a_run_killed_before_its_config_can_begin_again(runs: Path, tmp_path: Path) -> None:
+    write_mine(tmp_path, ".config.yaml.12.tmp", "environment.json", "messages.log")
+    (tmp_path / ".lock").write_text("")  # killed before it wrote its process number there
+    experiment.run(TINY, tmp_path)
+    assert outputs(tmp_path) == outputs(runs / "whole")
+
+
+def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
+    with tuning.open_sweep(tmp_path, resume=False):
+        pass
+    shutil.copytree(runs / "cut", tmp_path / "cell")
+    with pytest.raises(UserError, match=r"no run folder \(it has cell\)"):
+        experiment.run(TINY, tmp_path, resume=True)
+    for folder, resume, word in ((tmp_path / "cell", True, "no folder of a sweep"), (tmp_path, False, "add --resume")):
+        with pytest.raises(UserError, match=word), tuning.open_sweep(folder, resume):
+            pytest.fail("opened")
+
+
+PUBLISHED = Path(__file__).parent.parent / "sweeps" / "papers" / "fedssyn" / "published"
+RESUMABLE = ("run", "table1", "figure3", "convergence_parameters", "advise", "tune")
+SWEEPS = {
+    **{name: ["--preset=smoke"] for name in (*RESUMABLE, "quadratics", "mnist_softmax")},
+    "tune": ["--preset=smoke", "--space=lr=0.1,0.2"],
+    "communication_saved": [f"--from={PUBLISHED}/fedssyn_table1_rounds.csv"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
+    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = vars(sweeps(name))[name]
+    mine = contents(write_mine(tmp_path, "thesis.tex", "summary.json", ".writable"))
+    for out, word in ((".", "is not empty"), ("", "--out must name a file or folder")):
+        with pytest.raises(UserError, match=word):
+            run([*SWEEPS[name], f"--out={out}"])
+    assert contents(tmp_path) == mine
+    (tmp_path / "held").mkdir()
+    resume = ["--resume"] if name in RESUMABLE else []
+    with locked(tmp_path / "held"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
+        run([*SWEEPS[name], *resume, "--out=held"])
+    assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
+
+
+NAME = b'"round": 3'
+DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "truncated": lambda lines: [lines[3][:9] + b"\n"],
+    "no round": lambda lines: [lines[3].replace(NAME + b", ", b"")],
+    "a float": lambda lines: [lines[3].replace(NAME, NAME + b".0")],
+    "empty": lambda lines: [b"\n", lines[3]],
+    "twice": lambda lines: [lines[3], lines[3]],
+    "missing": lambda lines: [],
+    "out of order": lambda lines: [lines[4], lines[3]],
+}
+INSTEAD = {
+    "NUL": b"\0" * 40, "not UTF-8": b'{"round": 3, "\xff": 1}', "a list": b"[3]", "a number": b"3",
+    "brackets": b"[" * 100_000, "no metrics": b'{"round": 3}', "text": b'{"round": 3, "test/accuracy": "0.5"}',
+    "true": b'{"round": 3, "test/accuracy": true}', "nan": b'{"round": 3, "test/accuracy": NaN, "train": 1e999}',
+    "huge": b'{"round": 3, "test/accuracy": 1' + b"0" * 400 + b', "train": NaN}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "timing.jsonl"])
+def test_a_file_counts_up_to_its_first_damaged_line(name: str, runs: Path, tmp_path: Path) -> None:
+    lines = (runs / "whole" / name).read_bytes().splitlines(keepends=True)
+    for other in ("rounds.jsonl", "timing.jsonl"):
+        shutil.copy(runs / "whole" / other, tmp_path / other)
+    record = RunFolder(tmp_path, TINY, resume=False)
+    assert record.whole() == 7
+    replaced: dict[str, list[bytes]] = {kind: [text + b"\n"] for kind, text in INSTEAD.items()}
+    for kind, new in (replaced | {kind: damage(lines) for kind, damage in DAMAGES.items()}).items():
+        (tmp_path / name).write_bytes(b"".join([*lines[:3], *new, *lines[4:]]))
+        assert record.whole() == 3 + (kind == "twice"), kind
+        assert len(read_rounds(tmp_path)) == (record.whole() if name == "rounds.jsonl" else 7), kind
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "line", "new", "first"),
+    [
+        ("cut", "rounds.jsonl", 5, b"\0" * 40, 5), ("cut", "rounds.jsonl", 4, b'{"round": 4, "te', 3),
+        ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 6, None, None),
+        ("whole", "rounds.jsonl", 2, None, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.long
+def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
+    run: str, name: str, line: int, new: bytes | None, first: int | None, runs: Path, tmp_path: Path
+) -> None:
+    """new: a line in the place of another; None: the line is there twice, as two processes leave it."""
+    folder, cell = tmp_path / "run", tuning.Trial("run", TINY)
+    shutil.copytree(runs / run, folder)
+    assert tuning.is_done(cell, tmp_path) == (run == "whole")
+    lines = (folder / name).read_bytes().splitlines()
+    lines[line : line + 1] = [lines[line]] * 2 if new is None else [new]
+    (folder / name).write_bytes(b"\n".join(lines) + b"\n")
+    assert read_summary(folder) is None
+    assert not tuning.is_done(cell, tmp_path)
+    require_resumed(TINY, folder, runs / "whole", first)
+    assert tuning.is_done(cell, tmp_path)
+
+
+@pytest.mark.parametrize(("at", "first"), [(5, 5), (6, None)])
+@pytest.mark.long
+def test_a_run_into_which_another_process_wrote_is_not_summarised(
+    at: int, first: int | None, runs: Path, tmp_path: Path
+) -> None:
+    """As on a file system without locks."""
+
+    def writes_too(number: int, _: Mapping[str, float | None]) -> None:
+        if number == at:
+            with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"round": at, "test/accuracy": 0.1}) + "\n")
+
+    with pytest.raises(ClientError, match="does not hold rounds 0 to 6"):
+        experiment.run(TINY, tmp_path, on_round=writes_too)
+    assert not (tmp_path / "summary.json").exists()
+    require_resumed(TINY, tmp_path, runs / "whole", first)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000], ids=["empty", "a list", "brackets"])
+def test_a_damaged_summary_is_written_again(text: str, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "whole", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(text)
+    require_resumed(TINY, tmp_path / "run", runs / "whole", None)  # its last checkpoint is of its last round
