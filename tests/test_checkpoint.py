@@ -112,7 +112,7 @@ WRONG: list[tuple[tuple[str | int, ...], Any]] = [
     (("files",), ["x"]), (("files",), {"3": "../../secret"}), (("files",), {"3": None}), (("keys",), None),
     (("keys", 0), GONE), (("tensors",), []), (MODEL, GONE), (MODEL, None), (MODEL, 9), (MODEL, "0"),
     (("layouts",), None), (SHAPES, [[2, 4], [1]]), (SHAPES, [[3, 2], [1]]), (NAMES, ["v", "b"]), (NAMES, ["w", "w"]),
-    (SHAPES, [["2", 3], [1]]), (SHAPES, [[-2, -3], [1]]), (NAMES, ["w", "b", "c"]), (NAMES, ["w", 3]),
+    (SHAPES, [["2", 3], [1]]), (("layouts", 1, 1), [[-2, -2]]), (NAMES, ["w", "b", "c"]), (NAMES, ["w", 3]),
 ]  # fmt: skip
 
 
