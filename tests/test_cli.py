@@ -10,11 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from fedcommons.config import cli, presets, search_space
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import from_dict, override, to_dict
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
@@ -102,12 +99,6 @@ def test_options_change_these_fields_and_no_other(words: str) -> None:
     }  # 1 is not 1.0
 
 
-def test_constants_of_a_component_that_is_not_chosen_are_absent() -> None:
-    assert not [name for name in flat_of(["--model", "linear"]) if name == "model.channels"]
-    assert "partition.alpha" not in flat_of(["--partition", "iid"])
-    assert "straggler.q" not in flat_of(["--straggler.rule", "slow"])
-
-
 REFUSED = r"""
 --partition.alpha 9e-301 -> partition.alpha [1e-300, 1e30]
 --client.momentum 1 -> client.momentum [0, 1)
@@ -170,18 +161,6 @@ def test_fields_of_local_steps_are_refused_for_methods_without_them(name: str) -
         check(presets.experiment("smoke", "digits", {"algorithm": method, name: IGNORED[name]}))
 
 
-def test_the_last_of_a_repeated_option_counts_before_parsing_too() -> None:
-    assert cli.early(["--preset", "smoke", "--preset=paper"], "preset", "small") == "paper"
-    assert cli.early(["--preset=paper", "--preset", "smoke"], "preset", "small") == "smoke"
-    assert cli.early(["--dataset", "mnist"], "data.name", "digits") == "mnist"
-
-
-def test_a_config_survives_its_yaml() -> None:
-    values = {"generator.channels": (8, 16, 24), "sharing.p": 0.25, "seed": 9, "sharing.setting": "shuffled_synthetic"}
-    one = override(Experiment(), values)
-    assert from_dict(yaml.safe_load(yaml.safe_dump(to_dict(one)))) == one
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -197,11 +176,6 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, 
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=f"^{tmp_path / 'config.yaml'} is {words}"):
         read_config(tmp_path)
-
-
-def test_presets_are_valid() -> None:
-    for name in presets.PRESETS:
-        check(presets.experiment(name, "digits"))
 
 
 @pytest.mark.parametrize(

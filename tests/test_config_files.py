@@ -135,16 +135,6 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("option", ["--out", "--artifacts", "--data.dir", "--config"])
-@pytest.mark.parametrize(
-    ("path", "reason"), [("loop/below", "symbolic links"), ("a\nb", "control characters"), ("", "a file or folder")]
-)
-@pytest.mark.usefixtures("places")
-def test_a_path_that_nothing_can_have_is_refused(option: str, path: str, reason: str) -> None:
-    with pytest.raises(UserError, match=f"{option}.*{reason}"):
-        parsed(f"{option}={path}")
-
-
 def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
     home = places / "home"
     home.mkdir()

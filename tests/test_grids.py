@@ -28,14 +28,6 @@ def configs_of(table1: ModuleType, options: str) -> list[Experiment]:
     return [cell.config for cell in table1.grid(table1.arguments(options.split()))]
 
 
-def test_small_has_the_papers_five_algorithms_with_and_without_the_pool(table1: ModuleType) -> None:
-    cells = configs_of(table1, "--seeds 0,1,2")
-    assert {c.algorithm for c in cells} == {"fedavg", "scaffold", "fedprox", "feddyn", "fedpvr"}
-    assert {c.sharing.setting for c in cells} == {"real", "shuffled_synthetic"}
-    assert {(c.partition.n_clients, c.federation.participation) for c in cells} == {(10, 1.0)}
-    assert len(cells) == 5 * 2 * 2 * 3
-
-
 def test_the_columns_of_the_paper_come_on_request_and_with_its_preset(table1: ModuleType) -> None:
     asked = configs_of(table1, f"--federations {table1.COLUMNS}")
     papers = configs_of(table1, "--preset paper")

@@ -123,33 +123,6 @@ HEAVY = ("diffusers", "opacus", "wandb")
 """They cost every worker seconds of start-up."""
 
 
-def imported_at_once(path: Path) -> set[str]:
-    """Return the dotted names of what a file may import while it is imported itself."""
-    names: set[str] = set()
-    left: list[ast.AST] = [tree(path)]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            left += node.orelse
-        elif not isinstance(node, ast.FunctionDef):
-            left += ast.iter_child_nodes(node)
-    return names
-
-
-def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
-    ours, reached, left = {module_name(path): path for path in FILES}, set(), ["fedcommons.runs.experiment"]
-    while left:
-        new = imported_at_once(ours[left.pop()]) - reached
-        reached |= new
-        left += new & ours.keys()
-    assert "pytorch_lightning" in reached
-    assert not {name for name in reached if name.partition(".")[0] in HEAVY}
-
-
 @pytest.mark.long
 def test_no_library_brings_a_heavy_one_with_it() -> None:
     code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {HEAVY} if m in sys.modules])"

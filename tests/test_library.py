@@ -100,22 +100,6 @@ def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
         os.chdir(folder)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"client.lrr": 1}, "did you mean 'client.lr'"),
-        ({"algorithm": "fedavgg"}, "fedavg"),
-        ({"lr": "fast"}, r"client\.lr"),
-        ({"alpha": -1.0}, r"partition\.alpha"),
-        ({"fedprox.mu": 0.1}, r"fedprox\.mu"),
-    ],
-)
-def test_a_wrong_experiment_is_refused_before_any_work(values: dict[str, object], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        run(experiment("smoke", values={**FIELDS, **values}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.ray
 def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path) -> None:
     wanted = [experiment("smoke", values={**FIELDS, "alpha": a, "seed": s}) for a in (0.1, 1.0) for s in (0, 1)]

@@ -64,19 +64,6 @@ def test_every_requirement_is_locked_in_a_version_that_fits() -> None:
     assert f"rayproject/ray:{locked['ray']}-" in (ROOT / "ray_cluster.yaml").read_text()
 
 
-@pytest.mark.parametrize("locked", [False, True])
-def test_make_installs_the_lock_if_asked(locked: bool, tmp_path: Path) -> None:
-    """With the lock, nothing that is not in it, not even to build this project."""
-    variables = [f"VENV={tmp_path / 'venv'}", *(["LOCKED=1"] if locked else [])]
-    commands = subprocess.run(
-        ["make", "--dry-run", *variables, "test"], cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    installs = [line.split("install --quiet ")[1] for line in commands.stdout.splitlines() if "pip install" in line]
-    assert [("requirements.lock" in line, "--require-hashes" in line) for line in installs[:1]] == [(locked, locked)]
-    assert ["--no-deps --no-build-isolation" in line for line in installs] == ([False, True] if locked else [False])
-
-
 def test_the_list_of_packages_is_what_an_installation_brings() -> None:
     listed = {f"{one['name']}=={one['version']}" for one in SBOM["components"]}
     assert len(listed) == len(SBOM["components"])

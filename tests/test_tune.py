@@ -35,20 +35,6 @@ def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("tune")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    ["", "--preset paper --dataset cifar10", "--generator.rho 0.5 --sharing local_synthetic",
-     *(f"--preset small --sharing shuffled_synthetic --generator {name}" for name in ("gan", "cvae", "private_ddpm"))],
-)  # fmt: skip
-def test_the_experiment_is_that_of_run_for_the_same_options(
-    tune: ModuleType, sweeps: Callable[[str], ModuleType], argv: str
-) -> None:
-    alone = cli.experiment(sweeps("run").arguments(argv.split()))
-    (cell,) = tune.cells(tune.arguments([*argv.split(), f"--space=lr={alone.client.lr}", "--wandb=off"]))[0]
-    assert same_results(alone, cell.config) == []
-    assert alone.flat["sharing.setting"] == cell.config.flat["sharing.setting"]
-
-
 @pytest.mark.parametrize("field", ["p", "rho", "generator.epochs", "sharing.c", "generator=ddpm,gan"])
 def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field: str) -> None:
     with pytest.raises(UserError, match=r"--sharing\.setting.*sharing\.setting is real"):

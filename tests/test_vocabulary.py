@@ -7,8 +7,6 @@ from types import ModuleType
 import pytest
 from sweep_cells import cells_of
 
-from fedcommons.config import cli
-from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError
 
 Sweeps = Callable[[str], ModuleType]
@@ -35,11 +33,6 @@ def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
     for script, argv in (("table1", []), ("figure3", ["--settings", "local_synthetic"]), ("tune", TUNED)):
         cells = cells_of(sweeps(script), ["--preset", "smoke", *argv, "--p", "0.2"])
         assert {cell.config.flat.get("sharing.p", 0.2) for cell in cells} == {0.2}
-
-
-def test_every_short_name_is_one_field() -> None:
-    argv = ["--sharing", "shuffled_synthetic"]
-    assert set(SHORT_NAMES.values()) <= cli.parser("a test", argv, {}).fields.keys()
 
 
 @pytest.mark.parametrize("script", GRIDS)
