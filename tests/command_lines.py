@@ -69,8 +69,15 @@ FILES: dict[str, str | bytes] = {
 }
 
 
-def write_files(folder: Path) -> Path:
-    """Fill the folder of the commands; return its path without links."""
+LOADED: dict[str, ModuleType] = {}
+Refusal = Callable[[str], str]
+"""Gives a command in the folder; checks that it exits with 2, prints one line and writes nothing; returns the line."""
+
+
+@pytest.fixture(scope="module", name="command_folder")
+def folder_of_commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the commands, without links in its path."""
+    folder = tmp_path_factory.mktemp("commands")
     for name, content in FILES.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "folder").mkdir()
@@ -78,31 +85,31 @@ def write_files(folder: Path) -> Path:
     return folder.resolve()
 
 
-LOADED: dict[str, ModuleType] = {}
-
-
-def refusal(
-    line: str,
-    folder: Path,
+@pytest.fixture(name="refused")
+def refuse(
+    command_folder: Path,
     sweeps: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> str:
-    """Give a command in the folder. Check that it exits with 2, prints one line and writes nothing; return the line."""
-    name, *argv = shlex.split(line)
-    for mark, word in {**WORDS, "{tmp}": str(folder)}.items():
-        argv = [text.replace(mark, word) for text in argv]
-    before, handler = sorted(folder.rglob("*")), signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
-    script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(script)
-    signal.signal(signal.SIGTERM, handler)
-    printed = capsys.readouterr().err.replace(str(folder), "{tmp}").splitlines()
-    assert ended.value.code == 2, printed
-    assert len(printed) == 1, printed
-    assert printed[0].startswith("error: ")
-    assert sorted(folder.rglob("*")) == before
-    return printed[0].removeprefix("error: ")
+) -> Refusal:
+    def sentence(line: str) -> str:
+        folder = command_folder
+        name, *argv = shlex.split(line)
+        for mark, word in {**WORDS, "{tmp}": str(folder)}.items():
+            argv = [text.replace(mark, word) for text in argv]
+        before, handler = sorted(folder.rglob("*")), signal.getsignal(signal.SIGTERM)
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
+        script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(script)
+        signal.signal(signal.SIGTERM, handler)
+        printed = capsys.readouterr().err.replace(str(folder), "{tmp}").splitlines()
+        assert ended.value.code == 2, printed
+        assert len(printed) == 1, printed
+        assert printed[0].startswith("error: ")
+        assert sorted(folder.rglob("*")) == before
+        return printed[0].removeprefix("error: ")
+
+    return sentence

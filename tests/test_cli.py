@@ -39,32 +39,19 @@ AUTHORS = {"data.name": "cifar10", "data.validation_from": "last", "model.name":
            "client.batch_size": 128, "client.drop_last": True, "client.onednn": True, "federation.rounds": 100,
            "measure.every": 0, "tracking.preset": "authors"}  # fmt: skip
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "--alpha=0.1": {},
-    "--alpha 1": {"partition.alpha": 1.0},
-    "--seed 1 --seed=2": {"seed": 2},
-    "--lr 0.1 --client.lr 0.2": {"client.lr": 0.2},
     "--client.lr 0.1 --lr 0.2": {"client.lr": 0.2},
     "--dp.local --sigma 2": {"dp.local": True, "dp.noise_multiplier": 2.0},
-    "--dp.local yes": {"dp.local": True},
     "--dp.local TRUE": {"dp.local": True},
-    "--dp.local off": {},
     "--dp.local --dp.local=false": {},
-    "--dp.clip 5": {},
-    "--data.augment": {"data.augment": True},
     "--data.augment ~": {},
     "--model.projection Null": {},
-    "--model.projection 256": {"model.projection": 256},
     "--tracking.group null": {},
-    "--tracking.group 5": {"tracking.group": "5"},
     "--tracking.group ''": {"tracking.group": ""},
     "--tracking.project null": {"tracking.project": "null"},
     "--federation.memory_mb .inf": {"federation.memory_mb": float("inf")},
-    "--federation.max_norm 1": {"federation.max_norm": 1.0},
     "--model.channels '[8, 16]'": {"model.channels": (8, 16)},
     "--cnn.channels '[\"8\", 1_6]'": {"model.channels": (8, 16)},
-    "--model.name=linear": {"model.name": "linear"},
     "--model linear --model cnn": {},
-    "--partition iid": {"partition.name": "iid"},
     "--alpha .5 --dirichlet_classes.recut": {"partition.alpha": 0.5},
     "--fedprox.mu 1e-3 --algorithm fedprox": {"algorithm": "fedprox", "fedprox.mu": 0.001},
     "--algorithm fedavg --algorithm feddyn --feddyn.alpha 1": {"algorithm": "feddyn", "feddyn.alpha": 1.0},
@@ -78,12 +65,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "--sharing.setting shuffled_synthetic --generator private_ddpm --generator.target_epsilon 3": {
         "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.target_epsilon": 3.0,
     },
-    "--straggler.rule slow --straggler.share .5": {"straggler.rule": "slow", "straggler.share": 0.5},
     "--resume=false --resume": {},
     "--preset paper --preset smoke": SMOKE,
     "--preset smoke --dataset mnist": {**SMOKE, "data.name": "mnist", "client.onednn": True},
     "--preset authors --dataset cifar10": AUTHORS,
-    "--measure.every 0": {"measure.every": 0},
     "--client.equal-work false": {"client.equal_work": False},
 }  # fmt: skip
 """Options -> the fields that are not as without options."""
@@ -101,31 +86,21 @@ def test_options_change_these_fields_and_no_other(words: str) -> None:
 
 REFUSED = r"""
 --partition.alpha 9e-301 -> partition.alpha [1e-300, 1e30]
---client.momentum 1 -> client.momentum [0, 1)
 --algorithm scaffold --scaffold.option 3 -> scaffold.option [1, 2]
---algorithm fedprox --fedprox.mu -0.1 -> fedprox.mu [0, 1e38]
---algorithm feddyn --feddyn.alpha 0 -> feddyn.alpha (0, 1e38]
---algorithm moon --moon.temperature 0 -> moon.temperature (0, 1e38]
---algorithm fedmix --fedmix.mix 1.5 -> fedmix.mix [0, 1]
 --algorithm fedpvr --client.momentum 0.9 -> client.momentum fedpvr 0.9
 --algorithm fedpvr --fedpvr.layers network.last,network.heads -> 'network.heads' no layer network.conv1 network.last
 --algorithm moon --model.name linear -> features moon
---dp.local true --dp.noise_multiplier 0.0009 -> dp.noise_multiplier [0.001, 1e6]
 --dp.noise secret -> dp.noise --dp.local
 --straggler.q 1 -> straggler.q [0, 1)
 --federation.participation 0.2 -> less than one client 0.25
---federation.blocks 1000001 -> federation.blocks [1, 1e6]
 --partition.n_clients 100000 -> number of training images 100000
 --partition.name single_class --partition.n_clients 7 -> single_class 10 classes 7
 --partition.n_clients 150 --partition.name dirichlet_niid -> cannot be met fewer clients
---sharing.setting shuffled_synthetic --sharing.p 1 -> sharing.p [0, 1)
---sharing.setting shuffled_synthetic --generator.rho 0 -> generator.rho (0, 1]
 --sharing.setting shuffled_synthetic --sharing.p 0.999999999 -> synthetic GB sharing.p
 --sharing.setting shuffled_synthetic --generator.channels [80000,80000] -> generator.channels GB
 --model.name vgg11 -> vgg11 32x32 digits
 --model.channels [1000000,1000000] -> model.channels GB
 --data.limit 99999 -> data.limit 99999
---data.name mnist --data.dir /nowhere -> /nowhere/MNIST/raw --download
 """
 
 
@@ -166,9 +141,7 @@ def test_fields_of_local_steps_are_refused_for_methods_without_them(name: str) -
     [
         ("client: {lr: 0.1, speed: 3}\n", "of another version.*client.speed"),
         ("client: {lr: fast}\n", "damaged.*client.lr is 'fast'"),
-        ("sharing: {setting: shuffled_synthetic}\ngenerator: {channels: 8}\n", "damaged.*generator.channels is 8"),
         ("seed: " + "[" * 3000, "damaged"),
-        ("algorithm: 5\n", "damaged.*algorithm is 5"),
         ("model: {name: [cnn]}\n", "damaged.*model.name"),
     ],
 )
@@ -182,9 +155,7 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, 
     ("text", "word"),
     [
         ("lr=loguniform(1e-301,1)", "1e-300"),
-        ("lr=uniform(-1e301,1)", "1e300"),
         ("p=uniform(nan,1)", "LOW < HIGH"),
-        ("lr=uniform(1,1)", "LOW < HIGH"),
         ("client.batch_size=randint(-1,7)", "whole"),
         (f"seed=randint(0,{2**62 + 1})", "2\\^62"),
         ("lr=nan", "finite float"),

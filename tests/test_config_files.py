@@ -27,25 +27,17 @@ def parsed(*argv: str) -> Options:
     [
         ("resume: [true, false]\n", "resume takes true or false"),
         ("client: {lr: 0.1\n", "is not YAML.*line"),
-        ("seed: 1\n---\nseed: 2\n", "is not YAML"),
         (b"seed: 1\x00\n", "is not YAML"),
         ("", "must hold keys"),
         ("[a, b]: 2\n", r"a key that is no name \(line 1\)"),
         ("partition: {alpha: 1}\npartition.alpha: 2\n", "partition.alpha twice"),
         ("algorithm: [fedavg]\n", r"algorithm takes one text, got '\[fedavg\]'"),
-        ("out: null\n", "out takes one text"),
-        ("seed:\n", "seed takes int"),
         ("help: true\n", "help is no key"),
-        ("config: good.yaml\n", "unknown config key 'config'"),
-        ("1: 2\n", "unknown config key '1'"),
         ("' seed ': 1\n", "did you mean 'seed'"),
         ('algorithm: "\\e[31m"\n', r"algorithm must be text without control characters, got '\\x1b"),
         ("seed: !!python/object/apply:os.system ['true']\n", r"'seed' must be a value.*\(line 1\)"),
         ("a: &a {lr: 0.1}\nclient: {<<: *a}\n", "'client.<<' must be a value"),
-        ("model: {channels: [[8, 16]]}\n", "'model.channels' must be a value"),
         ("seed: 1\rclient:\r  lr: fast\r", "client.lr takes float"),
-        ("Experiment: {}\n", "'Experiment' must be a value"),
-        ("seed: !mine 3\n", "'seed' must be a value"),
         ("seed: &a [*a]\n", "'seed' must be a value"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "'b' must be a value"),
         ("a: &a {x: 1}\nb: {<<: [*a, *a]}\n", "'b.<<' must be a value"),
@@ -54,7 +46,6 @@ def parsed(*argv: str) -> Options:
         ("seed: " + "[" * 99 + "]" * 99, "'seed' must be a value"),
         ("model: {channels: [" + "1, " * 99_996 + "]}", "more than 100,000 values"),
         ("# " + "x" * 999_991 + "\nseed: 1", "more than 1,000,000 bytes"),
-        ("num_clients: 10\n", "'num_clients': use partition.n_clients"),
     ],
     ids=lambda v: str(v)[:20],
 )
@@ -108,9 +99,6 @@ def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) ->
     [
         ("run", "--preset smoke --sharing shuffled_synthetic --algorithm fedprox --dp.local --seed 7 --out ~/x"),
         ("table1", "--preset paper --lrs 0.1,0.2 --data.validation 0.2"),
-        ("figure3", "--preset small"),
-        ("advise", "--preset smoke"),
-        ("convergence_parameters", "--preset paper"),
     ],
 )
 def test_a_printed_config_is_read_again(
@@ -127,17 +115,10 @@ def test_a_printed_config_is_read_again(
     assert [*again] == [*first]
 
 
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "loop").symlink_to("loop")
-    return tmp_path
-
-
-def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
-    home = places / "home"
+def test_a_tilde_is_the_home_folder_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
     home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     (home / "c.yaml").write_text("seed: 4\n")
     options = parsed("--config=~/c.yaml", "--out=~/out", "--artifacts=~/store", "--data.dir=~", "--storage=~/s")
     assert (options.seed, options.out, options.artifacts) == (4, f"{home}/out", f"{home}/store")
@@ -145,13 +126,10 @@ def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
     assert user_path("--out", "~/new/folder") == home / "new" / "folder"
 
 
-@pytest.mark.parametrize("value", ["x" * 4000, "/x" * 2000, "x y" * 1000])
-def test_a_message_quotes_at_most_80_characters_of_a_value(value: str) -> None:
+def test_a_message_quotes_at_most_80_characters_of_a_value() -> None:
+    value = "x y" * 1000
     for option in ("--client.lr", f"--{value}", "--config", "--model.channels"):
         with pytest.raises(UserError) as error:
             parsed(f"{option}={value}")
         assert value[:20] in str(error.value)
         assert value[:90] not in str(error.value)
-    with pytest.raises(UserError) as error:
-        cli.split("--algorithms", value, int)
-    assert value[:90] not in str(error.value)

@@ -32,17 +32,6 @@ PRINTED = {
     "two_nn": "fedadam, accuracy by round: 0.",
     "sweep": "8 runs",
 }
-PARTS = {
-    "own_method": {"algorithm"}, "own_stage": {"sharing"}, "own_tracker": set(), "hospitals": {"data"},
-    "fedprox_synthetic": {"data"}, "regression": {"data"}, "fine_tuning": {"model"}, "two_nn": {"model"},
-    "autoencoder": {"data", "model"}, "characters": {"data", "model"},
-}  # fmt: skip
-"""The components that a program defines, where its name does not name them."""
-PERSONAL = {
-    "two_nn": "accuracy", "hospitals": "accuracy", "regression": "loss", "autoencoder": "loss",
-    "characters": "accuracy", "fine_tuning": "accuracy",
-}  # fmt: skip
-"""Programs whose last command evaluates each client's own model on its own test examples, and a metric of it."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 
@@ -82,7 +71,6 @@ def test_the_commands_of_a_docstring_run(
     sweeps: Callable[[str], ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    out, summary = tmp_path, {}
     assert commands(name)
     for number, command in enumerate(commands(name)):
         assert f"examples/{name}.py:" in command
@@ -92,12 +80,6 @@ def test_the_commands_of_a_docstring_run(
         out = Path(words[words.index("--out") + 1]) if "--out" in words else tmp_path / str(number)
         summary = json.loads((out / "summary.json").read_text())
         assert summary["rounds"] == 1
-        named = {field.partition(".")[2] for field in summary["config"] if field.startswith("source.")}
-        assert named - {"weights"} == PARTS.get(name, {name.removeprefix("own_")})
-    if name in PERSONAL:
-        assert min(json.loads((out / "partition.json").read_text())["test_sizes"]) > 0
-        last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
-        assert last[f"personal/{PERSONAL[name]}_mean"] >= 0
 
 
 def test_every_program_is_here() -> None:

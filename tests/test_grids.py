@@ -28,12 +28,10 @@ def configs_of(table1: ModuleType, options: str) -> list[Experiment]:
     return [cell.config for cell in table1.grid(table1.arguments(options.split()))]
 
 
-def test_the_columns_of_the_paper_come_on_request_and_with_its_preset(table1: ModuleType) -> None:
-    asked = configs_of(table1, f"--federations {table1.COLUMNS}")
+def test_the_columns_of_the_paper_come_with_its_preset(table1: ModuleType) -> None:
     papers = configs_of(table1, "--preset paper")
-    for cells in (asked, papers):
-        federations = {(c.partition.n_clients, c.federation.participation) for c in cells}
-        assert federations == {(10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1)}
+    federations = {(c.partition.n_clients, c.federation.participation) for c in papers}
+    assert federations == {(10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1)}
     assert len(papers) == 4 * 2 * 5 * 2 * 3  # with three learning rates
     targets = {c.partition.n_clients: c.target for c in papers if c.partition.alpha == 0.1}
     assert targets == {10: 0.66, 40: 0.66, 100: 0.66}
@@ -69,8 +67,6 @@ def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleTyp
     ("options", "shown"),
     [
         ("--preset paper", True),
-        ("--preset authors", True),
-        ("--preset paper --client.epochs 3", False),
         ("--preset paper --target 0.5", False),
         ("--preset small --dataset cifar10", False),
     ],
@@ -197,10 +193,7 @@ def test_of_very_many_cells_only_a_few_are_made(sweeps: Callable[[str], ModuleTy
     [
         ("tune", "--space seed={many} --space lr={other}", "18,000"),
         ("table1", "--seeds {many} --alphas {other}", "72,000"),
-        ("figure3", "--seeds {many} --alphas {other}", "72,000"),
         ("convergence_parameters", "--seeds {many} --p {other}", "18,000"),
-        ("feddpms", "--seeds {many} --alphas {other}", "18,000"),
-        ("advise", "--seeds {many} --alphas {other}", "54,000"),
     ],
 )
 def test_more_cells_than_a_sweep_can_have_are_refused_before_any_is_made(

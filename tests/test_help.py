@@ -62,7 +62,7 @@ def test_constants_read_from_the_source_are_those_of_the_imported_component(kind
             assert parts.defines(kind, name, method) == callable(getattr(part, method, None))
 
 
-@pytest.mark.parametrize("name", ["run", "table1", "tune", "advise", "feddm"])
+@pytest.mark.parametrize("name", ["run", "feddm"])
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_sweep_prints_that_it_loads_torch_before_it_looks_for_data(
     sweeps: Callable[[str], ModuleType], name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,12 +3,8 @@
 The other checks, without their sentences, are in test_refused_words.py.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-
 import pytest
-from command_lines import refusal, write_files
+from command_lines import Refusal, folder_of_commands, refuse  # noqa: F401
 from inline_snapshot import snapshot
 
 SENTENCES = {
@@ -134,17 +130,6 @@ SENTENCES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_files(tmp_path_factory.mktemp("commands"))
-
-
 @pytest.mark.parametrize("line", SENTENCES)
-def test_a_refused_command_prints_this_sentence(
-    line: str,
-    folder: Path,
-    sweeps: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert refusal(line, folder, sweeps, monkeypatch, capsys) == SENTENCES[line]
+def test_a_refused_command_prints_this_sentence(line: str, refused: Refusal) -> None:
+    assert refused(line) == SENTENCES[line]

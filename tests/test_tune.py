@@ -35,7 +35,7 @@ def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("tune")
 
 
-@pytest.mark.parametrize("field", ["p", "rho", "generator.epochs", "sharing.c", "generator=ddpm,gan"])
+@pytest.mark.parametrize("field", ["p", "generator=ddpm,gan"])
 def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field: str) -> None:
     with pytest.raises(UserError, match=r"--sharing\.setting.*sharing\.setting is real"):
         tune.cells(tune.arguments([f"--space={field}" + "=0.1,0.5" * ("=" not in field)]))
@@ -45,7 +45,6 @@ def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field
     ("options", "words"),
     [
         ("--metric zeta_hat_sq --measure.every 0", "zeta_hat_sq needs --measure.every"),
-        ("--metric delta_sq_mean --measure.every 0", "delta_sq_mean needs --measure.every"),
         ("--metric L_p", "L_p needs --measure.smoothness"),
         ("--data.validation 0", "validation_accuracy needs --data.validation"),
         ("--metric MB --scheduler asha --data.validation 0", "asha.*validation accuracy"),
@@ -163,10 +162,8 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     [
         "--preset=smoke --sharing=shuffled_synthetic --space=lr=0.05,0.1 --space=p=0.1,0.5 --generator.channels=[8,16]",
         "--preset=smoke --space=sharing=real,local_synthetic --space=generator=ddpm,private_ddpm,gan",
-        "--preset=small --sharing=shuffled_synthetic --generator=gan --space=generator.lr=0.0002,0.001",
         "--preset=small --setting=real --space=algorithm=fedprox,scaffold --fedprox.mu=0.5 --seed=3",
         "--preset=paper --dataset=cifar10 --space=lr=loguniform(0.001,1) --samples=2 '--data.dir=a b'",
-        "--preset=authors --dataset=cifar10 --space=lr=0.3,0.1 --alpha=0.1 --model=linear",
         "--preset=authors --dataset=cifar10 --sharing=shuffled_synthetic --space=lr=0.3,0.1 --rho=0.75",
         "--preset=smoke --space=partition.alpha=0.1,1 --dp.local=true --sigma=2 --straggler.rule=slow",
     ],
@@ -227,14 +224,7 @@ def test_batches_of_a_sweep_are_one_outcome() -> None:
     assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
 
 
-@pytest.mark.parametrize(
-    ("settings", "title"),
-    [
-        (("real", "real"), "digits, no sharing, target 80 %"),
-        (("merf", "merf"), "digits, sharing merf, target 80 %"),
-        (("real", "merf"), "digits, target 80 %"),
-    ],
-)
-def test_a_title_states_the_sharing_that_all_runs_have(settings: tuple[str, str], title: str) -> None:
-    runs = pd.DataFrame([{"data.name": "digits", "sharing.setting": one, "target": 0.8} for one in settings])
-    assert series.title(runs) == title
+def test_a_title_states_the_sharing_that_all_runs_have() -> None:
+    for settings, title in (("real", ", no sharing"), (("merf", "merf"), ", sharing merf"), (("real", "merf"), "")):
+        runs = pd.DataFrame({"data.name": "digits", "sharing.setting": settings, "target": 0.8}, index=[0, 1])
+        assert series.title(runs) == f"digits{title}, target 80 %"

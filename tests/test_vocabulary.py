@@ -29,12 +29,6 @@ def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) 
         assert flat.get("partition.alpha", 0.7) == 0.7
 
 
-def test_p_is_the_share_wherever_something_is_shared(sweeps: Sweeps) -> None:
-    for script, argv in (("table1", []), ("figure3", ["--settings", "local_synthetic"]), ("tune", TUNED)):
-        cells = cells_of(sweeps(script), ["--preset", "smoke", *argv, "--p", "0.2"])
-        assert {cell.config.flat.get("sharing.p", 0.2) for cell in cells} == {0.2}
-
-
 @pytest.mark.parametrize("script", GRIDS)
 def test_a_field_of_a_method_that_no_cell_has_is_refused(sweeps: Sweeps, script: str) -> None:
     methods = ["--algorithms", "fedavg"] if script == "table1" else []
@@ -70,12 +64,7 @@ DRY = {
     "run": ["--sharing", "shuffled_synthetic"],
     "tune": ["--space", "lr=0.1,0.2"],
     "table1": FEW,
-    "figure3": ["--alphas", "0.1"],
-    "convergence_parameters": ["--p", "0", "--generator-epochs", "1"],
-    "advise": ["--check", "--alphas", "0.1"],
     "quadratics": [],
-    "mnist_softmax": [],
-    "feddpms": ["--algorithms", "fedvae"],
     "private_fedssyn": ["--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1",
                         "--generator.batch_size", "50"],
 }  # fmt: skip
@@ -88,7 +77,7 @@ def test_a_dry_run_prints_what_would_run_and_writes_nothing(
     sweeps: Sweeps, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wandb = ["--wandb", "off"] if script not in ("quadratics", "mnist_softmax") else []
+    wandb = ["--wandb", "off"] if script not in ("quadratics",) else []
     assert getattr(sweeps(script), script)(["--preset", "smoke", *DRY[script], *wandb, "--dry-run"]) == 0
     assert capsys.readouterr().out.strip()
     assert list(tmp_path.iterdir()) == []
