@@ -13,7 +13,7 @@ from fedcommons.config import cli
 
 WORDS = {
     "{long}": "x" * 5000, "{digits}": "9" * 4000, "{deep}": "[" * 1000, "{name300}": "x" * 300, "{nul}": "\0",
-    "{escape}": "\x1b[31m", "{newline}": "\n", "{surrogate}": "\udc80",
+    "{escape}": "\x1b[31m", "{surrogate}": "\udc80",
 }  # fmt: skip
 """Placeholders in a command, besides ``{tmp}`` for the folder."""
 
@@ -64,7 +64,6 @@ FILES: dict[str, str | bytes] = {
     "large.yaml": "# " + "x" * 1_000_000 + "\nseed: 1\n",
     "word.yaml": "client: {lr: fast}\n",
     "space.yaml": "space: [alpha=0.1, lr=fast]\n",
-    "space_bad.yaml": "space: alpha\n",
     "replay.yaml": "replay: nowhere\nround: 1\n",
 }
 

@@ -35,9 +35,6 @@ def flat_of(argv: list[str]) -> Mapping[str, Any]:
 SMOKE = {"target": 0.2, "data.limit": 200, "partition.n_clients": 4, "client.lr": 0.1, "client.epochs": 5,
          "federation.rounds": 3, "federation.checkpoint_every": 1, "measure.every": 3,
          "tracking.preset": "smoke"}  # fmt: skip
-AUTHORS = {"data.name": "cifar10", "data.validation_from": "last", "model.name": "vgg11", "client.lr": 0.05,
-           "client.batch_size": 128, "client.drop_last": True, "client.onednn": True, "federation.rounds": 100,
-           "measure.every": 0, "tracking.preset": "authors"}  # fmt: skip
 ACCEPTED: dict[str, dict[str, Any]] = {
     "--client.lr 0.1 --lr 0.2": {"client.lr": 0.2},
     "--dp.local --sigma 2": {"dp.local": True, "dp.noise_multiplier": 2.0},
@@ -68,7 +65,6 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "--resume=false --resume": {},
     "--preset paper --preset smoke": SMOKE,
     "--preset smoke --dataset mnist": {**SMOKE, "data.name": "mnist", "client.onednn": True},
-    "--preset authors --dataset cifar10": AUTHORS,
     "--client.equal-work false": {"client.equal_work": False},
 }  # fmt: skip
 """Options -> the fields that are not as without options."""
@@ -140,11 +136,10 @@ def test_fields_of_local_steps_are_refused_for_methods_without_them(name: str) -
     ("text", "words"),
     [
         ("client: {lr: 0.1, speed: 3}\n", "of another version.*client.speed"),
-        ("client: {lr: fast}\n", "damaged.*client.lr is 'fast'"),
-        ("seed: " + "[" * 3000, "damaged"),
+        ("client: {lr: fast}\n", "damaged.*client.lr is 'fast'"), ("seed: " + "[" * 3000, "damaged"),
         ("model: {name: [cnn]}\n", "damaged.*model.name"),
     ],
-)
+)  # fmt: skip
 def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=f"^{tmp_path / 'config.yaml'} is {words}"):
@@ -154,15 +149,12 @@ def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("lr=loguniform(1e-301,1)", "1e-300"),
-        ("p=uniform(nan,1)", "LOW < HIGH"),
-        ("client.batch_size=randint(-1,7)", "whole"),
-        (f"seed=randint(0,{2**62 + 1})", "2\\^62"),
-        ("lr=nan", "finite float"),
-        ("seed=" + "1" * 4000, r"seed must lie in .*\.\.\."),
+        ("lr=loguniform(1e-301,1)", "1e-300"), ("p=uniform(nan,1)", "LOW < HIGH"),
+        ("client.batch_size=randint(-1,7)", "whole"), (f"seed=randint(0,{2**62 + 1})", "2\\^62"),
+        ("lr=nan", "finite float"), ("seed=" + "1" * 4000, r"seed must lie in .*\.\.\."),
         ("dp.local=uniform(0,1)", "list of values only"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_search_space_is_refused(text: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
         search_space.parse([text], FIELDS, {})

@@ -25,20 +25,15 @@ def parsed(*argv: str) -> Options:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("resume: [true, false]\n", "resume takes true or false"),
-        ("client: {lr: 0.1\n", "is not YAML.*line"),
-        (b"seed: 1\x00\n", "is not YAML"),
-        ("", "must hold keys"),
-        ("[a, b]: 2\n", r"a key that is no name \(line 1\)"),
+        ("resume: [true, false]\n", "resume takes true or false"), ("client: {lr: 0.1\n", "is not YAML.*line"),
+        (b"seed: 1\x00\n", "is not YAML"), ("", "must hold keys"), ("[a, b]: 2\n", r"a key that is no name \(line 1\)"),
         ("partition: {alpha: 1}\npartition.alpha: 2\n", "partition.alpha twice"),
-        ("algorithm: [fedavg]\n", r"algorithm takes one text, got '\[fedavg\]'"),
-        ("help: true\n", "help is no key"),
+        ("algorithm: [fedavg]\n", r"algorithm takes one text, got '\[fedavg\]'"), ("help: true\n", "help is no key"),
         ("' seed ': 1\n", "did you mean 'seed'"),
         ('algorithm: "\\e[31m"\n', r"algorithm must be text without control characters, got '\\x1b"),
         ("seed: !!python/object/apply:os.system ['true']\n", r"'seed' must be a value.*\(line 1\)"),
         ("a: &a {lr: 0.1}\nclient: {<<: *a}\n", "'client.<<' must be a value"),
-        ("seed: 1\rclient:\r  lr: fast\r", "client.lr takes float"),
-        ("seed: &a [*a]\n", "'seed' must be a value"),
+        ("seed: 1\rclient:\r  lr: fast\r", "client.lr takes float"), ("seed: &a [*a]\n", "'seed' must be a value"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "'b' must be a value"),
         ("a: &a {x: 1}\nb: {<<: [*a, *a]}\n", "'b.<<' must be a value"),
         ("tracking: {group: " + "x" * 4097 + "}", "4096 characters, got 4097"),
@@ -48,7 +43,7 @@ def parsed(*argv: str) -> Options:
         ("# " + "x" * 999_991 + "\nseed: 1", "more than 1,000,000 bytes"),
     ],
     ids=lambda v: str(v)[:20],
-)
+)  # fmt: skip
 def test_a_config_file_is_taken_whole_or_refused(tmp_path: Path, text: str | bytes, word: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)

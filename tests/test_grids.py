@@ -66,11 +66,9 @@ def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleTyp
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ("--preset paper", True),
-        ("--preset paper --target 0.5", False),
-        ("--preset small --dataset cifar10", False),
+        ("--preset paper", True), ("--preset paper --target 0.5", False), ("--preset small --dataset cifar10", False),
     ],
-)
+)  # fmt: skip
 def test_published_values_are_printed_for_the_papers_own_setting_only(
     table1: ModuleType, options: str, shown: bool
 ) -> None:

@@ -13,12 +13,8 @@ from fedcommons.errors import UserError, nearest
 
 MEANT = {
     "--mu=0.1": "--fedprox.mu with --algorithm fedprox or --moon.mu with --algorithm moon.",
-    "--C=0.1": "use --federation.participation.",
     "--E=5": "use --client.epochs.",
     "--num_clients=10": "use --partition.n_clients.",
-    "--local-epochs=2": "use --client.epochs.",
-    "--rounds=3": "use --federation.rounds.",
-    "--strategy=fedavg": "use --algorithm.",
     "--temperature=1": "--moon.temperature with --algorithm moon or --dense.temperature with --algorithm dense or",
     "--gpus=1": "CUDA_VISIBLE_DEVICES",
     "--beta=0.5": "--alpha",

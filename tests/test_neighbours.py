@@ -247,15 +247,13 @@ def test_neighbours_of_one_name_in_two_folders_are_not_mixed_up(lab: Lab) -> Non
         ("net.py", "import not_there", "net.py (line 1) not_there no such module."),
         ("net.py", "import broken", "broken.py (line 2) nothing"),
         ("net.py", "def f():\n    import helpr", "net.py (line 2) helpr"),
-        ("net.py", "from pkg import subb", "pkg.subb 'pkg.sub'?"),
-        ("net.py", "import pkg.subb", "pkg.subb 'pkg.sub'?"),
+        ("net.py", "from pkg import subb", "pkg.subb 'pkg.sub'?"), ("net.py", "import pkg.subb", "pkg.subb 'pkg.sub'?"),
         ("net.py", "from ns import mood", "ns.mood 'ns.mod'?"),
         ("pkg.net", "def f():\n    from . import subb", "pkg.subb 'pkg.sub'?"),
         ("net.py", "from .helper import x", "relatively package"),
-        ("net.py", "from helper import VALU", "ImportError 'VALU' 'helper'"),
-        ("net.py", "import wrong", "SyntaxError"),
+        ("net.py", "from helper import VALU", "ImportError 'VALU' 'helper'"), ("net.py", "import wrong", "SyntaxError"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_neighbour_is_named_in_one_sentence(lab: Lab, name: str, text: str, words: str) -> None:
     lab.net(name if name.endswith(".py") else "pkg/net.py", text)
     for other in ("helper.py", "pkg/sub.py", "ns/mod.py"):

@@ -62,13 +62,6 @@ def test_a_text_that_is_no_number_is_refused_everywhere(kind: type, text: str, t
             pytest.fail(f"{name} read {text[:9]} as {read()}")
 
 
-def test_pairs_of_numbers_follow_the_rule(sweeps: Callable[[str], ModuleType]) -> None:
-    assert sweeps("gradient_coding").pair("٠.٥:1_0") == (0.5, 10)
-    for text in ("0.5:1e3", "nan:2", "1e400:2", "0.5:0x2", "1:2", "0.5:0", "0.5"):
-        with pytest.raises(UserError, match="pairs takes q:d"):
-            sweeps("gradient_coding").pair(text)
-
-
 LIMITS = """
 run --client.lr | 1e-9 1e38 | 0 1.1e38
 run --seed | 0 4611686018427387904 | -1 4611686018427387905

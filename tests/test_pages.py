@@ -59,13 +59,6 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_cheapest_pages_are_taken_as_far_as_the_minutes_go(script: ModuleType) -> None:
-    minutes = {"a": 5.0, "b": 1.0, "c": 4.0, "d": 30.0}
-    assert script.within(9.9, minutes) == ["b", "c"]
-    assert script.within(10, minutes) == ["b", "c", "a"]
-    assert script.within(0.5, minutes) == []
-
-
 def test_numbers_that_differ_are_reported(script: ModuleType) -> None:
     one = pd.DataFrame({"method": ["x", "y"], "seed": [0, 0], "accuracy": [0.5, 0.75], "rounds": [None, 3.0]})
     other = one.iloc[::-1]

@@ -233,20 +233,3 @@ def test_arrays_and_map_style_datasets_become_examples() -> None:
     assert (pair.train.x.dtype, pair.test.x.shape, pair.mean) == (torch.float32, (6, 5), (0.0,))
     tokens = own.read("tokens", (rng.integers(0, 99, (20, 7)), y[:20]))[0]
     assert (tokens.train.x.dtype, tokens.train.x.shape) == (torch.int64, (16, 7))
-
-
-class Grey:
-    mean, std, normalised = (127.0,), (60.0,), False
-
-    def __init__(self) -> None:
-        x = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)).astype(np.float32)
-        self.train = self.test = (x, np.arange(20) % 2)
-
-
-def test_a_data_set_s_own_mean_and_deviation_normalise_it() -> None:
-    grey = Grey()
-    found = own.read("grey", grey)[0]
-    assert found.train.x.numpy() == pytest.approx((grey.train[0] - 127) / 60, abs=1e-6)
-    for scale in (1, 1 / 255):
-        with pytest.raises(UserError, match="floating examples must be normalised"):
-            own.read("grey", (grey.train[0] * scale, grey.train[1]))
