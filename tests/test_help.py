@@ -67,7 +67,7 @@ def test_constants_read_from_the_source_are_those_of_the_imported_component(kind
 def test_a_sweep_prints_that_it_loads_torch_before_it_looks_for_data(
     sweeps: Callable[[str], ModuleType], name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--dataset=mnist", f"--data-dir={tmp_path}", *more, *(["--space=lr=0.1"] if name == "tune" else [])]
+    options = ["--dataset=mnist", f"--data-dir={tmp_path}", *more]
     with pytest.raises(UserError, match="data set mnist is not there"):
         getattr(sweeps(name), name)(options)
     assert capsys.readouterr().out.splitlines()[0].startswith("Loading torch")
