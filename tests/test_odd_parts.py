@@ -85,7 +85,8 @@ ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_client
 
 @pytest.mark.parametrize(
     "rows",
-    ["torch.arange(len(labels) // 2 * 2).view(2, -1)", "[[torch.tensor(i) for i in range(k, 40, 2)] for k in range(2)]",
+    ["torch.arange(len(labels) // 2 * 2).view(2, -1)",
+     "[[torch.tensor(i) for i in range(k, len(labels), 2)] for k in range(2)]",
      "[pd.Series(range(k, len(labels), 2)) for k in range(2)]", "(range(k, len(labels), 2) for k in range(2))"],
 )  # fmt: skip
 def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
