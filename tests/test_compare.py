@@ -1,5 +1,7 @@
 """Comparing run folders: means and deviations are those of the runs, whichever sweep made them."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -83,6 +85,16 @@ def test_a_request_that_cannot_be_met_is_refused(
     with pytest.raises(UserError, match=part):
         compare.compare(words.replace("FOLDER", str(folder)).split())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.long
+def test_comparing_imports_neither_ray_nor_wandb() -> None:
+    code = (
+        "import sys, runpy; runpy.run_path('sweeps/compare.py', run_name='x'); print({'ray', 'wandb'} & {*sys.modules})"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr
 
 
 def _cell(**columns: list[Any]) -> Cell:

@@ -56,9 +56,7 @@ def of_csv(folder: Path) -> Rows:
 
 
 def of_tensorboard(folder: Path) -> Rows:
-    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore[reportMissingImports]
 
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()

@@ -1,15 +1,14 @@
-"""Weights & Biases, the real one in offline mode, its file read back."""
+"""Weights & Biases: the real client, its file in offline mode read back, and online with a stub of the server."""
 
+import io
 import json
 import os
 import platform
 import re
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from getpass import getuser
 from pathlib import Path
@@ -18,17 +17,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wandb
 import yaml
+from PIL import Image
 
+import fedcommons
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import ClientError
 from fedcommons.federation import scratch
 from fedcommons.runs import experiment
+from fedcommons.tracking.wandb_media import KEYS
 from fedcommons.tracking.wandb_tracker import IID
 
 if TYPE_CHECKING:
     from conftest import WandbFile
+    from wandb_server import Server
 
 Reader = Callable[[Path], "WandbFile"]
 pytestmark = pytest.mark.long
@@ -188,36 +191,6 @@ def test_the_umask_holds_for_all_files_and_a_home_without_write_access_is_no_err
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o640}
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from fedcommons.config import presets
-from fedcommons.tracking.wandb_tracker import WandbTracker, logged_in
-logged_in()
-Path("run").mkdir()
-tracker = WandbTracker(Path("run"), presets.experiment("smoke", "digits", {"tracking.wandb": "offline"}), 0.0, sys.exit)
-tracker.log(0, {"test/accuracy": 0.5})
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_no_other_user_can_enter_what_wandb_leaves_of_a_killed_run_and_the_next_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # a short name, as for W&B's socket
-        done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env={**os.environ, "TMPDIR": temporary})
-        assert done.returncode == -signal.SIGKILL
-        (left,) = Path(temporary).iterdir()
-        assert stat.S_IMODE(left.stat().st_mode) == 0o700
-        assert len([*left.glob("*wandb*")]) >= 2
-        monkeypatch.setattr(tempfile, "tempdir", temporary)
-        deadline = time.monotonic() + 30
-        while left.exists() and time.monotonic() < deadline:  # W&B's service ends a moment after its run
-            with scratch.folder():
-                time.sleep(0.1)
-        assert [*Path(temporary).iterdir()] == []
-
-
 class PowerCut(Exception):
     pass
 
@@ -237,6 +210,8 @@ def test_a_resumed_run_keeps_its_id_and_its_whole_history(
     assert (tmp_path / "run" / "wandb-id.txt").read_text() == first
     rows = [(row["_step"], row["test/accuracy"]) for row in wandb_file(tmp_path / "run").history]
     assert rows == [(line["round"], line["test/accuracy"]) for line in lines(tmp_path / "run")]
+    with scratch.tempdir():  # which no other user can enter: there W&B's service has its own files
+        assert [*Path(tempfile.gettempdir()).glob("*wandb*")]
 
 
 def broken(*_: object, **__: object) -> None:
@@ -257,3 +232,45 @@ def test_without_a_login_it_is_offline_off_writes_nothing_and_a_failure_does_not
     monkeypatch.setattr(wandb, "init", broken)
     assert experiment.run(config, tmp_path / "broken", say=said.append)["rounds"] == 1
     assert any("disk full" in text for text in said)
+
+
+ONLINE = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
+
+
+def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: "Server", tmp_path: Path) -> None:
+    fields = {**ONLINE, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
+    said: list[str] = []
+    fedcommons.run(fedcommons.experiment("smoke", values=fields), tmp_path / "mine", say=said.append)
+    assert not [text for text in said if "W&B" in text]
+    bucket = wandb_online.bucket
+    assert (bucket["project"], bucket["groupName"]) == ("fedcommons", "digits-dirichlet_classes")
+    assert (bucket["jobType"], bucket["displayName"]) == ("federation", "mine")
+    assert {"smoke", "shuffled_synthetic", "ddpm"} <= {*bucket["tags"]}
+    assert (wandb_online.config["preset"], wandb_online.config["federation"]["rounds"]) == ("smoke", 2)
+    rows = [{k: v for k, v in row.items() if k not in KEYS} for row in wandb_online.history]
+    assert rows == lines(tmp_path / "mine")
+    pictures = {key: wandb_online.history[-1][key] for key in KEYS}
+    assert not [key for row in wandb_online.history[:-1] for key in row if key in KEYS]
+    for key, facts in pictures.items():
+        content = wandb_online.uploads[facts["path"]]
+        assert Image.open(io.BytesIO(content)).size == (facts["width"], facts["height"]), key
+        assert len(content) <= 200_000
+    assert wandb_online.bucket["program"] == "fedcommons"  # not the script's path, which W&B's client sends by itself
+    for here in (str(tmp_path), str(Path.home()), str(Path(__file__).parent), str(Path.cwd()), sys.executable):
+        assert not [body for body in wandb_online.received if here.encode() in body], here
+    assert {"zeta_hat_sq_mean", "rounds_used", "privacy/overall", "best_accuracy"} <= {*wandb_online.summary}
+    assert "rounds" not in wandb_online.summary
+    assert wandb_online.streams[-1]["complete"] is True
+    assert wandb_online.streams[-1]["exitcode"] == 0
+
+
+def test_a_run_that_the_server_refuses_is_kept_offline(
+    wandb_online: "Server", tmp_path: Path, wandb_file: Reader
+) -> None:
+    wandb_online.refuses = True
+    said: list[str] = []
+    fedcommons.run(fedcommons.experiment("smoke", values=ONLINE), tmp_path / "mine", say=said.append)
+    (text,) = [text for text in said if "W&B" in text]
+    assert "kept offline" in text
+    rows = wandb_file(tmp_path / "mine").history
+    assert [row["test/accuracy"] for row in rows] == [line["test/accuracy"] for line in lines(tmp_path / "mine")]
