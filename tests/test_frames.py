@@ -64,23 +64,20 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
         assert set(of_run["algorithm"]) == {read_config(Path(str(path))).algorithm}
 
 
-def test_of_stragglers_rows_have_the_bytes_and_rounds_have_the_clients(tmp_path: Path) -> None:
-    small_run(tmp_path, {"straggler.rule": "fastest", "straggler.k": 3})
-    row, lines = load_runs(tmp_path, say=silent).iloc[0], read_rounds(tmp_path)
+def test_rows_have_the_bytes_of_stragglers_and_names_of_epsilons_say_whether_noise_was_secret(tmp_path: Path) -> None:
+    small_run(tmp_path / "late", {"straggler.rule": "fastest", "straggler.k": 3})
+    row, lines = load_runs(tmp_path / "late", say=silent).iloc[0], read_rounds(tmp_path / "late")
     assert not {"late", "partial"} & set(row.index)
     assert row["bytes_lost"] == sum(line["comm/lost_bytes"] for line in lines[1:]) == row["bytes_down"] / 4
-    assert load_rounds(tmp_path)["late"].to_list()[1:] == [line["late"] for line in lines[1:]]
-
-
-@pytest.mark.parametrize(("noise", "end"), [("seeded", "_if_secret"), ("secret", "")])
-def test_the_name_of_an_epsilon_says_whether_its_noise_was_secret(noise: str, end: str, tmp_path: Path) -> None:
-    own = small_run(tmp_path, {"dp.local": True, "sigma": 3.0, "federation.rounds": 1, "dp.noise": noise})["privacy"]
-    row = load_runs(tmp_path).iloc[0]
-    assert row["sigma"] == 3.0
-    assert row[f"epsilon{end}"] == own[f"epsilon_of_messages{end}"] > 0
-    assert row[f"epsilon_local_training{end}"] == own[f"epsilon_local_training{end}"]["largest"]
-    names = {name for name in row.index if name.startswith("epsilon")}
-    assert names == {f"epsilon{end}", f"epsilon_local_training{end}"}
+    assert load_rounds(tmp_path / "late")["late"].to_list()[1:] == [line["late"] for line in lines[1:]]
+    for noise, end in (("seeded", "_if_secret"), ("secret", "")):
+        private = {"dp.local": True, "sigma": 3.0, "federation.rounds": 1, "dp.noise": noise}
+        own, row = small_run(tmp_path / noise, private)["privacy"], load_runs(tmp_path / noise).iloc[0]
+        assert row["sigma"] == 3.0
+        assert row[f"epsilon{end}"] == own[f"epsilon_of_messages{end}"] > 0
+        assert row[f"epsilon_local_training{end}"] == own[f"epsilon_local_training{end}"]["largest"]
+        names = {name for name in row.index if name.startswith("epsilon")}
+        assert names == {f"epsilon{end}", f"epsilon_local_training{end}"}
 
 
 def config(seed: int) -> Experiment:
@@ -105,9 +102,9 @@ def test_means_are_over_finished_seeds_and_a_missed_target_is_a_bound(
     assert (row["rounds_to_target"], row["rounds_to_target_sd"]) == (6, stdev([3, 5, 10]))
     assert row["rounds_to_target_shown"] == ">6"
     assert (row["last_accuracy"], row["last_accuracy_sd"]) == pytest.approx((0.6, stdev([0.9, 0.9, 0.0])))
-    assert [(str(tmp_path / name) in text, word in text) for text, name, word in zip(
-        said, ("unfinished", "twice"), ("unfinished", "same experiment"), strict=True
-    )] == [(True, True)] * 2  # fmt: skip
+    for text, name, word in zip(said, ("unfinished", "twice"), ("unfinished", "same experiment"), strict=True):
+        assert str(tmp_path / name) in text
+        assert word in text
     runs.loc[runs["seed"] == 1, "zeta_sq"] = float("nan")
     means(runs, ["zeta_sq"], say=said.append)
     assert "zeta_sq is missing in 1 of 3 seeds" in said[-1]
@@ -154,41 +151,29 @@ def test_the_status_of_runs_that_are_not_finished(folder: Path, tmp_path: Path) 
     assert not {"epsilon", "pool_epsilon"} & set(row.index)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "word"),
-    [
-        ("summary.json", '{"rounds": 3', "damaged"),
-        ("summary.json", "[1, 2]", "damaged"),
-        ("summary.json", "{}", "damaged"),
-        ("summary.json", '{"rounds": 99}', "damaged"),
-        ("summary.json", "\udcff", "damaged"),
-        ("config.yaml", "seed: [", "damaged"),
-        ("rounds.jsonl", "", "no round"),
-        ("config", "", "earlier version"),
-    ],
-)
 @pytest.mark.long
-def test_a_folder_that_cannot_be_read_is_named_and_left_out(
-    folder: Path, tmp_path: Path, file: str, content: str, word: str
-) -> None:
+def test_a_folder_that_cannot_be_read_is_named_and_left_out(folder: Path, tmp_path: Path) -> None:
     """And not taken for a run under way."""
-    good, bad = copies(folder / "slow", tmp_path, "good", "bad")
-    if file == "config":
-        change(bad / "summary.json", config=None)
-    else:
-        (bad / file).write_bytes(content.encode(errors="surrogateescape"))
-    if file == "config.yaml":
-        (bad / "summary.json").unlink()
-    said: list[str] = []
-    assert load_runs(tmp_path, say=said.append)["run"].tolist() == [str(good)]
-    assert [str(bad) in text and word in text for text in said] == [True]
-
-
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
-        load_runs(tmp_path)
-    with pytest.raises(UserError, match="is not a folder"):
-        load_rounds(tmp_path / "nowhere")
+    for number, (file, content, word) in enumerate((
+        ("summary.json", '{"rounds": 3', "damaged"), ("summary.json", "[1, 2]", "damaged"),
+        ("summary.json", "{}", "damaged"), ("summary.json", '{"rounds": 99}', "damaged"),
+        ("summary.json", "\udcff", "damaged"), ("config.yaml", "seed: [", "damaged"), ("rounds.jsonl", "", "no round"),
+        ("config", "", "earlier version"),
+    )):  # fmt: skip
+        good, bad = copies(folder / "slow", tmp_path / str(number), "good", "bad")
+        if file == "config":
+            change(bad / "summary.json", config=None)
+        else:
+            (bad / file).write_bytes(content.encode(errors="surrogateescape"))
+        if file == "config.yaml":
+            (bad / "summary.json").unlink()
+        said: list[str] = []
+        assert load_runs(tmp_path / str(number), say=said.append)["run"].tolist() == [str(good)]
+        assert [str(bad) in text and word in text for text in said] == [True], (file, content)
+    (tmp_path / "empty").mkdir()
+    for name, part in (("empty", "holds no run"), ("nowhere", "is not a folder")):
+        with pytest.raises(UserError, match=part):
+            load_rounds(tmp_path / name)
 
 
 DEAL = """
@@ -205,19 +190,17 @@ class Huge:
 """
 
 
-@pytest.mark.parametrize("constant", ["alpha=(0.1, 1.0)", "alpha='low'", "scale=1e200"])
-def test_runs_with_odd_values_of_own_components_are_read_again(
-    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_with_odd_values_of_own_components_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """alpha of two numbers or of a word, a field of 1e200, a measure of 1e150."""
-    (tmp_path / "own.py").write_text(DEAL.format(constant=constant))
     monkeypatch.chdir(tmp_path)
-    fields = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 80, "measure.every": 1}
-    own = {"partition.name": "own.py:deal", "measure.measure": "own.py:Huge"}
-    run(experiment("smoke", values={**fields, **own}), tmp_path / "run")
-    assert len(load_runs(tmp_path / "run")) == len(load_rounds(tmp_path / "run")) - 1 == 1
-    assert read_summary(tmp_path / "run") is not None
-    assert read_rounds(tmp_path / "run")[-1].get("measure/n") is None
+    for n, constant in enumerate(("alpha=(0.1, 1.0)", "alpha='low'", "scale=1e200")):
+        (tmp_path / f"own{n}.py").write_text(DEAL.format(constant=constant))
+        own = {"partition.name": f"own{n}.py:deal", "measure.measure": f"own{n}.py:Huge"}
+        fields = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 80, "measure.every": 1}
+        run(experiment("smoke", values={**fields, **own}), of := tmp_path / str(n))
+        assert len(load_runs(of)) == len(load_rounds(of)) - 1 == 1
+        assert read_summary(of) is not None
+        assert read_rounds(of)[-1].get("measure/n") is None
 
 
 RECORDED = {

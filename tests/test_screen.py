@@ -208,7 +208,7 @@ def test_a_terminal_has_a_live_line_and_none_that_is_too_long(monkeypatch: pytes
         assert not re.search(r"\x1b\[[0-9;]*m", terminal.getvalue())  # no colour
         assert term == "dumb" or max(map(len, seen)) <= width
         if (width, term) == (80, "xterm"):
-            assert any("generator" in one and "3/9 training, 6 min left" in " ".join(one.split()) for one in seen), seen
+            assert any("generator" in one and "3/9 training 6 min left" in " ".join(one.split()) for one in seen), seen
 
 
 def trial(name: str, **config: Any) -> Any:
