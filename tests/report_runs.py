@@ -2,15 +2,28 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from fedcommons import experiment, run
 
 FIELDS = {
     "wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80, "alpha": 0.1,
 }  # fmt: skip
+
+
+def script(name: str) -> Any:
+    """Return a fixture, which is this script of sweeps/ as a module."""
+
+    @pytest.fixture(scope="module")
+    def load(sweeps: Callable[[str], ModuleType]) -> ModuleType:
+        return sweeps(name)
+
+    return load
 
 
 def quiet(text: str) -> None: ...

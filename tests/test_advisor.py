@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import report_runs
 from sweep_runs import rows_of
 
 from fedcommons.artifacts import Store
@@ -25,12 +26,7 @@ from fedcommons.sweeping import sweep as sweeping
 from papers.fedssyn.advice import Advice, advice_panels, advice_table
 from papers.fedssyn.advice_report import Outcome, local_work, outcome
 
-
-@pytest.fixture(scope="module")
-def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("advise")
-
-
+sweep = report_runs.script("advise")
 AT = Probed(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
 WORK = LocalWork(n_clients=10, tau=100, batch_size=4)
 SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import report_runs
 
 import fedcommons
 from fedcommons.algorithms.coboosting import CoBoosting
@@ -22,10 +23,7 @@ from papers.commons import left
 from papers.commons.measured import at_rates, best_of, best_rates, rounds_to_target
 from papers.commons.ways import WAYS, budget
 
-
-@pytest.fixture(scope="module")
-def commons(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("commons")
+commons = report_runs.script("commons")
 
 
 def course(clients: Sequence[int], accuracies: Sequence[float]) -> list[dict[str, Any]]:

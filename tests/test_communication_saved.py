@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import report_runs
 
 from fedcommons.accounting.communication import (
     UntilTarget,
@@ -33,9 +34,7 @@ SUMMARY = ("bytes_down", "bytes_up", "bytes_once", "partition")
 Lines = list[dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("communication_saved")
+script = report_runs.script("communication_saved")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from report_runs import copies, small_runs
 
 from fedcommons import load_runs
@@ -29,9 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_runs(tmp_path_factory.mktemp("runs"), runs)
 
 
-@pytest.fixture(scope="module")
-def compare(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("compare")
+compare = report_runs.script("compare")
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import report_runs
 from sweep_runs import complete
 
 from fedcommons.convergence.names import NAMES
@@ -127,9 +127,7 @@ def test_the_pictures_draw_the_courses_beside_their_bounds() -> None:
     assert [line[1:] for line in drawn(axes[1])[:2]] == [([3, 9], [2.0, 2.0]), ([3, 9], [2.5, 2.5])]
 
 
-@pytest.fixture(scope="module")
-def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("convergence_parameters")
+sweep = report_runs.script("convergence_parameters")
 
 
 def cells(sweep: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]:

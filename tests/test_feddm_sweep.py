@@ -1,21 +1,19 @@
 """FedDM's sweep: which runs it needs, how rates are chosen, and its tables from made numbers and from small runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from sweep_runs import complete, rows_of
 
 from fedcommons.reports.intervals import ends
 from papers.feddm import tables as feddm_tables
 
-
-@pytest.fixture(scope="module")
-def feddm(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("feddm")
+feddm = report_runs.script("feddm")
 
 
 def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:

@@ -1,12 +1,12 @@
 """The sweep of FedDPMS: its cells, its tables from small runs, and the bytes of its exchange."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from sweep_runs import complete, rows_of
 from torch import nn
@@ -19,10 +19,7 @@ from papers.feddpms import exchange
 from papers.feddpms import tables as feddpms_tables
 from papers.feddpms.exchange import Exchange
 
-
-@pytest.fixture(scope="module")
-def feddpms(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("feddpms")
+feddpms = report_runs.script("feddpms")
 
 
 def test_all_methods_train_the_same_encoder_on_the_same_numbers(feddpms: ModuleType) -> None:

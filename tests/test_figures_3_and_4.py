@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import report_runs
 from sweep_runs import complete, rows_of, saved_figures
 
 from fedcommons.reports import tables
@@ -66,9 +66,7 @@ def test_figure_3s_table_and_panels_have_each_dot_and_each_central_model(
     assert means == [81.0, 97.5]
 
 
-@pytest.fixture(scope="module")
-def figure3(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("figure3")
+figure3 = report_runs.script("figure3")
 
 
 def test_cells_share_their_central_models_and_shuffled_real_has_a_share_of_its_own(figure3: ModuleType) -> None:
@@ -120,9 +118,7 @@ def test_central_models_are_trained_by_ray(figure3: ModuleType, tmp_path: Path) 
     assert json.loads((tmp_path / "out" / line.name / "summary.json").read_text()) == alone
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("sensitivity")
+script = report_runs.script("sensitivity")
 
 
 def entries(script: ModuleType, *argv: str) -> list[Any]:

@@ -2,13 +2,13 @@
 
 import csv
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import report_runs
 from sweep_runs import rows_of
 
 from fedcommons.config.sections import Data
@@ -22,9 +22,7 @@ QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
 KINDS = ("iid", "dirichlet_plain", "single_class")
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("gradient_coding")
+script = report_runs.script("gradient_coding")
 
 
 @pytest.fixture(scope="module")

@@ -266,23 +266,16 @@ def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
     return share_by_method(shared, METHODS[algorithm], 10, 0)
 
 
-def test_the_pool_is_the_shared_part_of_the_clients_data_and_moves_with_it() -> None:
+def test_the_pool_is_the_shared_part_of_the_clients_data() -> None:
     for setting, algorithm in (("shuffled_synthetic", "fedavg"), ("shuffled_real", "fedmix")):
         shared = _share(setting, algorithm)
         data, pool = shared.data, shared.data.pool
         assert pool is not None
-        assert pool.store is data.clients.store
         receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
         for client, part in zip(receivers, pool, strict=True):
-            own = data.clients[client]
-            assert torch.equal(own.x[-len(part) :], part.x)
-            assert torch.equal(own.y[-len(part) :], part.y)
+            assert torch.equal(data.clients[client].x[-len(part) :], part.x)
+            assert torch.equal(data.clients[client].y[-len(part) :], part.y)
         assert sum(pool.sizes) == round(shared.p * sum(data.clients.sizes))
-        moved = data.to(torch.device("meta"))
-        assert moved.pool is not None
-        assert moved.pool.store is moved.clients.store
-        assert moved.pool.store.x.device == moved.pool.rows.flat.device == torch.device("meta")
-        assert replace(data, pool=None).to(torch.device("meta")).pool is None
     for setting, p in (("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)):
         assert _share(setting, p=p).data.pool is None
 

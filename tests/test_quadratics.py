@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from scipy.optimize import curve_fit
 from threadpoolctl import threadpool_limits
@@ -25,9 +26,7 @@ SMALL = (3, 7, 2)  # N, n, d
 ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("quadratics")
+script = report_runs.script("quadratics")
 
 
 @pytest.fixture(scope="module")

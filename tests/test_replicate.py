@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import report_runs
 from scipy.stats import t
 from sweep_runs import rows_of
 
@@ -22,9 +23,7 @@ from papers.replications.rows import NOT_HERE, ROWS, Published, Quantity
 DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("replicate")
+script = report_runs.script("replicate")
 
 
 def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:

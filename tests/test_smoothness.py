@@ -151,24 +151,21 @@ def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> No
         hessian_vector(module.half(), [(x.half(), y)], torch.zeros(len(dense)))
 
 
-def _one_product(module: LightningModule, n: int = 6) -> Tensor:
-    draw = torch.Generator().manual_seed(3)
-    v = torch.randn(sum(p.numel() for p in module.parameters()), generator=draw, dtype=torch.float64)
-    batch = torch.randn(n, 1, 8, 8, generator=draw), torch.arange(n) % 10
-    return hessian_vector(module, [batch], v)
-
-
 def test_dropout_is_off_and_batch_norm_uses_running_statistics_or_is_refused(digits: Digits) -> None:
+    def product(module: LightningModule) -> Tensor:
+        draw = torch.Generator().manual_seed(3)
+        v = torch.randn(sum(p.numel() for p in module.parameters()), generator=draw, dtype=torch.float64)
+        return hessian_vector(module, [(torch.randn(6, 1, 8, 8, generator=draw), torch.arange(6))], v)
+
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=False))
     with pytest.raises(ValueError, match=r"network\.2 .*batch"):
-        _one_product(Classifier(network, lr=0.1))
+        product(Classifier(network, lr=0.1))
     wet, dry = digits(dropout=0.9).module().train(), digits(dropout=0.0).module().eval()
-    assert torch.equal(_one_product(wet), _one_product(dry))
+    assert torch.equal(product(wet), product(dry))
     torch.manual_seed(0)
     module = Classifier(CNN((1, 8, 8), 10, channels=(2, 3), hidden=5, batch_norm=True), lr=0.1).train()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    in_training, frozen = _one_product(module.train()), _one_product(module.eval())
-    assert torch.equal(in_training, frozen)
+    assert torch.equal(product(module.train()), product(module.eval()))
     assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
 
 

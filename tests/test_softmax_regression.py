@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from sweep_runs import rows_of
 from torch import Tensor
@@ -171,9 +171,7 @@ def test_zeta_is_the_spread_of_gradients_and_falls_with_the_square_of_what_stays
         assert -0.002 < at[p] / at[0] - (1 - p) ** 2 < at[1] / at[0] < 0.02
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("mnist_softmax")
+script = report_runs.script("mnist_softmax")
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from rich.console import Console
 from sweep_runs import rows_of
 
@@ -14,10 +15,7 @@ from fedcommons.sweeping.display import Display
 from papers.fedssyn import saved, table2_report
 from papers.fedssyn.published import fedssyn_table2
 
-
-@pytest.fixture(scope="module")
-def table2(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("table2")
+table2 = report_runs.script("table2")
 
 
 def cells(table2: ModuleType, *words: str) -> dict[tuple[str, float, float, int], Any]:

@@ -90,17 +90,17 @@ VIEWER = {"id": "VXNlcg==", "username": "me", "entity": "me", "email": "", "flag
 
 
 def answer(operation: str, variables: dict[str, Any], url: str) -> dict[str, Any]:
-    """What the real server would say, as far as the client looks at it."""
+    """Return what the real server would answer, as far as the client looks at it."""
+    name = variables.get("name")
     if operation == "upsertBucket":
         project = {"id": "UHJvamVjdA==", "name": variables["project"], "entity": ENTITY}
-        name = variables["name"]
         bucket = {"id": "UnVu", "name": name, "displayName": name, "config": "{}", "project": project}
         return {operation: {"bucket": bucket | {"historyLineCount": 0}, "inserted": True}}
     if operation == "createRunFiles":
         files = [{"name": name, "uploadUrl": f"{url}/upload/{name}"} for name in variables["files"]]
         return {operation: {"runID": "UnVu", "uploadHeaders": [], "files": files}}
     if operation == "upsertView":
-        return {operation: {"view": {"id": "Vmlldw==", "name": variables["name"]}, "inserted": True}}
+        return {operation: {"view": {"id": "Vmlldw==", "name": name}, "inserted": True}}
     return {"viewer": VIEWER} if operation == "viewer" else {"model": None}
 
 
@@ -120,10 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/graphql":
             return self._say({})
         asked = cast("dict[str, Any]", json.loads(body))
-        operation = next(
-            (name for name in OPERATIONS if f"{name}(" in asked["query"] or f"{name} {{" in asked["query"]), ""
-        )
-        variables = asked.get("variables") or {}
+        query, variables = asked["query"], asked.get("variables") or {}
+        operation = next((name for name in OPERATIONS if f"{name}(" in query or f"{name} {{" in query), "")
         self.server.asked.append((operation, variables))
         self._say({"data": answer(operation, variables, self.server.url)})
 
