@@ -23,6 +23,7 @@ from fedcommons.federation.participation import participants
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
 from fedcommons.sweeping import sweep as sweeping
+from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn.advice import Advice, advice_panels, advice_table
 from papers.fedssyn.advice_report import Outcome, local_work, outcome
 
@@ -128,9 +129,7 @@ def config(tmp_path: Path) -> Experiment:
     return presets.experiment("smoke", "digits", short)
 
 
-def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
-    config: Experiment, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_an_outcome_is_the_quotient_of_means(config: Experiment, recorded: Callable[..., None], tmp_path: Path) -> None:
     """Seeds are paired by their number, in any order; one that missed the target leaves no quotient."""
     rounds = {0.0: {0: 20, 1: 10, 2: 30}, 0.5: {2: 3, 0: 4, 1: 5}, 0.1: {0: 4, 1: None}}
     runs: dict[tuple[float, float], list[sweeping.Trial]] = {}
@@ -150,12 +149,11 @@ def test_an_outcome_is_the_quotient_of_means_and_its_spread_that_of_each_seed(
 def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config: Experiment, tmp_path: Path) -> None:
     def lines(run: Experiment, name: str) -> list[dict]:
         experiment.run(run, tmp_path / name)
-        return [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        return read_rounds(tmp_path / name)
 
     without = lines(override(config, {"measure.smoothness": True}), "run")
-    result = probe(
-        override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0}), None, lambda _: None
-    )
+    ideal = override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0})
+    result = probe(ideal, None, lambda _: None)
     assert [accuracy for accuracy, _ in result] == [line["test/accuracy"] for line in without]
     for (_, estimates), line in zip(result, without, strict=True):
         for name in ("gradient_sq", "zeta_sq", "sigma_sq", "L_max"):
@@ -182,7 +180,6 @@ def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config:
 
 @pytest.mark.long
 def test_the_check_compares_predictions_with_finished_runs(sweep: ModuleType, tmp_path: Path) -> None:
-    """First the probe alone predicts for an ideal pool, then for the pool that the finished runs used."""
     out = tmp_path / "advise"
     argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.2,0.5", "--target=0.1", "--check-p=0.5",
             "--probe-rounds=1", "--data.limit=80", "--generator.channels=[8,8]", "--generator.sampling_steps=2",

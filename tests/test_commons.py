@@ -78,7 +78,6 @@ def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons
 
 
 def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
-    """One changed at a time, the others as by default."""
     rows = entries(commons, "--ways", "real,FedDM", "--lrs", "0.1,0.2", "--seeds", "0,1")
     pixels = [(0.01, 0.05), (0.003, 0.05), (0.03, 0.05), (0.01, 0.02), (0.01, 0.1)]
     assert [(e.way, tuple(value for _, value in e.rates), e.seed) for e in rows] == [
@@ -92,9 +91,7 @@ def test_each_row_tries_its_own_rates(commons: ModuleType) -> None:
     assert (alone.cell.config.client.lr, alone.cell.config.flat["dense.server_lr"]) == (0.3, 0.005)
 
 
-def test_rates_are_chosen_by_the_first_seeds_validation_alone(
-    commons: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_first_seeds_validation_chooses(commons: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     """Of equals the first that was tried; test data and other seeds have no part."""
     rows = entries(commons, "--ways", "real,FedDM", "--lrs", "0.2,0.1,0.4", "--seeds", "3,1,2")
     assert len(rows) == 3 * (3 + 5)
@@ -116,7 +113,6 @@ def test_rates_are_chosen_by_the_first_seeds_validation_alone(
 def test_rates_at_which_any_seed_diverged_are_passed_over(
     diverged: bool, commons: ModuleType, recorded: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next best are run then; a failure at rates that the table does not need is not reported as one."""
     rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1", "--seeds", "3,1")
     of = {(e.rates[0][1], e.seed): e.cell.name for e in rows}
     validation = {of[0.1, 3]: 0.9, of[0.2, 3]: 0.8, of[0.1, 1]: 0.9, of[0.2, 1]: 0.8}
@@ -155,7 +151,6 @@ def test_the_price_of_training_once_is_known(kind: type) -> None:
 
 @pytest.mark.long
 def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
-    """A row of the server alone has no round; a row without runs and one that lacks a seed are named."""
     out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
     argv = [*QUICK, "--ways", ",".join([*ways, "DENSE"]), "--seeds", "0,1", "--generator.epochs", "1",
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1"]  # fmt: skip

@@ -33,7 +33,7 @@ compare = report_runs.script("compare")
 
 
 @pytest.mark.long
-def test_a_row_is_a_cell_with_mean_and_deviation(
+def test_rows_have_mean_and_sd(
     compare: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "c"
@@ -63,7 +63,7 @@ def test_a_row_is_a_cell_with_mean_and_deviation(
 
 
 @pytest.mark.long
-def test_a_request_that_cannot_be_met_is_refused(
+def test_bad_requests_are_refused(
     compare: ModuleType, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "thesis.tex").touch()

@@ -83,7 +83,6 @@ def test_the_table_shows_some_rounds_of_what_was_measured() -> None:
 
 
 def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
-    """The untrained model, the beginning, the middle and the end."""
     for every, rounds in ((1, [0, 3, 15, 30]), (10, [0, 10, 30]), (15, [0, 15, 30]), (30, [0, 30])):
         measured = {**run(0), "zeta_sq": [[r, 1.0] for r in range(0, 31, every)]}
         assert courses.shown([curve("p = 0", [measured])]) == rounds

@@ -168,7 +168,7 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
     assert delta_sq(own, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
 
 
-def test_for_identical_clients_estimates_scatter_around_zero_and_exact_values_are_not_negative(
+def test_for_identical_clients_estimates_scatter_around_zero_and_exact_ones_are_not_below(
     least_squares: Problem,
 ) -> None:
     alike = _share(least_squares(sizes=(40,)).federation(0.1), [40] * 3, np.tile(np.arange(40), 3))
@@ -189,7 +189,6 @@ def _estimates(own: Moments, pool: Moments) -> list[float]:
 
 @pytest.mark.long
 def test_estimates_from_a_part_are_unbiased_and_would_not_be_without_their_correction(least_squares: Problem) -> None:
-    """Two examples of the first client and of the pool; the second client is too small to be cut."""
     federation, model = _with_pool(least_squares(sizes=(60, 10, 40)), 2)
     exact = np.array(_estimates(*(_measure(federation, which, model=model) for which in ("own", "pool"))))
     unbiased, naive = [], []

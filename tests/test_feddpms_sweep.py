@@ -72,10 +72,9 @@ PAPER = ("feddpms.sigma", "feddpms.quota", "feddpms.classes", "model.latent", "f
          [(4.0, 50, 10, 128, 50, 5, 64, 1e-3)]),
     ],
 )  # fmt: skip
-def test_the_cells_of_a_table(
+def test_cells(
     words: str, table: str, fields: tuple[str, ...], expected: list[tuple[Any, ...]], feddpms: ModuleType
 ) -> None:
-    """A run of two tables is run once: with the default it is that of table 1."""
     of_tables = feddpms.grid(feddpms.arguments(words.split()))
     cells = of_tables[table]
     assert [tuple(cell.config.flat.get(name) for name in fields) for cell in cells] == expected

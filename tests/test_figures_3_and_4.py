@@ -37,10 +37,9 @@ RUNS = [
 ]  # fmt: skip
 
 
-def test_figure_3s_table_and_panels_have_each_dot_and_each_central_model(
+def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A panel for each alpha; dots are means, and the axis begins below the least accuracy."""
     rows = rows_of(accuracy_table(tables.compared(pd.DataFrame(RUNS)), []))
     assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
     assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
@@ -108,7 +107,6 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_central_models_are_trained_by_ray(figure3: ModuleType, tmp_path: Path) -> None:
-    """The same bits as in one process."""
     argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=1", "--wandb=off", "--settings=real"]
     argv += ["--data.limit=80", f"--out={tmp_path / 'out'}"]
     assert figure3.figure3(argv) == 0

@@ -84,9 +84,7 @@ def config(seed: int) -> Experiment:
     return experiment("smoke", values={"wandb": "off", "federation.rounds": 10, "seed": seed})
 
 
-def test_means_are_over_finished_seeds_and_a_missed_target_is_a_bound(
-    recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_means_are_over_finished_seeds_and_misses_are_bounds(recorded: Callable[..., None], tmp_path: Path) -> None:
     """A seed that missed counts with its rounds; unfinished runs and the same run twice are named and left out."""
     for seed, reached in ((0, 3), (1, 5), (2, None)):
         recorded(
@@ -153,7 +151,6 @@ def test_the_status_of_runs_that_are_not_finished(folder: Path, tmp_path: Path) 
 
 @pytest.mark.long
 def test_a_folder_that_cannot_be_read_is_named_and_left_out(folder: Path, tmp_path: Path) -> None:
-    """And not taken for a run under way."""
     for number, (file, content, word) in enumerate((
         ("summary.json", '{"rounds": 3', "damaged"), ("summary.json", "[1, 2]", "damaged"),
         ("summary.json", "{}", "damaged"), ("summary.json", '{"rounds": 99}', "damaged"),
@@ -236,9 +233,7 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(fields: dict[st
 
 
 @pytest.mark.long
-def test_the_worst_client_stands_in_the_rounds_and_a_resumed_run_writes_the_same_lines(
-    recording: Path, tmp_path: Path
-) -> None:
+def test_rounds_name_the_worst_client_and_a_resumed_run_writes_the_same_lines(recording: Path, tmp_path: Path) -> None:
     lines, clients = read_rounds(recording), read_clients(recording)
     assert [line["round"] for line in clients] == [line["round"] for line in lines] == [0, 1, 2, 3]
     for line, of_clients in zip(lines, clients, strict=True):

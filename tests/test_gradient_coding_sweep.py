@@ -125,7 +125,6 @@ def test_it_resumes_with_the_curves_that_are_there(script: ModuleType, out: Path
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_workers_change_no_bit(script: ModuleType, tmp_path: Path) -> None:
-    """With more repetitions than one job has."""
     options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", f"--repetitions={curves.CHUNK + 1}"]
     for workers in (1, 2):
         assert script.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0

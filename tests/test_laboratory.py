@@ -1,6 +1,5 @@
 """All parameters at one model: closed forms, standard errors, bytes, what a run logs; Lemma 1 on exact mixtures."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -34,6 +33,7 @@ from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contribution, Shared, share, share_by_method
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
+from fedcommons.tracking.run_folder import read_rounds
 
 Digits = Callable[..., Federation]
 Problem = Callable[..., LeastSquares]
@@ -195,10 +195,6 @@ def _config(tmp_path: Path, **values: Any) -> Experiment:
     return presets.experiment("smoke", "digits", short | values)
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
@@ -208,10 +204,8 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.long
-def test_a_run_logs_the_parameters_of_its_sharing_setting(
-    values: dict[str, Any], names: set[str], tmp_path: Path
-) -> None:
-    summary, lines = experiment.run(_config(tmp_path, **values), tmp_path / "run"), _lines(tmp_path / "run")
+def test_a_run_logs_what_its_sharing_setting_has(values: dict[str, Any], names: set[str], tmp_path: Path) -> None:
+    summary, lines = experiment.run(_config(tmp_path, **values), tmp_path / "run"), read_rounds(tmp_path / "run")
     measured = {line["round"]: {n for n in NAMES if f"convergence/{n}" in line} for line in lines}
     assert measured == {0: names, 1: set(), 2: names, 3: names}
     sets, numbers = 1 + ("sharing.setting" in values), 650 + 2 + ("measure.smoothness" in values)
@@ -223,14 +217,11 @@ def test_a_run_logs_the_parameters_of_its_sharing_setting(
 
 @pytest.mark.parametrize("samples", [None, 16])
 @pytest.mark.long
-def test_a_run_logs_the_laboratorys_values_at_its_model_and_trains_as_without(
-    samples: int | None, tmp_path: Path
-) -> None:
-    """With standard errors where not all was measured; the model has buffers; no bit or byte of training changes."""
+def test_a_run_logs_the_laboratorys_values_and_trains_as_without(samples: int | None, tmp_path: Path) -> None:
     values = SHUFFLED | {"model.name": "cnn", "model.batch_norm": True, "federation.blocks": 2}
     config = _config(tmp_path, **values, **{"measure.samples": samples, "measure.smoothness": not samples})
     experiment.run(config, tmp_path / "run")
-    last, lines = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), _lines(tmp_path / "run")
+    last, lines = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), read_rounds(tmp_path / "run")
     assert last is not None
     ready = build.assemble(build.prepare(config))
     at = ModelTask(last.model, last.buffers)
@@ -244,7 +235,7 @@ def test_a_run_logs_the_laboratorys_values_at_its_model_and_trains_as_without(
     assert {name: value for name, value in lines[-1].items() if name.startswith("convergence/")} == expected
     experiment.run(_config(tmp_path, **values, **{"measure.every": 0}), tmp_path / "plain")
     others = [{name: v for name, v in line.items() if not name.startswith("convergence/")} for line in lines]
-    assert others == _lines(tmp_path / "plain")
+    assert others == read_rounds(tmp_path / "plain")
     models = [max((tmp_path / name).glob("checkpoints/*.safetensors")).read_bytes() for name in ("run", "plain")]
     assert models[0] == models[1]
 
@@ -301,7 +292,6 @@ def _mixture(own: np.ndarray, pool: np.ndarray, p: float) -> tuple[np.ndarray, f
 
 
 def test_dissimilarity_and_noise_of_exact_mixtures_are_the_lemmas() -> None:
-    """Also from the moments, without the gradients of a mixture."""
     for seed, shift in product(range(6), (0, 1, 300)):
         problem, w = _problem(seed, shift), np.random.default_rng(seed).normal(size=3)
         each = [a * (a @ w - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
@@ -340,21 +330,6 @@ def test_no_mixture_is_less_smooth_than_the_lemma_says() -> None:
                 assert bound == pytest.approx(l_mix)
             slack.append(bound / l_mix)
     assert max(slack) > 1.1  # no equality in between
-
-
-def test_a_network_that_trains_on_exact_mixtures_has_what_the_lemma_says(digits: Digits) -> None:
-    """A client of n_i images and a pool of 8: its own 24 times and the pool's n_i times make p = 1/4."""
-    federation = digits(sizes=(4, 8, 2, 3, 5), linear=True)
-    own, pool, sets = federation.data.clients[:3], federation.data.clients[3:], federation.data.clients
-    shared = np.concatenate(list(pool.rows))
-    mixtures = [np.concatenate([np.repeat(rows, 24), np.repeat(shared, len(rows))]) for rows in own.rows]
-    federation = replace(federation, data=RunData(Clients(sets.store, mixtures), own, {}, pool))
-    result = _laboratory(federation, 0.25).measure(ModelTask(federation.model), hessians=True)
-    value = {name: estimate.value for name, estimate in result.items()}
-    for name in ("zeta", "sigma"):
-        assert value[f"{name}_mix_sq"] == pytest.approx(value[f"{name}_hat_sq"], rel=1e-5)
-        assert value[f"{name}_lemma1_sq"] == pytest.approx(value[f"{name}_hat_sq"], rel=1e-5)
-    assert 0.5 * value["L_lemma1"] < value["L_p"] <= value["L_lemma1"]
 
 
 def test_a_share_outside_0_and_1_is_refused() -> None:

@@ -45,7 +45,6 @@ def test_the_interval_is_the_one_for_a_run_more() -> None:
 
 
 def test_verdicts() -> None:
-    """And the interval covers one more run as often as it says."""
     for values, published, note, expected in (
         ([99.0, 100.0, 101.0], 104, "", "inside"), ([1.0, 2.0, 3.0], 2, "", "inside, wide"),
         ([1.0, 2.0, 3.0], 12, "", "outside"), ([1.0, 2.0, None], 2, "", "cannot tell"),
@@ -96,9 +95,7 @@ def test_the_numbers_of_a_row_are_read_from_its_runs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not (DATA / "MNIST").is_dir(), reason="no MNIST (FEDCOMMONS_DATA names another folder)")
-def test_a_rows_page_is_written_from_its_runs(
-    script: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_rows_page_is_made_from_its_runs(script: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     argv = ["--rows=R6", "--seeds=0,1", f"--data-dir={DATA}", f"--out={tmp_path}"]
     for entry, accuracy in zip(script.entries(script.arguments(argv)), (0.8, 0.9), strict=True):
         recorded(tmp_path / entry.cell.name, entry.cell.config, None, {"test/accuracy": accuracy})

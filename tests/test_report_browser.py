@@ -122,9 +122,7 @@ def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, fold
         assert texts(page, "results", "last accuracy") == before
 
 
-def test_sorting_sorts_within_groups_and_files_have_the_lines_that_are_shown(
-    chromium: Browser, url: str, tmp_path: Path
-) -> None:
+def test_sorting_is_within_groups_and_files_have_what_is_shown(chromium: Browser, url: str, tmp_path: Path) -> None:
     with browser.opened(chromium, url) as page:
         order, values = head(page, "runs", "last accuracy")
         assert (order, values) == ("ascending", sorted(values, key=float))
@@ -149,9 +147,7 @@ def test_sorting_sorts_within_groups_and_files_have_the_lines_that_are_shown(
         assert saved["LaTeX"].rstrip().endswith(r"\end{tabular}")
 
 
-def test_a_watched_page_follows_its_folder_and_keeps_its_filters(
-    chromium: Browser, folder: Path, tmp_path: Path
-) -> None:
+def test_a_watched_page_follows_its_folder_keeping_filters(chromium: Browser, folder: Path, tmp_path: Path) -> None:
     for name in ("fedavg-0.1-0", "fedprox-0.1-0"):
         shutil.copytree(folder / name, tmp_path / name)
     server = Server(Watched([tmp_path]))

@@ -102,9 +102,7 @@ def test_csv_has_a_line_for_each_run_and_downloads_of_late_clients_are_noted() -
     assert tables.lost_notes(pd.DataFrame([{"run": "runs/old"}])) == []
 
 
-def test_the_bars_of_table_1_are_means_from_the_least_to_the_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel for each federation, a row for each method; a missed target is marked."""
     drawn = saved_figures(monkeypatch)
     runs = [run("real", 0, 16), run("real", 1, 20), run("shuffled_synthetic", 0, 4), run("shuffled_synthetic", 1, None)]
@@ -159,7 +157,6 @@ def test_the_spread_between_algorithms() -> None:
 
 
 def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:
-    """As a sweep over sharing and stragglers has it, and one over a method's constant."""
     more = [{"sharing.c": c, "straggler.q": q} for q in (0.0, 0.3) for c in (0.1, 0.5)]
     pools = [run("my_stage", seed, 3 + seed, **one) for one in more for seed in (0, 1)]
     reals = [run("real", seed, 24, **{"straggler.q": q}) for q in (0.0, 0.3) for seed in (0, 1)]

@@ -115,7 +115,6 @@ def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are(tmp_path: Path) -> None:
-    """Also without accuracies, and without a server model."""
     summary = runs.run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
     rounds = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     for width, most in ((80, 13), (40, 24)):
@@ -148,18 +147,14 @@ def test_json_is_all_on_stdout_and_the_rest_on_stderr(command: Callable[..., Any
 
 
 @pytest.mark.parametrize("file", ["there/is/none.txt", "/dev/full"])
-def test_a_log_file_that_cannot_be_written_is_refused_before_any_work(
-    file: str, command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_log_file_must_be_writable_before_any_work(file: str, command: Callable[..., Any], tmp_path: Path) -> None:
     done = command("run", *QUICK, f"--log-file={file}", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(f"error: --log-file: {file} cannot be written .*\n", done.stderr)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_disk_that_fills_up_ends_the_log_and_not_the_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_ends_the_log_and_not_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     handler = LogFile(tmp_path / "log.txt", encoding="utf-8")
     handler.setLevel("INFO")
     display, written, _ = plain(quiet=True, file=handler)
@@ -254,9 +249,7 @@ PRIVATE = {"generator.noise_multiplier": 1.0, "generator.batch_size": 4, "genera
 
 @pytest.mark.parametrize(("name", "more"), [("ddpm", {"generator.batch_size": 8}), ("private_ddpm", PRIVATE)])
 @pytest.mark.long
-def test_a_generator_reports_each_of_its_steps_and_reporting_changes_no_bit(
-    name: str, more: dict[str, Any], tmp_path: Path
-) -> None:
+def test_generators_report_their_steps_which_changes_no_bit(name: str, more: dict[str, Any], tmp_path: Path) -> None:
     fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator": name, **more,
               "generator.epochs": 2, "generator.channels": (8, 8), "partition.n_clients": 2}  # fmt: skip
     steps: list[tuple[str, int, int, str]] = []

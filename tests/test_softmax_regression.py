@@ -175,9 +175,7 @@ script = report_runs.script("mnist_softmax")
 
 
 @pytest.mark.long
-def test_the_sweeps_cells_are_those_of_training_and_its_table_has_their_numbers(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script: ModuleType, tmp_path: Path) -> None:
     """With one seed the number itself, with several the median, minimum and maximum."""
     options = ["--preset=smoke", "--p=1,0,0.5", "--noise=0,0.5", "--target=0.185", "--lr=3"]
     whole, out = load(Data(validation=0)), tmp_path / "new" / "7"

@@ -92,7 +92,6 @@ READ: Mapping[str, Callable[[Path], Rows]] = {
 @pytest.mark.parametrize("name", sorted(KINDS["tracker"].known))
 @pytest.mark.long
 def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a run that was killed and resumed, whose earlier rounds are logged again."""
     config = experiment("smoke", values={**FIELDS, "tracking.tracker": name, "measure.every": 2, "straggler.q": 0.3})
     if name != "csv" and find_spec(name) is None:
         with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
@@ -215,7 +214,6 @@ def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
 
 @pytest.mark.long
 def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> None:
-    """The same after a kill; everything else is as without it."""
     plain = run(described(measure__every=2), lab / "plain", say=quiet)
     wanted = described(measure__every=2, measure__measure=MEASURE, measure__power=1)
     measured = run(wanted, lab / "run", say=quiet)

@@ -48,7 +48,6 @@ def starts(order: InOrder, cores: int, fails: str = "") -> list[str]:
 
 
 def test_a_cell_waits_for_its_generators_and_fails_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not overtaken, but a core without work takes a later cell."""
     cells = {"pool": 3, "real": 0, "next pool": 1, "next real": 0}
     assert starts(in_order(cells, 1, monkeypatch), 1) == [
         "makes pool 0", "makes pool 1", "makes pool 2", "pool", "real", "makes next pool 0", "next pool", "next real",
@@ -104,9 +103,7 @@ def counted(params: Mapping[str, Any]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_trial_is_tried_again_if_its_process_died_and_not_if_its_request_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_tried_again_only_if_its_process_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import cloudpickle
 
     values = {"data.limit": 100, "measure.every": 0, "federation.rounds": 1, "tracking.wandb": "off"}

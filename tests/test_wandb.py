@@ -1,7 +1,6 @@
 """Weights & Biases: the real client, its file in offline mode read back, and online with a stub of the server."""
 
 import io
-import json
 import os
 import platform
 import re
@@ -26,6 +25,7 @@ from fedcommons.config.flat import choose, override
 from fedcommons.errors import ClientError
 from fedcommons.federation import scratch
 from fedcommons.runs import experiment
+from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS
 from fedcommons.tracking.wandb_tracker import IID
 
@@ -42,10 +42,6 @@ SMALL = {"federation.rounds": 1, "federation.checkpoint_every": 2, "measure.ever
 def config(tmp_path: Path) -> Experiment:
     values = {**SMALL, "artifacts": str(tmp_path / "artifacts"), "tracking.wandb": "offline"}
     return presets.experiment("smoke", "digits", values)
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 def sent(found: "WandbFile", folder: Path) -> list[str]:
@@ -132,10 +128,7 @@ def images(folder="", folders=("",)):
 def test_wandb_gets_nothing_of_this_machine_and_no_file_has_a_secret(
     config: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: Reader
 ) -> None:
-    """Neither the host nor the user, a folder or the command; of a user's components only the files' names.
-
-    They are named by an absolute path, from the home folder or by a relative path; a constant may be a path too.
-    """
+    """Neither the host nor the user, a folder or the command; of a user's components only the files' names."""
     secrets = {"WANDB_API_KEY": "0a1b" * 10, "RAY_AUTH_TOKEN": "c3d4" * 16}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
@@ -195,9 +188,7 @@ class PowerCut(Exception):
     pass
 
 
-def test_a_resumed_run_keeps_its_id_and_its_whole_history(
-    config: Experiment, tmp_path: Path, wandb_file: Reader
-) -> None:
+def test_a_resumed_run_keeps_its_id_and_all_history(config: Experiment, tmp_path: Path, wandb_file: Reader) -> None:
     def cut(number: int, _: object) -> None:
         if number == 3:
             raise PowerCut
@@ -264,9 +255,7 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: 
     assert wandb_online.streams[-1]["exitcode"] == 0
 
 
-def test_a_run_that_the_server_refuses_is_kept_offline(
-    wandb_online: "Server", tmp_path: Path, wandb_file: Reader
-) -> None:
+def test_a_run_the_server_refuses_stays_offline(wandb_online: "Server", tmp_path: Path, wandb_file: Reader) -> None:
     wandb_online.refuses = True
     said: list[str] = []
     fedcommons.run(fedcommons.experiment("smoke", values=ONLINE), tmp_path / "mine", say=said.append)

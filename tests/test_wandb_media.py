@@ -87,7 +87,6 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
 
 
 def test_pictures_are_small_and_as_dark_or_high_as_their_counts() -> None:
-    """Noise is what PNG cannot compress."""
     for shape in ((1, 8, 8), (3, 64, 64)):
         noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, *shape), dtype=np.uint8)
         content = io.BytesIO()
