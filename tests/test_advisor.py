@@ -47,14 +47,10 @@ def test_the_corollary_s_terms_by_hand() -> None:
         rates.strongly_convex(1.0, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=4, mu=0.5)
 
 
-def _changed(**values: float) -> Probed:
-    return replace(AT, **values)
-
-
 def test_the_ratio_by_hand_and_where_one_term_rules() -> None:
     for p in SHARES:
         smooth = lemma1.smoothness(p, AT.L_max, AT.L_pool) / AT.L_max
-        drift = _changed(zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
+        drift = replace(AT, zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
         of_drift = relative_rounds(drift, p, LocalWork(10**9, 100, 10**9), 0.5)
         assert of_drift == pytest.approx((1 - p) * smooth, rel=1e-4, abs=1e-3)
         assert relative_rounds(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
@@ -68,7 +64,7 @@ def test_the_ratio_by_hand_and_where_one_term_rules() -> None:
 
 
 def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_band() -> None:
-    probes = [[_changed(zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
+    probes = [[replace(AT, zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
     result = predict(probes, SHARES, WORK)
     assert [f.relative for f in result] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
     assert (result[0].relative, result[0].low, result[0].high) == (1, 1, 1)  # p = 0
@@ -77,7 +73,7 @@ def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_ban
         assert (f.low, f.high) == (min(every), max(every))
         assert f.low < f.high
     with pytest.raises(UserError, match="no gradient"):
-        predict([[AT], [_changed(gradient_sq=0.0)]], SHARES, WORK)
+        predict([[AT], [replace(AT, gradient_sq=0.0)]], SHARES, WORK)
     sure = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
     unsure = sure | {"zeta_sq": Estimate(9.0, 1.0), "delta_sq": Estimate(0.3, 1.0)}
     assert probed(sure) == [AT]

@@ -232,21 +232,13 @@ def test_an_unreachable_target_exits_with_2(script: ModuleType, command: Callabl
 SEEDS = (0, 1, 4)
 
 
-@pytest.fixture(scope="module")
-def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sweep")
-    assert script.quadratics(["--preset=smoke", "--seeds=0,1,4", f"--out={folder}"]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def rows(out: Path) -> list[dict[str, float]]:
-    written = csv.DictReader((out / "quadratics.csv").read_text().splitlines())
-    return [{name: float(value) for name, value in row.items()} for row in written]
-
-
 @pytest.mark.long
-def test_the_sweeps_rows_are_the_runs_and_their_theory(rows: list[dict[str, float]]) -> None:
+def test_the_sweeps_rows_are_the_runs_and_their_theory_and_its_text_is_over_the_seeds(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    assert script.quadratics(["--preset=smoke", "--seeds=0,1,4", f"--out={tmp_path}"]) == 0
+    written = csv.DictReader((tmp_path / "quadratics.csv").read_text().splitlines())
+    rows = [{name: float(value) for name, value in row.items()} for row in written]
     assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in SEEDS for p in (0, 0.25, 0.5, 0.75, 1)]
     for seed in SEEDS:
         own, some = q.draw(seed, 10, 0), [r for r in rows if r["seed"] == seed]
@@ -267,22 +259,18 @@ def test_the_sweeps_rows_are_the_runs_and_their_theory(rows: list[dict[str, floa
             theory = line[0, 0] * np.array([r["theory_ratio"] for r in some]) / q.TARGET**0.5 + line[:, 1]
             assert np.allclose(theory, [r[f"theory_rounds_{kind}"] for r in some])
         assert all(r["rounds"] < (1 - r["p"]) * some[0]["rounds"] for r in some if 0 < r["p"] < 1)  # super-linear
-
-
-@pytest.mark.long
-def test_the_sweeps_summary_and_text_are_over_the_seeds(out: Path, rows: list[dict[str, float]]) -> None:
-    for cell in json.loads((out / "summary.json").read_text())["cells"]:
+    for cell in json.loads((tmp_path / "summary.json").read_text())["cells"]:
         of_p = [r for r in rows if r["p"] == cell["p"]]
         assert cell["reached"] == 3
         for name in ("rounds", "zeta_sq", "A_ratio_plain", "theory_rounds_authors"):
             values = [r[name] for r in of_p]
             assert cell[name] == pytest.approx([np.median(values), min(values), max(values)])
-    text = (out / "quadratics.md").read_text()
+    text = (tmp_path / "quadratics.md").read_text()
     near = [r for r in rows if 0 < r["p"] <= 0.6]
     off = [float(np.mean([abs(r["A_ratio_plain"] - (1 - r["p"]) ** 2) for r in near if r["seed"] == s])) for s in SEEDS]
     assert f"{shown(band(off))} from (1-p)^2" in text
     curves: dict[tuple[str, str, str], list[float]] = {}
-    for row in csv.DictReader((out / "figure2a.csv").read_text().splitlines()):
+    for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
         curves.setdefault((row["sigma_sq"], row["seed"], row["p"]), []).append(float(row["error"]))
     assert len(curves) == 2 * 3 * 3
     (own,) = q.run([q.draw(4, 10, 1000)], q.STEP_SIZES[[8]], 250, 4)
@@ -292,7 +280,7 @@ def test_the_sweeps_summary_and_text_are_over_the_seeds(out: Path, rows: list[di
     assert min(fall["0.0"]) > 10 * max(fall["1000.0"]) > 100  # figure 2 (a): shuffling helps less under noise
     less, more = (shown(band(fall[s2])) for s2 in ("0.0", "1000.0"))
     assert f"{less} times with sigma^2 = 0 and {more} times with 1000" in text
-    assert sorted(path.name for path in out.glob("*.png")) == ["figure2.png", "fitted_lines.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["figure2.png", "fitted_lines.png"]
 
 
 def test_fewest_rounds_and_the_line_by_hand() -> None:

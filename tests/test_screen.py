@@ -85,9 +85,6 @@ def test_in_a_pipe_progress_has_a_line_now_and_then_and_no_control_characters(mo
     assert (lines[0], lines[-1]) == ("generator 1/2: 11/100 training, 4.5 min left", "a cell: 3/3 rounds")
     assert len(lines) == 10
     assert written.getvalue().replace("\n", "").isprintable()
-
-
-def test_the_width_of_a_pipe_is_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, width in (("", 80), ("40", 40), ("200", 80), ("0", 80), ("x", 80)):
         monkeypatch.setenv("COLUMNS", columns)
         assert plain()[0].width == width

@@ -27,8 +27,7 @@ FIELDS = {
 Rows = dict[tuple[int, str], float]
 
 
-class Killed(Exception):
-    pass
+class Killed(Exception): ...
 
 
 def resumed(config: Experiment, folder: Path, after: int, again: Experiment | None = None) -> list[str]:

@@ -1,6 +1,7 @@
 """Weights & Biases: the real client, its file in offline mode read back, and online with a stub of the server."""
 
 import io
+import json
 import os
 import platform
 import re
@@ -51,11 +52,6 @@ def sent(found: "WandbFile", folder: Path) -> list[str]:
     return [*map(str, found.records), *(path.read_text() for path in paths)]
 
 
-def keys(values: dict[str, Any]) -> list[str]:
-    """All names in a nested config."""
-    return [name for key, value in values.items() for name in [key, *(keys(value) if isinstance(value, dict) else [])]]
-
-
 def effective(found: "WandbFile") -> dict[str, Any]:
     return {name.removeprefix("effective/"): value for name, value in found.config.items() if "/" in name}
 
@@ -82,7 +78,7 @@ def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_pat
     del written["artifacts"], written["data"]["dir"], written["tracking"]
     assert config == {**written, "preset": "smoke"}
     assert not {"generator", "feddyn", "moon"} & config.keys()
-    assert not [name for name in keys(config) if "." in name]
+    assert not re.search(r'"[^"]*\.[^"]*":', json.dumps(config))  # no name of a field has a point
     assert effective(file) == {"alpha": 0.1, "p": 0.0, "lr": 0.1, "rho": 0, "noise_multiplier": 0}
     assert (file.summary["target_reached"], file.summary["target"]) == (True, 0.01)
     assert file.summary["rounds_to_target"] == own["rounds_to_target"] > 0
@@ -184,8 +180,7 @@ def test_the_umask_holds_for_all_files_and_a_home_without_write_access_is_no_err
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o640}
 
 
-class PowerCut(Exception):
-    pass
+class PowerCut(Exception): ...
 
 
 def test_a_resumed_run_keeps_its_id_and_all_history(config: Experiment, tmp_path: Path, wandb_file: Reader) -> None:
