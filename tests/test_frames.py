@@ -1,11 +1,16 @@
-"""Frames of run folders: every number is that of the folder's own files; cells; folders that cannot be read."""
+"""Frames of run folders have the numbers of the folders' own files; cells, clients, comparison, damaged folders."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 import torch
 from report_runs import change, copies, quiet, small_run, small_runs, summary
 from torch.nn import functional as F
@@ -14,7 +19,8 @@ from fedcommons import experiment, load_rounds, load_runs, means, run
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CLIENTS
-from fedcommons.reports.cells import cells, varied
+from fedcommons.reports import series
+from fedcommons.reports.cells import Cell, cells, once, varied
 from fedcommons.reports.frames import load_clients
 from fedcommons.runs import build
 from fedcommons.tracking.run_folder import STOPPED, read_clients, read_config, read_rounds, read_summary
@@ -251,3 +257,85 @@ def test_rounds_name_the_worst_client_and_a_resumed_run_writes_the_same_lines(re
     run(experiment("smoke", values={**RECORDED, "measure.clients": False}), tmp_path / "without", say=quiet)
     assert not (tmp_path / "without" / "clients.jsonl").exists()
     assert load_clients(tmp_path / "without").empty
+
+
+compare = report_runs.script("compare")
+
+
+@pytest.mark.long
+def test_rows_have_mean_and_sd(
+    compare: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "c"
+    words = [str(folder), "--x", "lr", "--y", "zeta_hat_sq", "--out", str(out)]
+    assert compare.compare(words) == 0
+    assert "also vary in algorithm" in capsys.readouterr().out
+    assert compare.compare([*words, "--colour", "algorithm"]) == 0
+    assert "also vary" not in capsys.readouterr().out
+    runs, table = load_runs(folder), pd.read_csv(out / "compare.csv")
+    assert sorted(table["seeds"]) == [1, 2, 2]
+    for row in table.to_dict("records"):
+        own = runs[(runs["lr"] == row["lr"]) & (runs["algorithm"] == row["algorithm"])]["zeta_hat_sq"].tolist()
+        assert row["seeds"] == len(own)
+        assert row["zeta_hat_sq"] == pytest.approx(fmean(own))
+        assert len(own) == 1 or row["zeta_hat_sq_sd"] == pytest.approx(stdev(own))
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    names = {"x": "lr", "y": "last_accuracy", "facet": "algorithm", "colour": "alpha"}
+    panels = compare.panels(compare.cells(runs), names)
+    assert [panel.title.rpartition(" = ")[2] for panel in panels] == ["fedavg", "fedprox"]
+    assert [[p.x for p in panel.points] for panel in panels] == [[0.02, 0.1], [0.1]]
+    assert {p.series for panel in panels for p in panel.points} == {"0.1"}
+    (again,) = copies(folder, tmp_path, "again")  # a run in two folders is one seed
+    said: list[str] = []
+    assert once(load_runs(folder, again), said.append).equals(runs)
+    assert len(said) == 5
+    assert all(str(again) in line for line in said)
+
+
+@pytest.mark.long
+def test_bad_requests_are_refused(
+    compare: ModuleType, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    monkeypatch.chdir(tmp_path)
+    for words, part in (
+        ("FOLDER --x lrr", "did you mean 'lr'"), ("FOLDER --y zeta_hat_q", "did you mean 'zeta_hat_sq'"),
+        ("FOLDER --y algorithm", "--y takes a number"), ("FOLDER --facet seed", "means over seeds"),
+        ("--x=lr", "at least one folder"), (".", "holds no run"), ("FOLDER --x=lr --out=.", "is not empty"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=part):
+            compare.compare(words.replace("FOLDER", str(folder)).split())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.long
+def test_comparing_imports_neither_ray_nor_wandb() -> None:
+    code = (
+        "import sys, runpy; runpy.run_path('sweeps/compare.py', run_name='x'); print({'ray', 'wandb'} & {*sys.modules})"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+def _cell(**columns: list[Any]) -> Cell:
+    return Cell({}, pd.DataFrame(columns))
+
+
+def test_a_point_is_the_mean_over_seeds_and_a_bound_where_one_missed_the_target() -> None:
+    reached = _cell(lr=[0.1, 0.1], rounds_to_target=[4, 6], rounds=[30, 30])
+    missed = _cell(lr=[0.1, 0.1], rounds_to_target=[4, None], rounds=[30, 30])
+    assert series.point(reached, "lr", "rounds_to_target", "") == series.Point(0.1, 5.0, stdev([4, 6]), "", False)
+    assert series.point(missed, "lr", "rounds_to_target", "") == series.Point(0.1, 17.0, stdev([4, 30]), "", True)
+    assert series.point(_cell(lr=[0.1], MB=[None]), "lr", "MB", "") is None
+    assert series.point(_cell(p=[0.3, 0.31], MB=[1, 1]), "p", "MB", "a") == series.Point(0.305, 1.0, 0.0, "a", False)
+    assert series.point(_cell(model=["cnn"], MB=[1]), "model", "MB", "") == series.Point("cnn", 1.0, 0.0, "", False)
+
+
+def test_the_picture_is_drawn_for_numbers_names_and_bounds(tmp_path: Path) -> None:
+    points = [series.Point(x, 10.0 * i + 1, 1.0, f"{i % 2}", i == 3) for i, x in enumerate((0.01, 0.01, 1.0, 1.0))]
+    named = [series.Point(name, 5.0, 0.0, "0", False) for name in ("fedavg", "scaffold", "fedprox", "moon")]
+    many = [series.Point(1.0, i + 1.0, 0.0, f"series {i}", False) for i in range(12)]
+    panels = [series.Panel(title, "x", of) for title, of in (("a", points), ("b", named), ("c", many))]
+    series.draw(tmp_path / "p.png", panels, "rounds_to_target", "which", "digits, target 80 %")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
