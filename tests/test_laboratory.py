@@ -13,11 +13,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedmix import FedMix
-from fedcommons.config import experiment as configs
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override, part_of
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import Part, delta_sq, mixed
 from fedcommons.convergence.laboratory import Laboratory
@@ -27,10 +24,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.runs import build, experiment, inputs
-from fedcommons.runs.inputs import deal
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.stage import Contribution, Shared, share, share_by_method
+from fedcommons.runs import build, experiment
 from fedcommons.tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.tracking.run_folder import read_rounds
@@ -38,10 +32,8 @@ from fedcommons.tracking.run_folder import read_rounds
 Digits = Callable[..., Federation]
 Problem = Callable[..., LeastSquares]
 ALGORITHM = FedAvg()
-METHODS = {"fedavg": ALGORITHM, "fedmix": FedMix()}
 W = np.array([0.5, -1.0, 2.0])
 
-COMMONS = {"zeta_mix_sq", "zeta_lemma1_sq", "sigma_mix_sq", "sigma_lemma1_sq", "sigma_pool_sq", "delta_sq"}
 ALWAYS = {"gradient_sq", "zeta_sq", "zeta_hat_sq", "sigma_sq", "sigma_hat_sq", "sigma_avg_sq"}
 
 
@@ -244,31 +236,6 @@ def test_how_to_measure_is_refused(tmp_path: Path) -> None:
     for samples, every, words in ((16, 0, r"measure\.every must be at least 1"), (15, 1, r"measure\.samples .*16")):
         with pytest.raises(UserError, match=words):
             experiment.run(_config(tmp_path, **{"measure.samples": samples, "measure.every": every}), tmp_path / "run")
-
-
-def _share(setting: str, algorithm: str = "fedavg", p: float = 0.5) -> Shared:
-    """Digits of five unequal clients; the fourth contributes nothing to the pool."""
-    dataset = inputs.load(configs.Data())
-    places = (slice(0, 30), slice(40, 49), slice(80, 84), slice(120, 120), slice(200, 217))
-    cut = deal(configs.Partition("dirichlet_niid", 5), dataset.train.y.numpy(), 10, 0)
-    config = override(Experiment(), {"sharing.setting": setting} | ({} if setting == "real" else {"sharing.p": p}))
-    dealt, given = Dealt(Clients(dataset.train, cut.rows), 10, False, 0), [dataset.test[place] for place in places]
-    shared = share(part_of(config, "sharing"), dealt, [Contribution(one) for one in given])
-    return share_by_method(shared, METHODS[algorithm], 10, 0)
-
-
-def test_the_pool_is_the_shared_part_of_the_clients_data() -> None:
-    for setting, algorithm in (("shuffled_synthetic", "fedavg"), ("shuffled_real", "fedmix")):
-        shared = _share(setting, algorithm)
-        data, pool = shared.data, shared.data.pool
-        assert pool is not None
-        receivers = [i for i, n in enumerate((30, 9, 4, 0, 17)) if n or setting == "shuffled_real"]
-        for client, part in zip(receivers, pool, strict=True):
-            assert torch.equal(data.clients[client].x[-len(part) :], part.x)
-            assert torch.equal(data.clients[client].y[-len(part) :], part.y)
-        assert sum(pool.sizes) == round(shared.p * sum(data.clients.sizes))
-    for setting, p in (("real", 0.5), ("local_synthetic", 0.5), ("shuffled_real", 0.0)):
-        assert _share(setting, p=p).data.pool is None
 
 
 N = 4  # clients

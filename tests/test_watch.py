@@ -16,8 +16,6 @@ from report_runs import small_run
 
 from fedcommons.reports.watching import Server, Watched
 
-ROOT = Path(__file__).parent.parent
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -97,11 +95,10 @@ def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Pat
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.long
 def test_the_command_prints_its_address_and_ends_on_a_signal(number: int, code: int, finished: Path) -> None:
-    command = [sys.executable, str(ROOT / "sweeps" / "watch.py"), str(finished)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "sweeps" / "watch.py"), str(finished)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        address = process.stdout.readline()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", address)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", process.stdout.readline())
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code
