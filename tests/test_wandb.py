@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import ClientError
-from fedcommons.federation import scratch
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS
@@ -180,6 +180,28 @@ def test_the_umask_holds_for_all_files_and_a_home_without_write_access_is_no_err
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o640}
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from fedcommons.config import presets
+from fedcommons.tracking.wandb_tracker import WandbTracker, logged_in
+logged_in()
+Path("run").mkdir()
+tracker = WandbTracker(Path("run"), presets.experiment("smoke", "digits", {"tracking.wandb": "offline"}), 0.0, sys.exit)
+tracker.log(0, {"test/accuracy": 0.5})
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_no_other_user_can_enter_what_wandb_leaves_of_a_killed_run(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as temporary:  # short: a socket's path
+        done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env={**os.environ, "TMPDIR": temporary})
+        assert done.returncode == -signal.SIGKILL
+        (left,) = Path(temporary).iterdir()
+        assert stat.S_IMODE(left.stat().st_mode) == 0o700
+        assert len([*left.glob("*wandb*")]) >= 2
+
+
 class PowerCut(Exception): ...
 
 
@@ -196,8 +218,6 @@ def test_a_resumed_run_keeps_its_id_and_all_history(config: Experiment, tmp_path
     assert (tmp_path / "run" / "wandb-id.txt").read_text() == first
     rows = [(row["_step"], row["test/accuracy"]) for row in wandb_file(tmp_path / "run").history]
     assert rows == [(line["round"], line["test/accuracy"]) for line in lines(tmp_path / "run")]
-    with scratch.tempdir():  # which no other user can enter: there W&B's service has its own files
-        assert [*Path(tempfile.gettempdir()).glob("*wandb*")]
 
 
 def broken(*_: object, **__: object) -> None:
