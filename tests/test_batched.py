@@ -204,6 +204,7 @@ class NewFunctions(FedAvg):
         return Reply({"delta": sub(trained.model, x)}, metrics=trained.metrics)
 
 
+@pytest.mark.long
 def test_functions_that_are_new_each_time_are_right_and_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 4)
     assert len(require_same_bits(digits((10,) * 6, method=NewFunctions()).training(LOCAL), NewFunctions())) == 12

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from said_gpu import said_gpu
 from torch import Tensor, nn
 
 from fedcommons import experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core import gpu_memory, torch_settings
+from fedcommons.core import gpu_memory
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
@@ -142,9 +143,7 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("batched", "named"), [(False, "client 0, round 1"), (True, "clients 0, 1, 2, round 1")])
-def test_clients_that_lose_the_gpu_are_named(
-    batched: bool, named: str, loses: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_lose_the_gpu_are_named(batched: bool, named: str, loses: Callable[[], None]) -> None:
     federation = digits((9, 5, 7), linear=True).training(LocalSGD(1, 4, batched=batched))
     plan, executor = federation.plan(2, blocks=1), federation.serial(FedAvg())
     start = federation.start(FedAvg(), plan)
@@ -153,14 +152,8 @@ def test_clients_that_lose_the_gpu_are_named(
     with pytest.raises(ClientError, match=f"^{named}, .*device-side assert"):
         federation.play(FedAvg(), plan, executor, start)
     assert gpu_memory.is_lost()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    torch_settings.has_gpu.cache_clear()
-    try:
-        with pytest.raises(UserError, match="start a new process"):
-            default_device()
-    finally:
-        monkeypatch.undo()
-        torch_settings.has_gpu.cache_clear()
+    with said_gpu(), pytest.raises(UserError, match="start a new process"):
+        default_device()
 
 
 LOSES = '''

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from said_gpu import said_gpu
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.config import parts, presets
@@ -29,22 +30,14 @@ NAME, VALUE = OURS
 
 
 @pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process whose torch says that it has an old GPU; what it sets is set back."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    torch_settings.has_gpu.cache_clear()
-    monkeypatch.setenv(NAME, "")  # to be restored
-    monkeypatch.delenv(NAME)
-    try:
-        with torch_settings.usual():
-            torch.set_deterministic_debug_mode(0)
-            torch.backends.cudnn.benchmark = True
-            yield
-    finally:
-        monkeypatch.undo()
-        torch_settings.has_gpu.cache_clear()
+def with_gpu() -> Iterator[None]:
+    """A process with a GPU; what it sets is set back."""
+    with said_gpu() as patch, torch_settings.usual():
+        patch.setenv(NAME, "")  # to be restored
+        patch.delenv(NAME)
+        torch.set_deterministic_debug_mode(0)
+        torch.backends.cudnn.benchmark = True
+        yield
 
 
 @pytest.mark.usefixtures("with_gpu")

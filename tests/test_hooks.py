@@ -144,6 +144,7 @@ class Keeps(Net):
         return configured
 
     def on_train_start(self) -> None:
+        assert all(parameter.grad is None for parameter in self.parameters())
         self.net.weight.register_hook(lambda grad: grad * 1.5)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

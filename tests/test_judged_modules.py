@@ -134,6 +134,7 @@ def test_a_module_that_cannot_be_judged_is_refused_before_any_work(name: str, ki
         build.prepare(_experiment(name, kind))
 
 
+@pytest.mark.long
 def test_metrics_that_need_many_examples_store_scores_or_are_forgotten_are_accepted() -> None:
     build.prepare(_experiment("Accepted"))
 

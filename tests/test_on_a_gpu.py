@@ -3,13 +3,14 @@ costs in launches, waits and copies is a small fixed number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 import pytest
 import torch
+from said_gpu import said_gpu
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
@@ -19,7 +20,6 @@ from fedcommons.config import parts
 from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
-from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
@@ -238,27 +238,12 @@ def test_a_step_of_the_diffusion_model_neither_waits_nor_copies() -> None:
     assert gpu.live == 0
 
 
-@pytest.fixture
-def has_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """From a call on, torch says that there is a GPU."""
-
-    def begin() -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        torch_settings.has_gpu.cache_clear()
-
-    yield begin
-    monkeypatch.undo()
-    torch_settings.has_gpu.cache_clear()
-
-
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
-def test_sampling_copies_classes_times_and_images_alone(sampler: str, has_gpu: Callable[[], None]) -> None:
+def test_sampling_copies_classes_times_and_images_alone(sampler: str) -> None:
     weights, labels = _trained(CPU), torch.arange(10)
     part = ddpm.DDPM(channels=(8, 16), timesteps=20, sampler=sampler, sampling_steps=4)
     here = part.sample(weights, (1, 8, 8), 10, labels, 0)
-    has_gpu()
-    with fresh_torch(), PretendGPU() as gpu:
+    with said_gpu(), fresh_torch(), PretendGPU() as gpu:
         assert torch.equal(part.sample(weights, (1, 8, 8), 10, labels, 0), here)
     assert gpu.seen.copies.total() == 3 + len(dict(weights))
     assert gpu.seen.waits == gpu.seen.copies

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -104,20 +107,14 @@ def _inference_mode_on_a_device() -> Iterator[None]:
 
 
 @contextmanager
-def _no_onednn() -> Iterator[None]:
-    with onednn(False):
-        yield
-
-
-@contextmanager
-def _half_precision() -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16):
+def _half_precision_without_onednn() -> Iterator[None]:
+    with onednn(False), torch.autocast("cpu", torch.bfloat16):
         yield
 
 
 @pytest.fixture(
-    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device, _no_onednn,
-            _half_precision]
+    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device,
+            _half_precision_without_onednn]
 )  # fmt: skip
 def setting(request: pytest.FixtureRequest) -> Context:
     _load.cache_clear()  # data that another test has loaded are not made under its setting
@@ -145,6 +142,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[bytes, 
     return folder, _run(_config(folder.parent, **{"dp.local": True}), folder)
 
 
+@pytest.mark.long
 def test_a_run_has_the_same_bits(setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     with setting():
         before = _settings()
@@ -153,6 +151,7 @@ def test_a_run_has_the_same_bits(setting: Context, usual: tuple[Path, tuple[byte
     assert record == usual[1]
 
 
+@pytest.mark.long
 def test_replays_probes_and_checks_are_the_same(usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     config = _config(tmp_path, **{"federation.rounds": 1, "algorithm": "fedavg", "model.name": "linear"})
 
@@ -187,13 +186,26 @@ def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting
         assert _settings() == before
 
 
+FRESH = """
+from fedcommons.core.torch_settings import SETTINGS
+wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
+pairs = [(setting, setting.read(), want) for setting, want in zip(SETTINGS, wanted)]
+print([(value, want) for setting, value, want in pairs if value not in (want, setting.alike)])
+"""
+
+
+@pytest.mark.long
+def test_settings_of_a_run_are_torchs_defaults_but_for_tf32_and_cudnns_kernels() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    output = subprocess.check_output([sys.executable, "-c", FRESH], env=environment, text=True)
+    assert literal_eval(output) == [(True, False), ("tf32", "ieee"), ("tf32", "ieee"), (False, True)]
+
+
 SET: dict[str, Callable[[], object]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
     "autocast on a GPU": lambda: torch.autocast("cuda", torch.float16).__enter__(),
     "medium": lambda: torch.set_float32_matmul_precision("medium"),
-    "high": lambda: torch.set_float32_matmul_precision("high"),
     "precision of all": lambda: setattr(backends, "fp32_precision", "bf16"),
-    "tf32 for all": lambda: setattr(backends, "fp32_precision", "tf32"),
     "precision of oneDNN": lambda: backends.mkldnn.flags(enabled=True, fp32_precision="bf16").__enter__(),
     "precision of its products": lambda: setattr(_of("mkldnn.matmul"), "fp32_precision", "bf16"),
     "precision of its convolutions": lambda: setattr(_of("mkldnn.conv"), "fp32_precision", "bf16"),
@@ -204,14 +216,12 @@ SET: dict[str, Callable[[], object]] = {
     "old and new": lambda: (torch.set_float32_matmul_precision("medium"), setattr(backends, "fp32_precision", "tf32")),
     "denormals": lambda: torch.set_flush_denormal(True),
     "float64": lambda: torch.set_default_dtype(torch.float64),
-    "bfloat16": lambda: torch.set_default_dtype(torch.bfloat16),
     "device": lambda: torch.set_default_device("meta"),
     "no gradients": lambda: torch.set_grad_enabled(False),
     "inference mode": lambda: torch.inference_mode().__enter__(),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "anomalies but NaN": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "deterministic": lambda: torch.use_deterministic_algorithms(True),
-    "deterministic or told": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "threads": lambda: torch.set_num_threads(2),
     "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),

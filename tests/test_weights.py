@@ -143,7 +143,10 @@ NAN = torch.full((10,), float("nan"))
 OTHERS = {**_less("body.bias", "last.bias"), "head.bias": torch.zeros(3)}
 WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "absent.pt": (lambda path: None, "cannot be read"),
-    "lacking.safetensors": (_saved(_less("last.bias")), "lacks network.last.bias"),
+    "lacking.safetensors": (
+        _saved(_less("body.bias", "last.weight", "last.bias")),
+        r"lacks (\S+, ){2}network.last.bias(?! and)",
+    ),
     "others.safetensors": (_saved(OTHERS), "lacks network.body.bias, .*has network.head.bias besides"),
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),

@@ -1,5 +1,6 @@
 """Under DP whatever carries data from a client's steps to later ones is named, and then nothing is covered."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -84,6 +85,11 @@ def _steer_momentum(module: Any, x: Tensor) -> None:
         state["momentum_buffer"].data.mul_(1 + x)
 
 
+def _copy_momentum(module: Any, x: Tensor) -> None:
+    for state in module.optimizers(False).state.values():
+        state["momentum_buffer"] = state["momentum_buffer"].clone()
+
+
 def _write(module: Any, x: Tensor) -> None:
     with torch.no_grad():
         _weight(module).mul_(1 + x)
@@ -102,6 +108,7 @@ PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], 
         None, lambda m, x: _group(m).update(params=_group(m)["params"][:1]), "optimizer state (0.params)", STEERED.why
     ),
     "momentum": (None, _steer_momentum, "", STEERED.why),
+    "momentum in other memory": (None, _copy_momentum, "", STEERED.why),
     "weights in other memory": (None, lambda m, x: setattr(_weight(m), "data", _weight(m).data + x), "", WRITTEN.why),
     "weights": (None, _write, "", WRITTEN.why),
     "weights past autograd": (None, lambda m, x: _weight(m).data.add_(1e-3 * x), "", WRITTEN.why),
@@ -261,6 +268,7 @@ def test_values_are_compared_and_not_objects() -> None:
     for same, other in ((nested, alike), (float("nan"), float("nan")), (torch.tensor(-0.0), torch.tensor(-0.0))):
         assert not changes(same, other)
     assert not changes(round_about, round_about)
+    assert not changes(sys.stdout, sys.stdout)
     for one, two in (
         (torch.ones(2), torch.ones(2).double()), (torch.zeros(2), torch.zeros(1, 2)), (0.0, -0.0), (1, True),
         ([1, 2], [2, 1]), ({1}, {2}), ("a", "b"), (nested, {**alike, "a": [torch.zeros(2), (1, "b")]}),
