@@ -181,6 +181,8 @@ def test_nothing_that_a_hook_keeps_reaches_the_next_client() -> None:
     work = Work(Keeps(), CPU, loop)
     work.gradient(work.initial, DATA)
     work.begin(1, OTHER)
+    for parameter in work.module.parameters():
+        parameter.grad = torch.ones_like(parameter)  # as a validation_step that differentiates
     assert torch.equal(work.local(work.initial, OTHER, 7).model.buffer, alone)
     unkept: Any = Keeps()
     unkept.lines = (line for line in "")
@@ -242,7 +244,7 @@ def test_hooks_see_the_corrected_gradient_and_an_optimizer_gets_its_closure() ->
     assert torch.equal(train(Sharp().eval(), LocalSGD(1, 8), DATA), train(plain, LocalSGD(2, 8), DATA))
 
 
-def test_what_transfers_a_batch_also_precedes_evaluation_and_gradients() -> None:
+def test_a_transferred_batch_precedes_evaluation_too_and_minus_one_skips_an_epoch() -> None:
     class Judged(Net):
         def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, Tensor]:
             return {"loss": (self(batch[0]) - batch[1]).square().mean()}
@@ -260,15 +262,11 @@ def test_what_transfers_a_batch_also_precedes_evaluation_and_gradients() -> None
     there, here = (judged(work, DATA.x, DATA.y, 0, 0) for work in works)
     assert there == here
     assert torch.equal(*(work.gradient(work.initial, DATA).buffer for work in works))
-    works[0].module.train()
     assert torch.equal(train(Scales(), loop, DATA), train(ByItself(), loop, DATA))
-
-
-def test_minus_one_skips_the_rest_of_an_epoch() -> None:
-    module = type("Skips", (Net,), {"on_train_batch_start": lambda self, batch, at: -1 if at == 1 else None})
-    work = Work(module(), CPU, LocalSGD(3, 2))
+    skips = type("Skips", (Net,), {"on_train_batch_start": lambda self, batch, at: -1 if at == 1 else None})
+    work = Work(skips(), CPU, LocalSGD(3, 2))
     work.begin(1, DATA)
-    assert work.local(work.initial, DATA, 7).metrics["steps"] == 3
+    assert work.local(work.initial, DATA, 7).metrics["steps"] == 3  # -1 skips the rest of an epoch
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def _values(memory: ClientMemory) -> dict[int, float]:
     return {client: float(data(payload["control"])[0]) for client, payload in memory.items()}
 
 
+@pytest.mark.long
 def test_the_bound_holds_and_no_value_changes(tmp_path: Path) -> None:
     """A plain dict is the reference, over many rounds of random clients."""
     draw = np.random.default_rng(0)
