@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fedcommons
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
@@ -68,7 +69,7 @@ def test_clients_at_once_are_those_of_one_after_another(algorithm: Algorithm, si
     require_same(digits(sizes=sizes, method=algorithm).training(LOCAL), algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*METHODS, MOON()], ids=repr)
+@pytest.mark.parametrize("algorithm", [*METHODS, FedPer(), MOON()], ids=repr)
 def test_graphs_give_the_bits_of_one_operation_after_another(algorithm: Algorithm) -> None:
     """MOON has a loss of its own, and is trained step by step."""
     variant = {"dropout": 0.3, "batch_norm": True} if algorithm in (METHODS[0], METHODS[2]) else {}
