@@ -1,6 +1,7 @@
 """DP-SGD: clipping, noise and Poisson batches as the accountant supposes them."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from math import sqrt
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus.grad_sample import GradSampleModule
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +28,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import Federation, LeastSquares
+from lightning_modules import Classifier
 
 Digits = Callable[..., Federation]
 Problem = Callable[..., LeastSquares]
@@ -100,6 +103,21 @@ def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squ
     assert np.sum(norms > clip) > 0
     assert clip < 1 or np.sum(norms < clip) > 0
     assert np.allclose(_gradient(dp, work, rows, lr).numpy(), alone.mean(0), rtol=0, atol=1e-13)
+
+
+def test_the_gradients_of_examples_are_those_of_opacus() -> None:
+    torch.default_generator.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(12, 5), torch.arange(12) % 3
+    hooked = GradSampleModule(deepcopy(network), loss_reduction="mean")
+    F.cross_entropy(hooked(x.clone().requires_grad_()), y).backward()  # an input without gradient makes torch warn
+    samples = [p.grad_sample for p in hooked.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
+    theirs = torch.cat([g.reshape(12, -1) for g in samples], dim=1)
+    norms = theirs.norm(dim=1, keepdim=True)
+    work = Work(Classifier(network, lr=1.0), torch.device("cpu"))
+    for clip in (1e9, float(norms.median())):
+        ours = _gradient(DPSGD(0.0, clip), work, ClientData(x, y), 1.0)
+        assert torch.allclose(ours, (theirs * (clip / norms).clamp(max=1)).sum(0) / 12, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [FULL, 10, 4])

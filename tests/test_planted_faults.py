@@ -163,7 +163,7 @@ def test_the_audit_finds_messages_that_are_called_covered() -> None:
     assert "above the reported one" in {b.verdict(reported) for b in bounds.values()}
 
 
-@pytest.mark.parametrize("method", [FedNova(), Histogram(is_named=False)], ids=type)
+@pytest.mark.parametrize("method", [FedAvg(), FedNova(), Histogram(is_named=False)], ids=type)
 def test_the_messages_of_honest_methods_stay_below_the_reported_epsilon(method: Algorithm) -> None:
     reported, bounds = audit_method(method, LOOP, 1)
     assert reported is not None
