@@ -153,6 +153,7 @@ def is_right(found: Estimate) -> bool:
     return not found.faults and found.verdict == NOT_ABOVE and 0.5 * found.reported < found.epsilon < found.reported
 
 
+@pytest.mark.long
 @STEPS
 def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: Callable[..., Estimate]) -> None:
     found = trained(1)
@@ -161,6 +162,8 @@ def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: 
     assert found.noise[0] == pytest.approx(2.0, rel=0.15)
     if trained is vectorised:
         assert trained(1, dp=TWICE).verdict == ABOVE  # another sampling rate
+    else:
+        assert trained(1, k=60, q=2.0).noise == trained(1, k=60).noise  # a batch is no larger than the data
 
 
 @pytest.mark.parametrize("name", ["none", "half", "the same in each step"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.audits.canaries import Canaries, audit, audit_method
-from fedcommons.audits.lower_bound import by_scores, coins
+from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import by_loss
 from fedcommons.audits.one_run import Bounded, bound
 from fedcommons.config.sections import Data
@@ -140,6 +140,14 @@ def test_honest_training_has_no_fault(loop: LocalSGD) -> None:
         assert found.sensitivity == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.long
+def test_a_verdict_goes_by_the_loosest_ceiling_and_the_largest_change_of_a_sum() -> None:
+    found = audit(replace(LOOP, batch_size=10), 1, m=40)
+    assert found.sensitivity == pytest.approx(1, abs=1e-4)  # an example is in half of the batches
+    bounds = {"low": LowerBound(0.0, 3.0, 359, 89, 40), "high": LowerBound(0.0, 12.0, 359, 89, 40)}
+    assert replace(found, reported=9.99, bounds=bounds).verdict == "not above the reported one"
+
+
 # Messages of a method of one's own
 
 
@@ -156,6 +164,7 @@ class Histogram(FedAvg):
         return Reply({"delta": sub(y, x)}, {"counts": data.y.double()}, releases=[spent.of(*names)])
 
 
+@pytest.mark.long
 def test_the_audit_finds_messages_that_are_called_covered() -> None:
     reported, bounds = audit_method(Histogram(), LOOP, seed=1)
     assert reported is not None
@@ -163,6 +172,7 @@ def test_the_audit_finds_messages_that_are_called_covered() -> None:
     assert "above the reported one" in {b.verdict(reported) for b in bounds.values()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [FedAvg(), FedNova(), Histogram(is_named=False)], ids=type)
 def test_the_messages_of_honest_methods_stay_below_the_reported_epsilon(method: Algorithm) -> None:
     reported, bounds = audit_method(method, LOOP, 1)

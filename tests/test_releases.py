@@ -23,6 +23,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing.leaving import sent
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
@@ -201,6 +202,12 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
     honest = share(ShuffledSynthetic(), given, images()).releases
     assert raw(honest) == {}
     assert stated(honest)["overall"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
+
+
+def test_a_made_row_that_its_client_keeps_is_not_sent() -> None:
+    """Rows 0 and 1 are real, and 2 is made by client 0."""
+    kept, owners = [np.array([0, 2]), np.array([1])], np.array([0, 1, 0])
+    assert sent(kept, (), np.array([0, 1, 2]), (), owners, 2) == 2
 
 
 @dataclass(frozen=True)
