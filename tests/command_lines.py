@@ -12,7 +12,7 @@ import pytest
 from fedcommons.config import cli
 
 WORDS = {
-    "{long}": "x" * 5000, "{digits}": "9" * 4000, "{deep}": "[" * 1000, "{name300}": "x" * 300, "{nul}": "\0",
+    "{long}": "x" * 5000, "{digits}": "9" * 4000, "{name300}": "x" * 300, "{nul}": "\0",
     "{escape}": "\x1b[31m", "{surrogate}": "\udc80",
 }  # fmt: skip
 """Placeholders in a command, besides ``{tmp}`` for the folder."""
@@ -44,8 +44,6 @@ class Client:
 def greedy(labels, n_clients, wanted):
     return []
 
-
-broken = 3
 '''
 FILES: dict[str, str | bytes] = {
     "my_lab.py": MY_LAB,
@@ -69,30 +67,29 @@ FILES: dict[str, str | bytes] = {
 
 
 LOADED: dict[str, ModuleType] = {}
-Refusal = Callable[[str], str]
-"""Gives a command in the folder; checks that it exits with 2, prints one line and writes nothing; returns the line."""
 
 
-@pytest.fixture(scope="module", name="command_folder")
-def folder_of_commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the commands, without links in its path."""
-    folder = tmp_path_factory.mktemp("commands")
+    path = tmp_path_factory.mktemp("commands")
     for name, content in FILES.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    (folder / "folder").mkdir()
-    (folder / "loop").symlink_to("loop")
-    return folder.resolve()
+        (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (path / "folder").mkdir()
+    (path / "loop").symlink_to("loop")
+    return path.resolve()
 
 
-@pytest.fixture(name="refused")
-def refuse(
-    command_folder: Path,
+@pytest.fixture
+def refusal(
+    folder: Path,
     sweeps: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Refusal:
-    def sentence(line: str) -> str:
-        folder = command_folder
+) -> Callable[[str], str]:
+    """Give a command in the folder. Check that it exits with 2, prints one line and writes nothing; return the line."""
+
+    def refused(line: str) -> str:
         name, *argv = shlex.split(line)
         for mark, word in {**WORDS, "{tmp}": str(folder)}.items():
             argv = [text.replace(mark, word) for text in argv]
@@ -111,4 +108,4 @@ def refuse(
         assert sorted(folder.rglob("*")) == before
         return printed[0].removeprefix("error: ")
 
-    return sentence
+    return refused

@@ -93,6 +93,8 @@ def forked(
     seconds: of processor time. gigabytes: of memory beyond what this process has. file_size: the most bytes of a file.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].teardown()  # what a fork inherits of W&B's connection it can neither use nor end
         if not (process := os.fork()):
             code: object = CRASHED
             try:

@@ -1,7 +1,4 @@
-"""Preset ``authors``: the numbers of Fedssyn's released code (github.com/lyn1874/fedssyn at 4ceefff).
-
-``names.json`` has a hash over the configs of all its cells.
-"""
+"""Preset ``authors``: the numbers of Fedssyn's released code, cell by cell (github.com/lyn1874/fedssyn at 4ceefff)."""
 
 import pytest
 
@@ -23,33 +20,44 @@ def cell(data: str, algorithm: str, n: int, c: float, alpha: float, setting: str
     return settled("authors", presets.experiment("authors", data, values), ())
 
 
-@pytest.mark.parametrize(
-    ("data", "n", "seen", "synthetic", "epochs", "local_epochs"),
-    [
-        ("cifar10", 10, 3375, 5000, 450, 10), ("cifar10", 40, 845, 1125, 450, 30), ("cifar10", 100, 385, 500, 499, 30),
-        ("cifar100", 40, 845, 1125, 499, 40), ("cifar100", 100, 385, 1000, 499, 40),
-    ],
-)  # fmt: skip
-def test_images_and_epochs(data: str, n: int, seen: int, synthetic: int, epochs: int, local_epochs: int) -> None:
-    config = cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
-    n_own = 45000 // n
-    assert config.generator is not None
-    assert int(config.generator.rho * n_own) == seen
-    assert contribution(config.sharing.p, 45000, n, n_own) == synthetic
-    assert (config.generator.epochs, config.client.epochs) == (epochs, local_epochs)
-    assert (config.client.batch_size, config.client.drop_last) == (128, True)
-    assert (config.generator.schedule, config.generator.sampling_steps) == ("squaredcos_cap_v2", 250)
-    check(config)
+SIZES = [
+    ("cifar10", 10, 3375, 5000, 450, 10), ("cifar10", 40, 845, 1125, 450, 30), ("cifar10", 100, 385, 500, 499, 30),
+    ("cifar100", 40, 845, 1125, 499, 40), ("cifar100", 100, 385, 1000, 499, 40),
+]  # fmt: skip
+"""Data set, clients, images that a generator sees, synthetic images of a client, generator epochs, local epochs."""
 
 
-def test_feddyns_weight_its_unsquared_term_and_fields_that_are_not_set() -> None:
-    assert cell("cifar10", "feddyn", 10, 1.0, 0.1, "local_synthetic").client.lr == 0.1
-    assert cell("cifar10", "fedavg", 10, 1.0, 0.1, "local_synthetic").client.lr == 0.05
+def test_images_and_epochs() -> None:
+    for data, n, seen, synthetic, epochs, local_epochs in SIZES:
+        config = cell(data, "fedavg", n, {10: 1.0, 40: 0.2, 100: 0.1}[n], 0.1)
+        assert config.generator is not None
+        assert int(config.generator.rho * (45000 // n)) == seen
+        assert contribution(config.sharing.p, 45000, n, 45000 // n) == synthetic
+        assert (config.generator.epochs, config.client.epochs) == (epochs, local_epochs)
+        assert (config.client.batch_size, config.client.drop_last) == (128, True)
+        assert (config.generator.schedule, config.generator.sampling_steps) == ("squaredcos_cap_v2", 250)
+        check(config)
+
+
+RATES = [
+    ("cifar10", "fedavg", 10, 1.0, 0.01, "real", 0.1), ("cifar10", "fedavg", 10, 1.0, 0.1, "real", 0.05),
+    ("cifar10", "fedavg", 10, 1.0, 0.1, "local_synthetic", 0.05), ("cifar100", "scaffold", 10, 0.4, 0.1, "real", 0.01),
+    ("cifar10", "fedpvr", 10, 0.4, 0.1, "real", 0.01), ("cifar10", "fedprox", 100, 0.1, 0.1, "real", 0.05),
+    ("cifar10", "feddyn", 10, 1.0, 0.1, "real", 0.01), ("cifar10", "feddyn", 10, 1.0, 0.1, "local_synthetic", 0.1),
+    ("cifar10", "fedavg", 10, 1.0, 0.1, POOL, 0.1), ("cifar10", "scaffold", 10, 0.4, 0.1, POOL, 0.05),
+    ("cifar10", "scaffold", 10, 1.0, 0.1, POOL, 0.1), ("cifar10", "fedprox", 100, 0.1, 0.01, POOL, 0.05),
+    ("cifar10", "fedprox", 100, 0.1, 0.1, POOL, 0.1), ("cifar100", "feddyn", 40, 0.2, 0.1, POOL, 0.05),
+    ("cifar100", "feddyn", 100, 0.1, 0.1, POOL, 0.1),
+]  # fmt: skip
+
+
+def test_learning_rates_and_the_weight_of_feddyn() -> None:
+    for data, algorithm, n, c, alpha, setting, rate in RATES:
+        assert cell(data, algorithm, n, c, alpha, setting).client.lr == rate
     assert cell("cifar10", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.alpha"] == 0.001
     assert cell("cifar10", "feddyn", 10, 1.0, 0.1).flat["feddyn.alpha"] == 0.01
     assert not cell("cifar100", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.squared"]
     assert presets.experiment("paper", "cifar10", {"algorithm": "feddyn"}).flat["feddyn.squared"]
-    assert "sharing.p" not in cell("cifar10", "fedavg", 10, 1.0, 0.1, "real").flat
 
 
 def test_a_cell_outside_table_1_is_refused() -> None:

@@ -4,9 +4,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from fedcommons.config import cli, presets, search_space
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
-from fedcommons.tracking.run_folder import read_config
+from fedcommons.tracking.recorded import flaw_of_config
+from fedcommons.tracking.run_folder import read_config, read_run
 from papers.fedssyn import authors
 
 SYNTHETIC = ["--sharing.setting", "shuffled_synthetic"]
@@ -35,21 +35,20 @@ def flat_of(argv: list[str]) -> Mapping[str, Any]:
 SMOKE = {"target": 0.2, "data.limit": 200, "partition.n_clients": 4, "client.lr": 0.1, "client.epochs": 5,
          "federation.rounds": 3, "federation.checkpoint_every": 1, "measure.every": 3,
          "tracking.preset": "smoke"}  # fmt: skip
+AUTHORS = {"data.name": "cifar10", "data.validation_from": "last", "model.name": "vgg11", "client.lr": 0.05,
+           "client.batch_size": 128, "client.drop_last": True, "client.onednn": True, "federation.rounds": 100,
+           "measure.every": 0, "tracking.preset": "authors"}  # fmt: skip
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "--client.lr 0.1 --lr 0.2": {"client.lr": 0.2},
-    "--dp.local --sigma 2": {"dp.local": True, "dp.noise_multiplier": 2.0},
-    "--dp.local TRUE": {"dp.local": True},
-    "--dp.local --dp.local=false": {},
-    "--data.augment ~": {},
-    "--model.projection Null": {},
-    "--tracking.group null": {},
-    "--tracking.group ''": {"tracking.group": ""},
-    "--tracking.project null": {"tracking.project": "null"},
+    "--alpha 1": {"partition.alpha": 1.0}, "--seed 1 --seed=2": {"seed": 2},
+    "--lr 0.1 --client.lr 0.2": {"client.lr": 0.2},
+    "--dp.local --sigma 2": {"dp.local": True, "dp.noise_multiplier": 2.0}, "--dp.local yes": {"dp.local": True},
+    "--dp.local --dp.local=false": {}, "--data.augment": {"data.augment": True}, "--data.augment ~": {},
+    "--model.projection Null": {}, "--model.projection 256": {"model.projection": 256},
+    "--tracking.group 5": {"tracking.group": "5"}, "--tracking.group ''": {"tracking.group": ""},
     "--federation.memory_mb .inf": {"federation.memory_mb": float("inf")},
     "--model.channels '[8, 16]'": {"model.channels": (8, 16)},
-    "--cnn.channels '[\"8\", 1_6]'": {"model.channels": (8, 16)},
-    "--model linear --model cnn": {},
-    "--alpha .5 --dirichlet_classes.recut": {"partition.alpha": 0.5},
+    "--cnn.channels '[\"8\", 1_6]'": {"model.channels": (8, 16)}, "--model.name=linear": {"model.name": "linear"},
+    "--partition iid": {"partition.name": "iid"}, "--alpha .5 --dirichlet_classes.recut": {"partition.alpha": 0.5},
     "--fedprox.mu 1e-3 --algorithm fedprox": {"algorithm": "fedprox", "fedprox.mu": 0.001},
     "--algorithm fedavg --algorithm feddyn --feddyn.alpha 1": {"algorithm": "feddyn", "feddyn.alpha": 1.0},
     "--p .5 --sharing shuffled_synthetic": {
@@ -62,10 +61,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "--sharing.setting shuffled_synthetic --generator private_ddpm --generator.target_epsilon 3": {
         "sharing.setting": "shuffled_synthetic", "generator.name": "private_ddpm", "generator.target_epsilon": 3.0,
     },
+    "--straggler.rule slow --straggler.share .5": {"straggler.rule": "slow", "straggler.share": 0.5},
     "--resume=false --resume": {},
-    "--preset paper --preset smoke": SMOKE,
     "--preset smoke --dataset mnist": {**SMOKE, "data.name": "mnist", "client.onednn": True},
-    "--client.equal-work false": {"client.equal_work": False},
+    "--preset authors --dataset cifar10": AUTHORS,
 }  # fmt: skip
 """Options -> the fields that are not as without options."""
 
@@ -81,14 +80,10 @@ def test_options_change_these_fields_and_no_other(words: str) -> None:
 
 
 REFUSED = r"""
---partition.alpha 9e-301 -> partition.alpha [1e-300, 1e30]
---algorithm scaffold --scaffold.option 3 -> scaffold.option [1, 2]
 --algorithm fedpvr --client.momentum 0.9 -> client.momentum fedpvr 0.9
 --algorithm fedpvr --fedpvr.layers network.last,network.heads -> 'network.heads' no layer network.conv1 network.last
 --algorithm moon --model.name linear -> features moon
 --dp.noise secret -> dp.noise --dp.local
---straggler.q 1 -> straggler.q [0, 1)
---federation.participation 0.2 -> less than one client 0.25
 --partition.n_clients 100000 -> number of training images 100000
 --partition.name single_class --partition.n_clients 7 -> single_class 10 classes 7
 --partition.n_clients 150 --partition.name dirichlet_niid -> cannot be met fewer clients
@@ -97,6 +92,7 @@ REFUSED = r"""
 --model.name vgg11 -> vgg11 32x32 digits
 --model.channels [1000000,1000000] -> model.channels GB
 --data.limit 99999 -> data.limit 99999
+--data.name mnist --data.dir /nowhere -> /nowhere/MNIST/raw --download
 """
 
 
@@ -132,31 +128,46 @@ def test_fields_of_local_steps_are_refused_for_methods_without_them(name: str) -
         check(presets.experiment("smoke", "digits", {"algorithm": method, name: IGNORED[name]}))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("client: {lr: 0.1, speed: 3}\n", "of another version.*client.speed"),
-        ("client: {lr: fast}\n", "damaged.*client.lr is 'fast'"), ("seed: " + "[" * 3000, "damaged"),
-        ("model: {name: [cnn]}\n", "damaged.*model.name"),
-    ],
-)  # fmt: skip
-def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=f"^{tmp_path / 'config.yaml'} is {words}"):
+DAMAGED = {
+    "client: {lr: 0.1, speed: 3}": "of another version.*client.speed",
+    "client: {lr: fast}": "damaged.*client.lr is 'fast'",
+    "generator: {channels: 8}\nsharing: {setting: shuffled_synthetic}": "damaged.*generator.channels is 8",
+    "algorithm: 5": "damaged.*algorithm is 5",
+    "model: {name: [cnn]}": "damaged.*model.name",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_config_of_another_version_names_its_file_and_the_key(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=f"^{tmp_path / 'config.yaml'} is {DAMAGED[text]}"):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("lr=loguniform(1e-301,1)", "1e-300"), ("p=uniform(nan,1)", "LOW < HIGH"),
-        ("client.batch_size=randint(-1,7)", "whole"), (f"seed=randint(0,{2**62 + 1})", "2\\^62"),
-        ("lr=nan", "finite float"), ("seed=" + "1" * 4000, r"seed must lie in .*\.\.\."),
-        ("dp.local=uniform(0,1)", "list of values only"),
-    ],
-)  # fmt: skip
-def test_a_bad_search_space_is_refused(text: str, word: str) -> None:
-    with pytest.raises(UserError, match=word):
+def test_damaged_records_of_a_run_are_none(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: " + "[" * 3000)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        read_config(tmp_path)
+    assert read_run(tmp_path) == (None, [])
+    assert flaw_of_config([1]) is not None
+
+
+def test_presets_are_valid() -> None:
+    for name in presets.PRESETS:
+        check(presets.experiment(name, "digits"))
+
+
+BAD_SPACES = {
+    "lr=loguniform(1e-301,1)": "1e-300", "lr=uniform(-1e301,1)": "1e300", "p=uniform(nan,1)": "LOW < HIGH",
+    "lr=uniform(1,1)": "LOW < HIGH", "client.batch_size=randint(-1,7)": "whole", "lr=nan": "finite float",
+    f"seed=randint(0,{2**62 + 1})": "2\\^62", "dp.local=uniform(0,1)": "list of values only",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD_SPACES)
+def test_a_bad_search_space_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=BAD_SPACES[text]):
         search_space.parse([text], FIELDS, {})
 
 
@@ -171,16 +182,9 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     assert len(few) == 6
     assert few == search_space.points(space, 3, 0) != search_space.points(space, 3, 1)
     assert [p for p in many if p in few] == few  # more samples keep the points there were
+    whole = search_space.parse(["seed=randint(1,5)", "lr=uniform(0.1,0.2)"], FIELDS, {})
+    assert {point["seed"] for point in search_space.ends(whole)} == {1, 4}
     assert all(0 <= p["sharing.p"] < 0.5 and 0.01 <= p["client.lr"] <= 0.1 for p in many)
-
-
-def test_constants_of_a_method_are_swept_for_that_method_only(sweeps: Callable[[str], ModuleType]) -> None:
-    module = sweeps("tune")
-    words = ["--preset", "smoke", "--space=algorithm=fedprox,fedavg", "--space=fedprox.mu=0.1,1", "--sharing", "real"]
-    cells = module.cells(module.arguments(words))[0]
-    assert [(cell.config.algorithm, cell.config.flat.get("fedprox.mu")) for cell in cells] == [
-        ("fedprox", 0.1), ("fedprox", 1.0), ("fedavg", None),
-    ]  # fmt: skip
 
 
 @pytest.mark.long

@@ -25,25 +25,26 @@ def parsed(*argv: str) -> Options:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("resume: [true, false]\n", "resume takes true or false"), ("client: {lr: 0.1\n", "is not YAML.*line"),
-        (b"seed: 1\x00\n", "is not YAML"), ("", "must hold keys"), ("[a, b]: 2\n", r"a key that is no name \(line 1\)"),
+        ("resume: [true, false]\n", "resume takes true or false"),
+        ("seed: 1\n---\nseed: 2\n", "is not YAML"),
+        (b"seed: 1\x00\n", "is not YAML"),
+        ("[a, b]: 2\n", r"a key that is no name \(line 1\)"),
         ("partition: {alpha: 1}\npartition.alpha: 2\n", "partition.alpha twice"),
-        ("algorithm: [fedavg]\n", r"algorithm takes one text, got '\[fedavg\]'"), ("help: true\n", "help is no key"),
+        ("help: true\n", "help is no key"),
+        ("config: good.yaml\n", "unknown config key 'config'"),
         ("' seed ': 1\n", "did you mean 'seed'"),
         ('algorithm: "\\e[31m"\n', r"algorithm must be text without control characters, got '\\x1b"),
         ("seed: !!python/object/apply:os.system ['true']\n", r"'seed' must be a value.*\(line 1\)"),
         ("a: &a {lr: 0.1}\nclient: {<<: *a}\n", "'client.<<' must be a value"),
-        ("seed: 1\rclient:\r  lr: fast\r", "client.lr takes float"), ("seed: &a [*a]\n", "'seed' must be a value"),
+        ("seed: 1\rclient:\r  lr: fast\r", "client.lr takes float"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "'b' must be a value"),
         ("a: &a {x: 1}\nb: {<<: [*a, *a]}\n", "'b.<<' must be a value"),
         ("tracking: {group: " + "x" * 4097 + "}", "4096 characters, got 4097"),
-        ("seed: " + "[" * 100 + "]" * 100, "nested too deeply"),
         ("seed: " + "[" * 99 + "]" * 99, "'seed' must be a value"),
         ("model: {channels: [" + "1, " * 99_996 + "]}", "more than 100,000 values"),
-        ("# " + "x" * 999_991 + "\nseed: 1", "more than 1,000,000 bytes"),
     ],
     ids=lambda v: str(v)[:20],
-)  # fmt: skip
+)
 def test_a_config_file_is_taken_whole_or_refused(tmp_path: Path, text: str | bytes, word: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -90,41 +91,45 @@ def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("run", "--preset smoke --sharing shuffled_synthetic --algorithm fedprox --dp.local --seed 7 --out ~/x"),
-        ("table1", "--preset paper --lrs 0.1,0.2 --data.validation 0.2"),
-    ],
-)
+    "line",
+    ["run --preset smoke --sharing shuffled_synthetic --algorithm fedprox --dp.local --seed 7 --out ~/x",
+     "table1 --preset paper --lrs 0.1,0.2 --data.validation 0.2"],
+)  # fmt: skip
 def test_a_printed_config_is_read_again(
-    name: str, words: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = sweeps(name)
+    name, *words = line.split()
+    module, path = sweeps(name), tmp_path / "c.yaml"
     with pytest.raises(SystemExit) as ended:
-        module.arguments([*words.split(), "--print_config"])
+        module.arguments([*words, "--print_config"])
     assert not ended.value.code
-    path = tmp_path / "c.yaml"
     path.write_text(capsys.readouterr().out)
-    again, first = module.arguments(["--config", str(path)]), module.arguments(words.split())
+    again, first = module.arguments(["--config", str(path)]), module.arguments(words)
     assert {n: v for n, v in again.items() if v != first[n]} == {}
     assert [*again] == [*first]
 
 
-def test_a_tilde_is_the_home_folder_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "home"
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "loop").symlink_to("loop")
+    return tmp_path
+
+
+@pytest.mark.parametrize("option", ["--out", "--artifacts", "--data.dir", "--config"])
+@pytest.mark.usefixtures("places")
+def test_a_path_that_nothing_can_have_is_refused(option: str) -> None:
+    for path, reason in (("loop/below", "symbolic links"), ("a\nb", "control characters"), ("", "a file or folder")):
+        with pytest.raises(UserError, match=f"{option}.*{reason}"):
+            parsed(f"{option}={path}")
+
+
+def test_a_tilde_is_the_home_folder_everywhere(places: Path) -> None:
+    home = places / "home"
     home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
     (home / "c.yaml").write_text("seed: 4\n")
     options = parsed("--config=~/c.yaml", "--out=~/out", "--artifacts=~/store", "--data.dir=~", "--storage=~/s")
     assert (options.seed, options.out, options.artifacts) == (4, f"{home}/out", f"{home}/store")
     assert (options.data.dir, options.storage) == (str(home), f"{home}/s")
     assert user_path("--out", "~/new/folder") == home / "new" / "folder"
-
-
-def test_a_message_quotes_at_most_80_characters_of_a_value() -> None:
-    value = "x y" * 1000
-    for option in ("--client.lr", f"--{value}", "--config", "--model.channels"):
-        with pytest.raises(UserError) as error:
-            parsed(f"{option}={value}")
-        assert value[:20] in str(error.value)
-        assert value[:90] not in str(error.value)

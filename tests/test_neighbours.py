@@ -17,7 +17,6 @@ from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
 
-ROOT = Path(__file__).parent.parent
 NET = """
 from torch import nn
 
@@ -73,24 +72,25 @@ def values(name: str) -> tuple:
 def test_without_neighbours_the_hash_is_that_of_the_file(lab: Lab, name: str) -> None:
     file = name.partition(":")[0].removesuffix(".py").replace(".", "/") + ".py"
     lab.net(file, "import os, torch\nimport numpy as np\nimport yaml, statistics")
-    lab.write("pkg/__init__.py", '# a licence\n"""What is in it."""\n')
     lab.write("helper.py", "not imported = True")
     lab.write("statistics.py", "Python's own comes first")
     lab.write("yaml.py", "the platform's own comes first")
-    assert parts.source(name) == lab.hash_of(file)
-    assert values(name) == ()
+    for package in ("", "# a licence\n", '"""What is in it."""\n'):
+        lab.write("pkg/__init__.py", package)
+        assert parts.source(name) == lab.hash_of(file)
+        assert values(name) == ()
 
 
 FORMS = {
     "import helper": "helper.py",
+    "import os, helper as h": "helper.py",
     "from helper import *": "helper.py",
     "import middle": "helper.py",
-    "import os, circle": "helper.py",
+    "import circle": "helper.py",
     "import pkg.sub": "pkg/sub.py",
     "from pkg import sub": "pkg/sub.py",
     "from pkg.other import NOTHING": "pkg/__init__.py",
     "import ns.deep.mod": "ns/deep/mod.py",
-    "from ns.deep import mod": "ns/deep/mod.py",
     "def never_called():\n    import helper": "helper.py",
     "try:\n    import helper\nexcept ImportError:\n    pass": "helper.py",
 }
@@ -108,6 +108,7 @@ IN_PACKAGE = [
 ]
 CASES = [
     *(("net.py:Net", "net.py", *form) for form in FORMS.items()),
+    ("net:Net", "net.py", "import helper", "helper.py"),
     *(("lab.sub.net:Net", "lab/sub/net.py", *form) for form in IN_PACKAGE),
 ]
 
@@ -132,20 +133,6 @@ def test_a_changed_neighbour_changes_the_hash_however_it_is_imported(
     assert parts.source(name) == before
 
 
-def test_a_neighbour_may_be_a_link_and_lie_in_a_linked_folder(lab: Lab, tmp_path: Path) -> None:
-    elsewhere = Lab(tmp_path / "elsewhere")
-    elsewhere.net("net.py", "import helper")
-    elsewhere.write("helper.py", "VALUE = 1")
-    (lab.folder / "there").symlink_to(elsewhere.folder)
-    for name in ("net.py", "helper.py"):
-        (lab.folder / name).symlink_to(elsewhere.folder / name)
-    before = [parts.source(f"{where}:Net") for where in ("net.py", "there/net.py", "net", "there.net")]
-    assert before[0] != lab.hash_of("net.py")
-    elsewhere.write("helper.py", "VALUE = 2")
-    after = [parts.source(f"{where}:Net") for where in ("net.py", "there/net.py", "net", "there.net")]
-    assert not {*before} & {*after}
-
-
 def test_hashing_opens_imported_files_only_and_runs_none(lab: Lab) -> None:
     lab.net("net.py", "import helper")
     lab.write("helper.py", "import pathlib\npathlib.Path('executed').touch()")
@@ -160,14 +147,6 @@ def test_hashing_opens_imported_files_only_and_runs_none(lab: Lab) -> None:
     opened = [line for line in done.stdout.splitlines() if line.startswith(str(lab.folder))]
     assert opened == [str(lab.folder / name) for name in ("helper.py", "net.py")]
     assert not (lab.folder / "executed").exists()
-
-
-@pytest.mark.long
-def test_what_the_platform_imports_is_never_a_neighbour() -> None:
-    """A process cannot load torch a second time, even with a torch/ in the user's folder."""
-    files = [path for folder in ("platform", "lightning_modules") for path in (ROOT / folder).rglob("*.py")]
-    names = {line.module.partition(".")[0] for path in files for line in imported.imports(path.read_bytes())}
-    assert names - {*sys.stdlib_module_names} <= imported.PLATFORM
 
 
 @pytest.mark.parametrize("where", ["net.py", "net", "pkg.net", "pkg/net.py"])
@@ -215,18 +194,7 @@ def test_a_module_imported_by_hand_is_not_the_hashed_one(lab: Lab, monkeypatch: 
     assert values("net.py:Net") == 2
     assert by_hand.VALUE == 1
     lab.write("by_hand.py", "VALUE = 3")
-    assert importlib.reload(sys.modules["by_hand"]).VALUE == 3
-    assert values("net.py:Net") == 3
-
-
-def test_components_that_import_the_same_neighbour_share_it(lab: Lab) -> None:
-    lab.write("helper.py", "class Thing: pass")
-    for name in ("one.py", "two.py"):
-        lab.net(name, "from helper import Thing", "Thing")
-    assert values("one.py:Net") is values("two.py:Net")
-    lab.write("itself.py", "from fedcommons.config import parts\nparts.source('asks.py:Net')")
-    lab.net("asks.py", "import itself")  # the module imports itself
-    assert values("asks.py:Net") == ()
+    assert importlib.reload(sys.modules["by_hand"]).VALUE == values("net.py:Net") == 3
 
 
 def test_neighbours_of_one_name_in_two_folders_are_not_mixed_up(lab: Lab) -> None:
@@ -244,16 +212,16 @@ def test_neighbours_of_one_name_in_two_folders_are_not_mixed_up(lab: Lab) -> Non
     ("name", "text", "words"),
     [
         ("net.py", "import helpr", "net.py (line 1) helpr 'helper'?"),
-        ("net.py", "import not_there", "net.py (line 1) not_there no such module."),
         ("net.py", "import broken", "broken.py (line 2) nothing"),
         ("net.py", "def f():\n    import helpr", "net.py (line 2) helpr"),
-        ("net.py", "from pkg import subb", "pkg.subb 'pkg.sub'?"), ("net.py", "import pkg.subb", "pkg.subb 'pkg.sub'?"),
+        ("net.py", "from pkg import subb", "pkg.subb 'pkg.sub'?"),
         ("net.py", "from ns import mood", "ns.mood 'ns.mod'?"),
         ("pkg.net", "def f():\n    from . import subb", "pkg.subb 'pkg.sub'?"),
         ("net.py", "from .helper import x", "relatively package"),
-        ("net.py", "from helper import VALU", "ImportError 'VALU' 'helper'"), ("net.py", "import wrong", "SyntaxError"),
+        ("net.py", "from helper import VALU", "ImportError 'VALU' 'helper'"),
+        ("net.py", "import wrong", "SyntaxError"),
     ],
-)  # fmt: skip
+)
 def test_a_missing_neighbour_is_named_in_one_sentence(lab: Lab, name: str, text: str, words: str) -> None:
     lab.net(name if name.endswith(".py") else "pkg/net.py", text)
     for other in ("helper.py", "pkg/sub.py", "ns/mod.py"):
@@ -271,7 +239,6 @@ def test_a_missing_neighbour_is_named_in_one_sentence(lab: Lab, name: str, text:
 @pytest.mark.parametrize(
     "text",
     [
-        "def never_called():\n    import not_installed",
         "try:\n    import helpr\nexcept ImportError:\n    pass",
         "from contextlib import suppress\nwith suppress(ImportError):\n    from pkg import subb",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from helpr import x",

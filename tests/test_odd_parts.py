@@ -10,9 +10,6 @@ from fedcommons import ClientError, Experiment, UserError, experiment, run
 from fedcommons.config import cli
 from fedcommons.errors import leaving_errors, sentence
 from fedcommons.runs import build
-from fedcommons.sweeping import planned
-from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Trial
 
 QUICK = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "measure.every": 0, "wandb": "off"}
 
@@ -29,8 +26,8 @@ def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
     return experiment("smoke", values={**QUICK, field: name, **more})
 
 
-@pytest.mark.parametrize("name", ["builtins:dict", "sys:exit"])
-@pytest.mark.parametrize("field", ["algorithm", "sharing.setting", "partition.name", "straggler.rule", "data.name"])
+@pytest.mark.parametrize("name", ["builtins:dict", "sys:modules", "builtins:None"])
+@pytest.mark.parametrize("field", ["algorithm", "partition.name"])
 def test_a_name_in_a_module_that_is_no_file_is_refused(field: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         run(quick(field, name), tmp_path / "run", say=lambda text: None)
@@ -47,9 +44,7 @@ def test_an_annotation_that_is_no_type_is_refused(annotation: str) -> None:
 
 CHOICES = {
     "Literal['big', 'small'] = 'big'": ("small", "mid", "Known: big, small"),
-    "Literal[1, 2, 4] = 2": ("4", "3", "Known: 1, 2, 4"),
     "Literal['auto', 2] = 2": ("auto", "always", "Known: 2, auto"),
-    "Literal['one'] = 'one'": ("one", "two", "Known: one"),
     "Literal['p', 'q'] | None = None": ("q", "r", "Known: p, q"),
     "tuple[Literal['u', 'v'], ...] = ('u',)": ("[v,u]", "[v,w]", "Known: u, v"),
     "Literal[True, 'if'] = 'if'": ("true", "false", "Known: if, true"),
@@ -83,28 +78,25 @@ def test_a_literal_beside_another_type_is_refused_with_an_alternative() -> None:
 ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
 
 
-@pytest.mark.parametrize(
-    "rows",
-    ["torch.arange(len(labels) // 2 * 2).view(2, -1)",
-     "[[torch.tensor(i) for i in range(k, len(labels), 2)] for k in range(2)]",
-     "[pd.Series(range(k, len(labels), 2)) for k in range(2)]", "(range(k, len(labels), 2) for k in range(2))"],
-)  # fmt: skip
-def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
+def test_a_partition_may_return_rows_as_tensors_or_columns() -> None:
     """Rows are held out for validation, so the partition is called once more, for more rows."""
     more = {"partition.n_clients": 2, "data.validation": 0.1}
-    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
-    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
+    for rows in ("torch.arange(len(labels) // 2 * 2).view(2, -1)",
+                 "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"):  # fmt: skip
+        ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+        assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("None", "NoneType"), ("{0: [0, 1], 1: [2]}", "dict"), ("[[0, [1]], [2]]", "client 0, one shape"),
-        ("[[0, 1], [True, False]]", "client 1, bool, np.flatnonzero"), ("[[0, 1], [0.5]]", "client 1, float64"),
-        ("[torch.ones(2, dtype=torch.bfloat16), [3]]", "client 0, bfloat16"),
+        ("None", "NoneType"),
+        ("[[0, [1]], [2]]", "client 0, one shape"),
+        ("[[0, 1], [True, False]]", "client 1, bool, np.flatnonzero"),
+        ("[[0, 1], [0.5]]", "client 1, float64"),
         ("[[3], np.ma.array([0, 1], mask=[0, 1])]", "client 1, masked"),
     ],
-)  # fmt: skip
+)
 def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str, words: str) -> None:
     config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
     with pytest.raises(UserError, match=r"partition\.name") as error:
@@ -125,52 +117,6 @@ def test_control_characters_of_an_error_are_escaped_on_the_screen_and_in_the_fil
     with pytest.raises(ValueError, match="red"), leaving_errors(tmp_path):
         raise error
     assert (tmp_path / "error.txt").read_text().startswith("ValueError: \\x1b[31mred \\ud800 \\u202etxt\n\nTraceback")
-
-
-GENERATOR = """
-from dataclasses import dataclass
-from typing import ClassVar
-import torch
-from fedcommons import TrainedGenerator
-
-@dataclass(frozen=True)
-class Mine:
-    epochs: ClassVar[int] = 1
-    sampling: ClassVar[tuple] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        {fit}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        {sample}
-"""
-FITS = "return {e: TrainedGenerator({'a': torch.zeros(1)}) for e in epochs}"
-SAMPLES = "return torch.zeros(len(labels), *shape, dtype=torch.uint8)"
-
-
-def dry_run(code: str, folder: Path) -> None:
-    fields = {"sharing.setting": "local_synthetic", "artifacts": "store"}
-    config = quick("generator.name", "odd.py:Mine", code, **fields)
-    with Display() as display:
-        planned.dry_run([Trial("run", config)], folder, display, in_ray=False)
-
-
-@pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize(
-    ("fit", "sample", "said"),
-    [
-        ("return {}", SAMPLES, r"odd\.py:Mine\.fit"), (FITS, "return ''", r"odd\.py:Mine\.sample.*got str"),
-        (FITS, f"{SAMPLES}.to_sparse()", "odd.py:Mine.*sparse, or without values"),
-        ("", "", r"odd\.py:Mine must be a dataclass"),
-    ],
-)  # fmt: skip
-@pytest.mark.long
-def test_a_generator_that_breaks_is_named_by_a_dry_run_too(fit: str, sample: str, said: str, tmp_path: Path) -> None:
-    code = GENERATOR.format(fit=fit or FITS, sample=sample or SAMPLES)
-    code = code if fit else code.replace("@dataclass(frozen=True)", "")
-    with pytest.raises((ClientError, UserError), match=said) as error:
-        dry_run(code, tmp_path)
-    assert len(str(error.value)) <= 200
 
 
 @pytest.mark.parametrize(

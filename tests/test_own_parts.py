@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -23,6 +25,7 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", text, re.S)
     for line in block.strip().splitlines()
 ]
+RUNS = [(page, line) for page, line in COMMANDS if "run.py" in line and "--dry-run" not in line]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -36,65 +39,72 @@ def write_files(folder: Path, page: str) -> None:
     (folder / "examples").symlink_to(ROOT / "examples")
 
 
-@pytest.mark.parametrize(
-    ("page", "line"), [one for one in COMMANDS if "run.py" in one[1]], ids=lambda v: v.rpartition(" ")[2]
-)
+def test_a_command_that_plans_or_sweeps_is_one_that_its_script_takes(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for page, line in COMMANDS:
+        if (page, line) in RUNS or not line.startswith("python sweeps"):
+            continue
+        (folder := tmp_path / str(len([*tmp_path.iterdir()]))).mkdir()
+        write_files(folder, page)
+        monkeypatch.chdir(folder)
+        _, script, *words = shlex.split(line)
+        sweep = sweeps(Path(script).stem)
+        assert sweep.arguments(words) if "run.py" in line else cells_of(sweep, words)
+
+
+@pytest.mark.parametrize(("page", "line"), RUNS, ids=lambda v: v.rpartition(" ")[2])
 @pytest.mark.long
 def test_a_run_of_a_page(page: str, line: str, tmp_path: Path, command: Command) -> None:
     write_files(tmp_path, page)
-    python, script, *words = shlex.split(line)
-    assert (python, script) == ("python", "sweeps/run.py")
-    words += ["--tracking.wandb", "off"]
+    words = [*shlex.split(line)[2:], "--tracking.wandb", "off"]
     done = command("run", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    if "--dry-run" in words:
-        assert not (tmp_path / "runs").exists()
-        return
     (folder,) = [path.parent for path in tmp_path.glob("runs/*/summary.json")]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert summary["rounds"] == 3
     assert bool(config.get("source")) == (folder.name != "first")
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    if folder.name in FACTS:
+        assert FACTS[folder.name](summary, config, rounds)
     if folder.name == "photos":
-        assert (summary["n_clients"], config["model"]["width"], rounds[-1]["test/top2"]) == (5, 8, 1.0)
-    elif folder.name == "nights":  # clients of one of two zones are late, in turn
-        late = [line["late"] for line in rounds[1:]]
-        assert any(late)
-        assert all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
-    elif folder.name == "watched":
-        logged = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
-        assert {line.split(",")[0] for line in logged[1:]} == {"0", "1", "2", "3"}
-        assert [line["round"] for line in rounds if "measure/sharpness" in line] == [0, 2, 3]
+        changed = tmp_path / "my_nets.py"
+        changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
+        done = command("run", *words, "--resume", cwd=tmp_path)
+        assert (done.returncode, "another source.model" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("page", "line"),
-    [one for one in COMMANDS if "tune.py" in one[1] or (one[0] == "start.md" and "table1.py" in one[1])],
-    ids=lambda v: v.rpartition(" ")[2],
-)
-def test_a_sweep_of_a_page(
-    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweeps: Callable[[str], ModuleType]
-) -> None:
-    write_files(tmp_path, page)
-    monkeypatch.chdir(tmp_path)
-    _, script, *words = shlex.split(line)
-    assert cells_of(sweeps(Path(script).stem), words)
+def late_in_turn(rounds: list[dict[str, Any]]) -> bool:
+    """Return whether clients of one of two zones are late, in turn."""
+    late = [line["late"] for line in rounds[1:]]
+    return any(late) and all(i % 2 == number % 2 for number, ids in enumerate(late, 1) for i in ids)
 
 
-def test_no_command_of_a_page_is_left_out() -> None:
-    """A new kind of command must get a test here."""
-    other = [line for _, line in COMMANDS if not re.match(r"python (sweeps/(run|tune|table1)|\w+)\.py", line)]
-    assert other == ['make table1 ARGS="--preset smoke"']  # CI runs this command
+FACTS: dict[str, Callable[[dict[str, Any], dict[str, Any], list[dict[str, Any]]], bool]] = {
+    "photos": lambda s, c, r: (s["n_clients"], c["model"]["width"], r[-1]["test/top2"]) == (5, 8, 1.0),
+    "nights": lambda s, c, r: late_in_turn(r),
+    "rates": lambda s, c, r: (c["client"]["halved"], [*c["source"]]) == (2, ["schedule"]),
+    "watched": lambda s, c, r: [line["round"] for line in r if "measure/sharpness" in line] == [0, 2, 3],
+    "mixed": lambda s, c, r: (
+        [line["round"] for line in r if "test/accuracy" in line] == [0, 2, 3]
+        and r[-1]["personal/train_loss_mean"] < r[-1]["clients/train_loss_mean"]
+    ),
+    "neighbours": lambda s, c, r: s["p"] > 0 and s["privacy"]["epsilon_of_messages"] is None,
+}
+"""What holds for summary, config and rounds of a run, by the name of its folder."""
 
 
-@pytest.mark.parametrize("line", [line for _, line in COMMANDS if re.match(r"python \w+\.py$", line)])
+@pytest.mark.parametrize(("name", "printed"), [("ten_lines.py", "scaffold"), ("my_lab.py", "keeps every promise")])
 @pytest.mark.long
-def test_a_program_of_start(tmp_path: Path, line: str) -> None:
+def test_a_program_of_start(
+    name: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ("start.md", f"python {name}") in COMMANDS
     write_files(tmp_path, "start.md")
-    done = subprocess.run([sys.executable, *line.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert ("keeps every promise" if "my_lab" in line else "scaffold") in done.stdout
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(name, run_name="__main__")
+    assert printed in capsys.readouterr().out
 
 
 @pytest.mark.ray

@@ -3,9 +3,12 @@
 The other checks, without their sentences, are in test_refused_words.py.
 """
 
+from collections.abc import Callable
+
 import pytest
-from command_lines import Refusal, folder_of_commands, refuse  # noqa: F401
 from inline_snapshot import snapshot
+
+pytest_plugins = "command_lines"
 
 SENTENCES = {
     "run --seeed=1": snapshot("unknown option '--seeed'; did you mean '--seed'? See --help."),
@@ -131,5 +134,5 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("line", SENTENCES)
-def test_a_refused_command_prints_this_sentence(line: str, refused: Refusal) -> None:
-    assert refused(line) == SENTENCES[line]
+def test_a_refused_command_prints_this_sentence(line: str, refusal: Callable[[str], str]) -> None:
+    assert refusal(line) == SENTENCES[line]

@@ -21,8 +21,7 @@ from fedcommons.reports import metrics, ranking, series
 from fedcommons.runs import experiment
 from fedcommons.sweeping import tuned
 from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.search import BATCH, Optuna, proposed
-from fedcommons.sweeping.sweep import Outcome, Trial, together
+from fedcommons.sweeping.sweep import Outcome, together
 from fedcommons.tracking.run_folder import read_summary
 from papers.fedssyn import authors
 
@@ -35,16 +34,11 @@ def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("tune")
 
 
-@pytest.mark.parametrize("field", ["p", "generator=ddpm,gan"])
-def test_a_field_of_a_pool_names_the_sharing_that_has_it(tune: ModuleType, field: str) -> None:
-    with pytest.raises(UserError, match=r"--sharing\.setting.*sharing\.setting is real"):
-        tune.cells(tune.arguments([f"--space={field}" + "=0.1,0.5" * ("=" not in field)]))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--metric zeta_hat_sq --measure.every 0", "zeta_hat_sq needs --measure.every"),
+        ("--metric delta_sq_mean --measure.every 0", "delta_sq_mean needs --measure.every"),
         ("--metric L_p", "L_p needs --measure.smoothness"),
         ("--data.validation 0", "validation_accuracy needs --data.validation"),
         ("--metric MB --scheduler asha --data.validation 0", "asha.*validation accuracy"),
@@ -162,9 +156,8 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     [
         "--preset=smoke --sharing=shuffled_synthetic --space=lr=0.05,0.1 --space=p=0.1,0.5 --generator.channels=[8,16]",
         "--preset=smoke --space=sharing=real,local_synthetic --space=generator=ddpm,private_ddpm,gan",
-        "--preset=small --setting=real --space=algorithm=fedprox,scaffold --fedprox.mu=0.5 --seed=3",
         "--preset=paper --dataset=cifar10 --space=lr=loguniform(0.001,1) --samples=2 '--data.dir=a b'",
-        "--preset=authors --dataset=cifar10 --sharing=shuffled_synthetic --space=lr=0.3,0.1 --rho=0.75",
+        "--preset=authors --dataset=cifar10 --space=lr=0.3,0.1 --alpha=0.1 --model=linear",
         "--preset=smoke --space=partition.alpha=0.1,1 --dp.local=true --sigma=2 --straggler.rule=slow",
     ],
 )
@@ -189,42 +182,13 @@ def test_asha_compares_runs_of_one_environment(tune: ModuleType, tmp_path: Path)
     assert {c.name for group in groups for c in group} == {c.name for c in whole}
 
 
-def test_optuna_proposes_the_same_points_for_the_same_results() -> None:
-    """A sweep that is resumed proposes the points of its finished runs, and a longer one those of a shorter one."""
-    pytest.importorskip("optuna")
-    from ray import tune as ray_tune
-
-    space = {"lr": ray_tune.loguniform(1e-3, 1.0), "p": [0.0, 0.5], "epochs": ray_tune.randint(1, 4)}
-
-    def search(samples: int) -> list[dict]:
-        points: dict[str, dict] = {}
-
-        def make(point: Any) -> list[Trial]:
-            points[f"{len(points)}"] = dict(point)
-            return [Trial(f"{len(points) - 1}", None)]  # pyright: ignore[reportArgumentType]
-
-        def value(cells: Any) -> float | None:
-            point = points[cells[0].name]
-            return None if point["p"] else (point["lr"] - 0.1) ** 2
-
-        for batch in proposed([({"alpha": 0.1}, Optuna(space, "min", 7, "alpha 0.1"))], samples, make, value):
-            assert len(batch) <= BATCH
-        return list(points.values())
-
-    long = search(30)
-    assert search(10) == long[:10]
-    assert {point["alpha"] for point in long} == {0.1}
-    assert all(1e-3 <= point["lr"] <= 1 and point["epochs"] in (1, 2, 3) for point in long)
-    late = [point["p"] for point in long[14:]]
-    assert late.count(0.0) > len(late) / 2  # p = 0.5 has no value
-
-
 def test_batches_of_a_sweep_are_one_outcome() -> None:
     found = together([Outcome({"cells": 1.0}, 2, {"a": "why"}), Outcome({"generators": 3.0, "cells": 4.0}, 1, {})])
     assert found == Outcome({"cells": 5.0, "generators": 3.0}, 3, {"a": "why"})
 
 
 def test_a_title_states_the_sharing_that_all_runs_have() -> None:
-    for settings, title in (("real", ", no sharing"), (("merf", "merf"), ", sharing merf"), (("real", "merf"), "")):
-        runs = pd.DataFrame({"data.name": "digits", "sharing.setting": settings, "target": 0.8}, index=[0, 1])
-        assert series.title(runs) == f"digits{title}, target 80 %"
+    for settings, sharing in ((("real", "real"), ", no sharing"), (("merf", "merf"), ", sharing merf"),
+                              (("real", "merf"), "")):  # fmt: skip
+        runs = pd.DataFrame([{"data.name": "digits", "sharing.setting": one, "target": 0.8} for one in settings])
+        assert series.title(runs) == f"digits{sharing}, target 80 %"

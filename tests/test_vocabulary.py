@@ -7,8 +7,6 @@ from types import ModuleType
 import pytest
 from sweep_cells import cells_of
 
-from fedcommons.errors import UserError
-
 Sweeps = Callable[[str], ModuleType]
 
 GRIDS = ("table1", "figure3", "convergence_parameters", "advise", "tune")
@@ -29,40 +27,9 @@ def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) 
         assert flat.get("partition.alpha", 0.7) == 0.7
 
 
-@pytest.mark.parametrize("script", GRIDS)
-def test_a_field_of_a_method_that_no_cell_has_is_refused(sweeps: Sweeps, script: str) -> None:
-    methods = ["--algorithms", "fedavg"] if script == "table1" else []
-    with pytest.raises(UserError, match=r"moon\.mu needs --algorithm moon"):
-        sweeps(script).arguments(["--preset", "smoke", *methods, "--moon.mu", "1"])
-
-
-OWNED = {
-    "table1": {"seed": "seeds", "partition.alpha": "alphas", "algorithm": "algorithms", "sharing.setting": "settings"},
-    "figure3": {"seed": "seeds", "partition.alpha": "alphas"},
-    "advise": {"seed": "seeds", "sharing.p": "p"},
-    "convergence_parameters": {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p",
-                               "measure.smoothness": "hessians"},
-}  # fmt: skip
-DEFAULTS = {"seed": "0", "partition.alpha": "0.1", "algorithm": "fedavg", "sharing.setting": "real",
-            "sharing.p": "null", "measure.smoothness": "false"}  # fmt: skip
-
-
-@pytest.mark.parametrize("script", OWNED)
-def test_a_field_that_the_sweep_sets_is_refused_even_with_its_default(
-    sweeps: Sweeps, tmp_path: Path, script: str
-) -> None:
-    for field, option in OWNED[script].items():
-        (tmp_path / "c.yaml").write_text(f"{field}: {DEFAULTS[field]}\n")
-        for words in (f"--config={tmp_path / 'c.yaml'}", f"--{field}={DEFAULTS[field]}"):
-            with pytest.raises(UserError, match=f"{field} is set by .* use --{option} "):
-                sweeps(script).arguments(["--preset=smoke", words])
-
-
-FEW = ["--algorithms", "fedavg", "--alphas", "0.1"]
 DRY = {
     "run": ["--sharing", "shuffled_synthetic"],
     "tune": ["--space", "lr=0.1,0.2"],
-    "table1": FEW,
     "quadratics": [],
     "private_fedssyn": ["--algorithms", "fedavg", "--epsilons", "30", "--checkpoints", "1",
                         "--generator.batch_size", "50"],
@@ -76,7 +43,7 @@ def test_a_dry_run_prints_what_would_run_and_writes_nothing(
     sweeps: Sweeps, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wandb = ["--wandb", "off"] if script not in ("quadratics",) else []
+    wandb = ["--wandb", "off"] if script != "quadratics" else []
     assert getattr(sweeps(script), script)(["--preset", "smoke", *DRY[script], *wandb, "--dry-run"]) == 0
     assert capsys.readouterr().out.strip()
     assert list(tmp_path.iterdir()) == []
