@@ -36,39 +36,40 @@ def test_ray_up_launches_one_head_as_the_file_says_and_makes_no_group_role_or_pr
     import boto3
 
     (head,) = cloud.nodes()
-    assert head["InstanceType"] == "m7i.2xlarge"
+    assert (head["InstanceType"], head["SubnetId"]) == ("m7i.2xlarge", cloud.subnet)
     assert head["IamInstanceProfile"]["Arn"] == cloud.profile
     assert [group["GroupId"] for group in head["SecurityGroups"]] == [cloud.group]
-    assert head["SubnetId"] == cloud.subnet
     assert head["MetadataOptions"]["HttpTokens"] == "required"
     assert "InstanceLifecycle" not in head  # no spot
-    expected = {"ray-cluster-name": "fedcommons", "ray-node-type": "head", "ray-user-node-type": "head",
-                "ray-node-status": "up-to-date"}  # fmt: skip
-    assert expected.items() <= tags(head).items()
-    groups = cloud.ec2.describe_security_groups()["SecurityGroups"]
-    assert {group["GroupName"] for group in groups} == {"default", "fedcommons"}
-    (ours,) = (group for group in groups if group["GroupId"] == cloud.group)
-    assert ours["IpPermissions"] == []  # it adds nothing to ours
+    assert (tags(head)["ray-cluster-name"], tags(head)["ray-node-status"]) == ("fedcommons", "up-to-date")
+    groups = {group["GroupName"]: group for group in cloud.ec2.describe_security_groups()["SecurityGroups"]}
+    assert groups.keys() == {"default", "fedcommons"}
+    assert groups["fedcommons"]["IpPermissions"] == []  # it adds nothing to ours
     iam = boto3.client("iam", region_name="us-west-2")
     assert iam.list_roles()["Roles"] == []
     assert [profile["Arn"] for profile in iam.list_instance_profiles()["InstanceProfiles"]] == [cloud.profile]
+    certificate = cloud.folder / "home" / ".fedcommons" / "node.crt"
+    for address, fits in ((head["PrivateIpAddress"], True), ("10.0.1.254", True), ("10.0.2.1", False)):
+        asked = ["openssl", "x509", "-in", certificate, "-noout", "-checkip", address]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        assert ("does match" in answer) == fits, answer
 
 
 def test_the_code_and_the_secrets_go_up_and_the_container_has_the_variables_of_environment_sh(cloud: Cloud) -> None:
     """And of Ray its config and key. Drivers of ``ray exec`` start in there by no command of ours."""
     home = cloud.folder / "home"
-    sources = [line.split()[0] for line in cloud.log("rsync", "\n")]
-    assert sources[:2] == ["./", f"{home / '.fedcommons'}/"]
-    assert Path(sources[2]).name.startswith("ray-bootstrap-")
-    assert sources[3:] == [str(home / ".ssh" / "ray-autoscaler_us-west-2.pem")]
+    code, secret, config, key = (line.split()[0] for line in cloud.log("rsync", "\n"))
+    assert (code, secret) == ("./", f"{home / '.fedcommons'}/")
+    assert Path(config).name.startswith("ray-bootstrap-")
+    assert key == str(home / ".ssh" / "ray-autoscaler_us-west-2.pem")
     (run,) = (line for line in cloud.log("ssh", "\0") if "docker run" in line)
     words = run.split()
-    given = {words[at + 1] for at, word in enumerate(words) if word == "--env"}
-    listed = subprocess.run(
-        ["sh", "-c", ". cluster/environment.sh && env"], cwd=ROOT, capture_output=True, text=True,
-        env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert given == {line.replace(str(home), "/home/ray") for line in listed if line.startswith("RAY_")}
+    set_there = {words[at + 1] for at, word in enumerate(words) if word == "--env"}
+    environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    source = ["sh", "-c", ". cluster/environment.sh && env"]
+    listed = subprocess.run(source, cwd=ROOT, capture_output=True, text=True, env=environment, check=True).stdout
+    lines = [line for line in listed.splitlines() if line.startswith("RAY_")]
+    assert set_there == {line.replace(str(home), "/home/ray") for line in lines}
 
 
 def test_the_start_command_arrives_whole_in_the_container(cloud: Cloud, tmp_path: Path) -> None:
@@ -98,15 +99,6 @@ def test_the_start_command_arrives_whole_in_the_container(cloud: Cloud, tmp_path
     assert {"RAY_AUTH_MODE=token", "RAY_USE_TLS=1", f"RAY_TLS_SERVER_CERT={tmp_path}/.fedcommons/node.crt"} <= {
         *started
     }
-
-
-def test_the_certificate_is_good_for_any_address_of_the_subnet(cloud: Cloud) -> None:
-    (head,) = (node for node in cloud.nodes() if tags(node)["ray-node-type"] == "head")
-    certificate = cloud.folder / "home" / ".fedcommons" / "node.crt"
-    for address, fits in ((head["PrivateIpAddress"], True), ("10.0.1.254", True), ("10.0.2.1", False)):
-        asked = ["openssl", "x509", "-in", certificate, "-noout", "-checkip", address]
-        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-        assert ("does match" in said) == fits, said
 
 
 Scale = Callable[..., tuple[Head, Any]]
@@ -167,40 +159,6 @@ def test_workers_come_for_work_spot_ones_first_and_go_when_idle(cloud: Cloud, sc
     until(autoscaler, cloud, gpu_on_demand=2, gpu_spot=4, cpu_spot=2)  # not yet
     head.idle_s = 16 * 60
     until(autoscaler, cloud, gpu_on_demand=1)
-
-
-def test_without_spot_capacity_on_demand_nodes_take_what_spot_ones_would_have_left(
-    cloud: Cloud, scale: Scale, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As ray_cluster.yaml says: Ray asks for the spot nodes again and again, and for others only beyond those."""
-    refused = refuse_spot(monkeypatch)
-    head, autoscaler = scale()
-    head.waiting = [(CPU, {})] * 4
-    until(autoscaler, cloud, gpu_on_demand=1)
-    before = len(refused)
-    until(autoscaler, cloud, gpu_on_demand=1)
-    assert len(refused) > before > 0
-    head.waiting = [(CPU, {})] * 7  # one for the node with a GPU, four for the spot nodes that never come
-    until(autoscaler, cloud, gpu_on_demand=1, cpu_on_demand=2)
-    head.waiting, head.idle_s = [], 16 * 60
-    until(autoscaler, cloud, gpu_on_demand=1)
-
-
-def refuse_spot(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have EC2 no spot capacity from now on; the list gets a line for each refusal."""
-    from moto.ec2.exceptions import EC2ClientError
-    from moto.ec2.models.instances import InstanceBackend
-
-    whole, refused = InstanceBackend.run_instances, list[str]()
-
-    def run_instances(self: Any, *args: Any, **given: Any) -> Any:
-        if given.get("instance_market_options") == "spot":
-            refused.append(given["instance_type"])
-            raise EC2ClientError("InsufficientInstanceCapacity", "There is no Spot capacity available.")
-        return whole(self, *args, **given)
-
-    monkeypatch.setattr(InstanceBackend, "run_instances", run_instances)
-    return refused
 
 
 def test_a_pinned_sweep_starts_nodes_of_its_kind_only(cloud: Cloud, scale: Scale) -> None:

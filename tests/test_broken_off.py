@@ -123,30 +123,22 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
 
 
 @pytest.mark.ray
-def test_each_run_of_a_sweep_gets_the_resources_of_its_executor(ray_session: None, tmp_path: Path) -> None:
-    executors = [{}, {**ACTORS, "federation.actors": 3}, {**ACTORS, "federation.actors": 1}]
-    configs = [experiment("smoke", values={**FIELDS, **more, "seed": n}) for n, more in enumerate(executors)]
-    assert sweep(configs, tmp_path / "sweep")["rounds"].tolist() == [1] * 3
-    for n in range(3):
-        run(experiment("smoke", values={**FIELDS, "seed": n}), tmp_path / str(n))
-    ends = [sorted(path.read_bytes() for path in tmp_path.glob(f"{of}/rounds.jsonl")) for of in ("sweep/*", "[0-9]")]
-    assert ends[0] == ends[1]
-    assert len(ends[0]) == 3
-
-
-@pytest.mark.ray
-def test_a_sweep_leaves_no_byte_in_the_object_store(ray_session: None, tmp_path: Path) -> None:
-    """Of runs in one process, one with an actor, one with generators."""
+def test_each_run_gets_the_resources_of_its_executor_and_leaves_no_byte_in_the_object_store(
+    ray_session: None, tmp_path: Path
+) -> None:
     assert soon(lambda: stored_bytes() == 0)
     reference = ray.put(b"some bytes")
     assert soon(lambda: 0 < stored_bytes() < 1000)  # so every byte is seen
     del reference
-    assert soon(lambda: stored_bytes() == 0)
     quick = {"sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "artifacts")}
-    kinds = [{**ACTORS, "federation.actors": 1}, quick, {}, {}]
-    sweep([experiment("smoke", values={**FIELDS, **more, "seed": n}) for n, more in enumerate(kinds)], tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("*/summary.json"))) == 4
+    fields = [{**FIELDS, "seed": n, **more} for n, more in enumerate(({}, {**ACTORS, "federation.actors": 3}, quick))]
+    out = tmp_path / "out"
+    assert sweep([experiment("smoke", values=each) for each in fields], out)["rounds"].tolist() == [1] * 3
     assert soon(lambda: stored_bytes() == 0)
+    for each in fields:
+        alone = run(experiment("smoke", values={**each, "federation.executor": "serial"}), tmp_path / str(each["seed"]))
+        (course,) = out.glob(f"*-seed{each['seed']}-*/rounds.jsonl")
+        assert course.read_bytes() == (alone.folder / "rounds.jsonl").read_bytes()
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:

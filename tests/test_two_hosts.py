@@ -1,32 +1,28 @@
 """``ray up`` for real: a head and a worker, each a host of its own, an operator who starts them, and a stranger."""
 
 import json
-import platform
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import hosts
 import pytest
 from hosts import Host
 
 from fedcommons.federation import kinds
+from fedcommons.runs.experiment import run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parent.parent
-TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg"
-RUN = "sweeps/run.py --preset smoke --wandb off --partition.n_clients 4 --client.lr 0.02 --federation.rounds 3"
-KINDS = {
-    "private": "--dp.local true --dp.noise_multiplier 1.0",
-    "late": "--straggler.rule deadline --straggler.partial take",
-}  # fmt: skip
+TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real,shuffled_synthetic"
+PRIVATE = "--dp.local true --dp.noise_multiplier 1.0 --straggler.rule deadline --straggler.partial take"
 
 
 @dataclass(frozen=True)
@@ -72,18 +68,6 @@ print(sum(node["Alive"] for node in ray.nodes()), "nodes")
 """
 
 
-RESERVE = """
-import pathlib, time, ray
-ray.init(log_to_driver=False)
-head = "node:__internal_head__"
-(cores,) = [node["Resources"]["CPU"] for node in ray.nodes() if head in node["Resources"]]
-assert ray.util.placement_group([{"CPU": cores, head: 0.001}]).wait(60)
-print("reserved", flush=True)
-while pathlib.Path("/mnt/reserve").exists():
-    time.sleep(0.1)
-"""
-
-
 def processes(host: Host) -> list[str]:
     """What runs on a host, without its first process and its SSH server."""
     lines = host.run("ps", "ax", "-o", "args=").stdout.splitlines()
@@ -103,7 +87,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, shared / "code" / name)
     (shared / "nodes.py").write_text(NODES)
-    (shared / "reserve.py").write_text(RESERVE)
     with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
         operator, stranger, other = rest
         made = Lab(head, worker, operator, stranger, other, shared)
@@ -136,16 +119,13 @@ def wait_for_nodes(lab: Lab, n: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The table on this machine alone."""
-    out = tmp_path_factory.mktemp("reference")
-    here(f"{TABLE1} --artifacts {out / 'artifacts'} --out {out / 'table1'}")
+def reference(tmp_path_factory: pytest.TempPathFactory, sweeps: Callable[[str], ModuleType]) -> Path:
+    """The runs of the table in this process."""
+    out, script = tmp_path_factory.mktemp("reference"), sweeps("table1")
+    words = [*TABLE1.split()[1:], "--artifacts", str(out / "artifacts"), "--out", str(out / "table1")]
+    for cell in script.grid(script.arguments(words)):
+        run(cell.config, out / "table1" / cell.name, say=lambda _: None)
     return out / "table1"
-
-
-def here(line: str) -> None:
-    done = subprocess.run([sys.executable, *line.split()], cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
 
 
 def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
@@ -156,36 +136,58 @@ def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def ends(process: subprocess.Popen[str]) -> None:
-    """It comes to a good end."""
+def ends(process: subprocess.Popen[str]) -> str:
+    """Wait for its end, without an error, and return what it printed."""
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
+    return said
 
 
-def both_work(lab: Lab, process: subprocess.Popen[str], name: str) -> None:
-    """Processes of Ray with names that begin so run on both hosts before the command ends."""
+def working(lab: Lab, process: subprocess.Popen[str], name: str) -> set[str]:
+    """The hosts on which processes of Ray with names that begin so run before the command ends."""
     seen = set[str]()
     while process.poll() is None:  # what it prints fits into the pipe
-        seen |= {host.name for host in (lab.head, lab.worker) for line in processes(host) if line.startswith(name)}
+        for host in (lab.head, lab.worker, lab.other):
+            seen |= {host.name for line in processes(host) if line.startswith(name)}
         time.sleep(0.5)
-    assert seen == {"head", "worker"}
+    return seen
 
 
-def test_a_sweep_runs_on_both_hosts_and_ends_at_the_bits_of_one(lab: Lab, reference: Path) -> None:
+JOIN = (
+    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
+    '--labels="$(python -m fedcommons.federation.kinds)"'
+)
+
+
+def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_process(lab: Lab, reference: Path) -> None:
+    """A third host has another kind of CPU, by its /proc/cpuinfo, and gets no work."""
+    (lab.shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t\t: 49\nflags\t\t: avx2\n")
+    lab.other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
+    done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_for_nodes(lab, 3)
     process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/table1")
-    both_work(lab, process, "ray::ImplicitFunc")
-    ends(process)
+    assert working(lab, process, "ray::ImplicitFunc") == {"head", "worker"}
+    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
     assert results(lab.shared / "table1") == results(reference)
+    environments = list((lab.shared / "table1").rglob("environment.json"))
+    assert len(environments) == len(results(reference))
+    assert all(json.loads(path.read_text())["cpu_kinds"] == [kinds.cpu()] for path in environments)
+    said = lab.on_head(f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind || true")
+    assert "FEDCOMMONS_CPU: no node is of the kind 'amd-23-49'; did you mean 'amd-23-49-avx2'?" in said
+    lab.other.run("bash", "-lc", "ray stop")
+    wait_for_nodes(lab, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_clients_train_on_both_hosts_to_the_bits_of_one(kind: str, lab: Lab, tmp_path: Path) -> None:
+def test_private_clients_and_stragglers_train_on_both_hosts_to_the_bits_of_one(lab: Lab, tmp_path: Path) -> None:
+    line = f"sweeps/run.py {PRIVATE} --preset smoke --wandb off --partition.n_clients 4 --client.lr 0.02"
     actors = "--federation.executor ray_actors --federation.actors 4"
-    process = lab.start(f"python {RUN} {KINDS[kind]} {actors} --artifacts /mnt/artifacts --out /mnt/{kind}")
-    both_work(lab, process, "ray::_Actor")
+    process = lab.start(f"python {line} {actors} --federation.rounds 3 --artifacts /mnt/artifacts --out /mnt/private")
+    assert working(lab, process, "ray::_Actor") == {"head", "worker"}
     ends(process)
-    here(f"{RUN} {KINDS[kind]} --artifacts {tmp_path / 'artifacts'} --out {tmp_path / kind}")
-    assert results(lab.shared / kind) == results(tmp_path / kind)
+    words = [*line.split(), "--federation.rounds=3", f"--artifacts={tmp_path}", f"--out={tmp_path / 'private'}"]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True, timeout=400)
+    assert results(lab.shared / "private") == results(tmp_path / "private")
 
 
 def refused(lab: Lab, line: str) -> str:
@@ -196,45 +198,29 @@ def refused(lab: Lab, line: str) -> str:
     return found
 
 
-def test_hosts_that_share_no_folder_are_refused_before_any_run(lab: Lab) -> None:
-    """Without that the runs of the other hosts would be missing in the table."""
+def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(lab: Lab) -> None:
+    """Code differs after a `ray rsync-up` without -A; without a common folder runs would be missing in the table."""
     said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone")
     assert all(word in said for word in ("--out", "host worker", "/root/alone", "--storage"))
     said = refused(lab, f"python {TABLE1} --artifacts ~/artifacts --out ~/alone --resume --storage ~/storage")
     assert all(word in said for word in ("--storage", "host worker", "/root/storage"))
-    assert lab.head.run("ls", "-A", "/root/alone").stdout.split() == [".lock"]
-
-
-def test_a_host_with_other_code_is_refused_by_name_before_any_run(lab: Lab) -> None:
-    """As after a `ray rsync-up` without -A, which reaches the head only."""
-    changed = "fedcommons/lightning_modules/classifier.py"
-    lab.worker.run("sh", "-c", f"echo >> ~/{changed}")
+    changed = "lightning_modules/classifier.py"
+    lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
     said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed")
     assert "host worker has other code" in said
-    assert "lightning_modules/classifier.py" in said
-    assert lab.head.run("ls", "-A", "/mnt/mixed").stdout.split() == [".lock"]
-    lab.worker.run("sh", "-c", f"cp /mnt/code/{changed.removeprefix('fedcommons/')} ~/{changed}")
+    assert changed in said
+    lab.worker.run("cp", f"/mnt/code/{changed}", f"/root/fedcommons/{changed}")
+    for folder in ("/root/alone", "/mnt/mixed"):
+        assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock"]
 
 
 def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
-    process = start_on_the_worker(lab, f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
+    wait_for_work(lab, process)
     with lab.worker.unplugged():
         time.sleep(20)
     ends(process)
     assert results(lab.shared / "cut") == results(reference)
-
-
-def start_on_the_worker(lab: Lab, line: str) -> subprocess.Popen[str]:
-    """Start a sweep whose first trials run on the worker, as the head's cores are reserved until then."""
-    (lab.shared / "reserve").touch()
-    reserving = lab.start("python /mnt/reserve.py")
-    assert reserving.stdout is not None
-    assert any("reserved" in text for text in reserving.stdout)
-    process = lab.start(line)
-    wait_for_work(lab, process)
-    (lab.shared / "reserve").unlink()
-    reserving.communicate(timeout=60)
-    return process
 
 
 def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
@@ -335,55 +321,10 @@ def test_a_host_without_the_token_is_told_so_in_a_sentence(lab: Lab) -> None:
     assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
 
 
-JOIN = (
-    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
-    '--labels="$(python -m fedcommons.federation.kinds)"'
-)
-
-
-def test_a_host_with_another_kind_of_cpu_joins_and_gets_no_work(lab: Lab, reference: Path) -> None:
-    """All that tells of its CPU is /proc/cpuinfo."""
-    (lab.shared / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 23\nmodel\t\t: 49\nflags\t\t: avx2\n")
-    lab.other.run("mount", "--bind", "/mnt/cpuinfo", "/proc/cpuinfo")
-    done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
-    assert done.returncode == 0, done.stdout + done.stderr
-    wait_for_nodes(lab, 3)
-    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-kinds --out /mnt/kinds")
-    seen = set[str]()
-    while process.poll() is None:
-        seen |= {line for line in processes(lab.other) if line.startswith("ray::ImplicitFunc")}
-        time.sleep(0.5)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in said
-    assert not seen
-    assert results(lab.shared / "kinds") == results(reference)
-    played = {
-        path: json.loads(path.read_text())["cpu_kinds"] for path in (lab.shared / "kinds").rglob("environment.json")
-    }
-    assert list(played.values()) == [[kinds.cpu()]] * len(results(reference))
-    said = lab.on_head(f"FEDCOMMONS_CPU=amd-23-49 python {TABLE1} --out /mnt/unkind || true")
-    assert "FEDCOMMONS_CPU: no node is of the kind 'amd-23-49'; did you mean 'amd-23-49-avx2'?" in said
-    lab.other.run("bash", "-lc", "ray stop")
-
-
-def test_a_host_with_another_python_is_refused_by_name(lab: Lab) -> None:
-    """Of another patch, too: actors are pickled."""
-    found = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True).stdout.split()[-1:]
-    ours = platform.python_version()
-    if not found or found == [ours] or found[0].rpartition(".")[0] != ours.rpartition(".")[0]:
-        pytest.skip(f"takes a Python of another patch than {ours} as /usr/bin/python3, got {found}")
-    packages = sysconfig.get_path("purelib")
-    code = f"import sys; sys.path.append({packages!r}); from ray.scripts.scripts import main; main()"
-    line = JOIN.format(head=lab.head.ip, ip=lab.other.ip).replace("ray start", f'/usr/bin/python3 -c "{code}" start')
-    done = lab.other.run("bash", "-lc", line)
-    assert done.returncode != 0
-    assert re.search(rf"(?s)Version mismatch.*Python: {ours}.*Python: {found[0]}", done.stdout + done.stderr)
-
-
 def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
     """Ray starts the worker again, as the file says. The last test of the lab, as nothing is left after it."""
-    process = start_on_the_worker(lab, f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
+    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
+    wait_for_work(lab, process)
     lab.worker.run("pkill", "-9", "-f", "ray")
     ends(process)
     assert results(lab.shared / "worker") == results(reference)
