@@ -221,9 +221,9 @@ def test_secrets_are_for_their_owner_alone_also_where_older_ones_were_not(tmp_pa
 
 FIELDS = """
 apiVersion kind metadata spec rayVersion authOptions mode tlsOptions enabled enableInTreeAutoscaling autoscalerOptions
-version idleTimeoutSeconds headGroupSpec workerGroupSpecs groupName replicas minReplicas maxReplicas rayStartParams labels
-template securityContext runAsUser fsGroup nodeSelector containers name image env value volumeMounts mountPath resources
-requests limits volumes persistentVolumeClaim claimName emptyDir medium sizeLimit
+version idleTimeoutSeconds headGroupSpec workerGroupSpecs groupName replicas minReplicas maxReplicas rayStartParams
+template securityContext runAsUser fsGroup containers name image env value volumeMounts mountPath resources requests
+limits volumes persistentVolumeClaim claimName emptyDir medium sizeLimit
 """
 """Fields of KubeRay 1.7 (ray-operator/apis/ray/v1/raycluster_types.go, Apache-2.0) and of Kubernetes' core/v1."""
 

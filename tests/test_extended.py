@@ -82,16 +82,13 @@ def equals_planned(folder: Path, plan: Experiment) -> bool:
         ((4, 7), 5, {}),  # round 4 is measured in either plan
         ((3, 4, 5, 8), 5, {}),  # round 3 is measured as the last one only, so it is played again
         ((3, 6), 1, {"federation__checkpoint_every": 9}),  # before round 3 there is only the checkpoint of round 0
-        ((3, 6), 4, {"measure__every": 0}),
         ((2, 5), 3, {"algorithm": "scaffold", "federation__memory_mb": 1e-6}),
         ((2, 5), 3, {"measure__clients": True, "dp__local": True}),
         ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
         ((4, 6), 5, {"client__lr_schedule": "step"}),
         ((2, 3), None, FEDDPMS),  # 0.4 of the rounds are one round of stage I in both plans
-        ((3, 6), None, {**FEDDPMS, "feddpms__preliminary_rounds": 1}),
         # round 4 is the best of all (on most CPUs), and evaluated as the last one only
         ((4, 6), None, BEST_AT_4),
-        ((4, 6), None, {**BEST_AT_4, "federation__checkpoint_every": 1}),
     ],
 )
 @pytest.mark.long
@@ -107,19 +104,16 @@ def test_a_longer_plan_gives_the_same_bits(
 @pytest.mark.parametrize(
     ("before", "plan", "kill_at", "then", "played"),
     [
-        ((3,), 7, 3, 7, None),
-        ((3,), 7, 4, 9, None),
-        ((3,), 7, 6, 7, None),
-        ((), 9, 4, 5, [5]),  # it can end sooner
-        ((), 9, 5, 5, [5]),  # a round that becomes the last is measured
+        (3, 7, 4, 9, None),
+        (0, 9, 5, 5, [5]),  # it can end sooner, and a round that becomes the last is measured
     ],
 )
 @pytest.mark.long
 def test_a_plan_that_is_killed_goes_on_as_another(
-    before: tuple[int, ...], plan: int, kill_at: int, then: int, played: list[int] | None, tmp_path: Path
+    before: int, plan: int, kill_at: int, then: int, played: list[int] | None, tmp_path: Path
 ) -> None:
-    for rounds in before:
-        play(tmp_path / "run", config(tmp_path, rounds))
+    if before:
+        play(tmp_path / "run", config(tmp_path, before))
     with pytest.raises(Killed):
         play(tmp_path / "run", config(tmp_path, plan), kill_at)
     seen = play(tmp_path / "run", config(tmp_path, then))
@@ -133,8 +127,6 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
     before = bits(tmp_path / "run")
     for plan, why in (
         (config(tmp_path, 3, **pool), "has 4 rounds already"),
-        (config(tmp_path, 6, **pool, client__lr=0.5), "another client.lr"),
-        (config(tmp_path, 6, **pool, seed=1), "another seed"),
         (config(tmp_path, 6, **{**pool, "sharing__p": 0.2}), r"another sharing\.p"),
     ):
         with pytest.raises(UserError, match=why):
@@ -177,13 +169,11 @@ def test_secret_noise_goes_on_with_its_salt(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
     secret = {"dp__local": True, "dp__noise": "secret", "measure__every": 2}
     play(tmp_path / "a", config(tmp_path, 3, **secret))
-    noise = (tmp_path / "a" / "noise.json").read_bytes()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    play(tmp_path / "a", config(tmp_path, 6, **secret))
-    for rounds in (4, 6):
-        play(tmp_path / "b", config(tmp_path, rounds, **secret))
+    for folder, plans in (("a", [6]), ("b", [4, 6])):
+        for rounds in plans:
+            play(tmp_path / folder, config(tmp_path, rounds, **secret))
     assert bits(tmp_path / "a") == bits(tmp_path / "b")
-    assert (tmp_path / "a" / "noise.json").read_bytes() == noise
 
 
 @pytest.mark.long
@@ -207,7 +197,7 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
     assert bits(out / cells[3].name) == before
 
 
-@pytest.mark.parametrize("copied", [1, 4, 8])
+@pytest.mark.parametrize("copied", [1, 4])
 @pytest.mark.long
 def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -> None:
     """Its files stand there up to one of them."""
@@ -216,8 +206,7 @@ def test_a_copy_that_is_killed_loses_rounds_alone(copied: int, tmp_path: Path) -
     paths = sorted((p for p in (tmp_path / "whole").rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
     for path in paths[copied:]:
         path.unlink()
-    if copied < 7:
-        (tmp_path / "whole" / "checkpoints").rmdir()
+    (tmp_path / "whole" / "checkpoints").rmdir()
     play(tmp_path / "whole", config(tmp_path, 6))
     play(tmp_path / "run", config(tmp_path, 6))
     assert bits(tmp_path / "run") == bits(tmp_path / "whole")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,6 @@ from source_copy import CHANGED, copied
 
 from fedcommons import experiment, sweep
 from fedcommons.algorithms.fedgen import FedGEN
-from fedcommons.config.sections import Federation
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.federation import cluster, kinds
@@ -138,10 +136,25 @@ def where(worker: Any, shared: Any, job: int) -> list[Any]:
     return [{CPU: labels[CPU], TORCH: labels[TORCH]}, context.get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES")]
 
 
-def trial(config: dict[str, Any]) -> None:
-    from ray import tune
+PLACE = """
+import json
+import os
+from pathlib import Path
 
-    tune.report({"at": where(None, None, 0)[0]})
+
+class Place:
+    def __init__(self, at: str = ""):
+        self.at = at
+
+    def log(self, round, metrics):
+        pass
+
+    def finish(self, summary):
+        import ray
+
+        Path(self.at, f"place-{os.getpid()}").write_text(json.dumps(ray.get_runtime_context().get_node_labels()))
+"""
+"""A tracker that writes down the labels of its trial's node."""
 
 
 def actors(number: int, gpus: float = 0, wait_s: float = 60) -> RayActors:
@@ -158,10 +171,7 @@ def refused(call: Callable[[], Any]) -> str:
 def main(folder: Path) -> None:
     """Write to ``folder`` what is found on nodes of several kinds, one after another."""
     import ray
-    from ray import tune
     from ray.cluster_utils import Cluster
-
-    from fedcommons.sweeping.trials import resources
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "labels": {CPU: "odd", TORCH: OURS}})
     with mock.patch.dict(os.environ, {"SLURM_CPUS_PER_TASK": "1"}):
@@ -178,17 +188,13 @@ def main(folder: Path) -> None:
     two.close()
     found["described"] = cluster.describe(0)
 
-    f = Federation(executor="ray_actors", actors=2)
-    trainable = tune.with_resources(trial, partial(resources, f, cluster.pinned(0)))
-    tuned = tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(num_samples=2),
-        run_config=tune.RunConfig(storage_path=str(folder / "tuned"), verbose=0),
-    ).fit()
-    found["trials"] = [result.metrics["at"] if result.metrics else str(result.error) for result in tuned]
-    with_actor = {**SMALL, "federation.executor": "ray_actors", "federation.actors": 1}
-    (name,) = sweep([experiment("smoke", values=with_actor)], folder / "out")["run"]
-    found["kinds"] = json.loads((folder / "out" / name / "environment.json").read_text())["cpu_kinds"]
+    (folder / "place.py").write_text(PLACE)
+    values = {**SMALL, "tracking.tracker": f"{folder / 'place.py'}:Place", "tracking.at": str(folder)}
+    names = sweep([experiment("smoke", values={**values, "seed": seed}) for seed in (0, 1)], folder / "out")["run"]
+    found["trials"] = [json.loads(path.read_text()) for path in folder.glob("place-*")]
+    found["kinds"] = [
+        json.loads((folder / "out" / name / "environment.json").read_text())["cpu_kinds"] for name in names
+    ]
     found["too many"] = refused(lambda: cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
         found["another label"] = refused(lambda: actors(1))
@@ -236,9 +242,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.ray
 def test_two_ray_nodes_and_one_process_give_bitwise_equal_results_on_nodes_of_one_kind(found: dict[str, Any]) -> None:
     """``main`` compares the bits, on actors of two nodes."""
-    assert [labels for labels, *_ in found["actors"]] == found["trials"] == [HERE] * 2
+    assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
+    assert len(found["trials"]) == 2
+    assert all(HERE.items() <= labels.items() for labels in found["trials"])
     assert len({node for _, node, _ in found["actors"]}) == 2
-    assert found["kinds"] == [kinds.cpu()]  # the trial's process knows the choice of its driver
+    assert found["kinds"] == [[kinds.cpu()]] * 2  # a trial's process knows the choice of its driver
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {kinds.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
     assert f"label {CPU}: odd, and is {kinds.cpu()}" in found["another label"]

@@ -107,8 +107,7 @@ class Hoarder(Spoilt):
         return {"model": state["model"], "rounds": torch.tensor(2), "held": total["delta"]}
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
-@pytest.mark.parametrize("value", [1e30, 1e19])
+@pytest.mark.parametrize(("value", "blocks"), [(1e30, 1), (1e19, 4)])
 def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, blocks: int, digits: "Digits") -> None:
     """Every number is finite; their squares are not."""
     federation, algorithm, spy = digits(), Spoilt(value), Spy(Spoilt(when=()))
@@ -140,21 +139,16 @@ def test_it_is_named_where_the_numbers_of_the_model_are_wide(least_squares: "Pro
     assert (caught.value.client, caught.value.round) == (3, 2)
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["in one go", "after a resumption"])
-def test_a_client_is_named_whose_update_shows_only_in_the_next_round(
-    stopped: bool, digits: "Digits", tmp_path: Path
-) -> None:
-    """1e15: the model is finite and usable, and no client can train from it."""
+def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Digits", tmp_path: Path) -> None:
+    """1e15: the model is finite and usable, and no client can train from it; also after a resumption."""
     federation, algorithm = digits(), Spoilt(1e15)
-    start = federation.start(algorithm, federation.plan(4))
-    if stopped:
-        start = federation.play(algorithm, federation.plan(2))[-1][0]
-        checkpoint.save(tmp_path, start)
-        start = checkpoint.load_latest(tmp_path)
-        assert start is not None
-    with pytest.raises(ClientError, match=r"round 3, Spoilt: no reply was finite; .* client 3's") as caught:
-        federation.play(algorithm, federation.plan(4), start=start)
-    assert (caught.value.client, caught.value.round) == (3, 2)
+    checkpoint.save(tmp_path, federation.play(algorithm, federation.plan(2))[-1][0])
+    resumed = checkpoint.load_latest(tmp_path)
+    assert resumed is not None
+    for start in (federation.start(algorithm, federation.plan(4)), resumed):
+        with pytest.raises(ClientError, match=r"round 3, Spoilt: no reply was finite; .* client 3's") as caught:
+            federation.play(algorithm, federation.plan(4), start=start)
+        assert (caught.value.client, caught.value.round) == (3, 2)
 
 
 def test_vectors_are_usable_whose_squared_norm_is_a_float32() -> None:
@@ -187,11 +181,10 @@ def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others()
     assert rejections.largest(1, {}) is None
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("kind", [FedAvg, SCAFFOLD, FedNova])
-def test_the_norm_is_of_all_sums_over_the_weight(kind: type, weighting: str, digits: "Digits") -> None:
+@pytest.mark.parametrize("kind", [SCAFFOLD, FedNova])
+def test_the_norm_is_of_all_sums_over_the_weight(kind: type, digits: "Digits") -> None:
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
-    federation = replace(digits(batch_norm=True), weighting=weighting)
+    federation = replace(digits(batch_norm=True), weighting="samples")
     algorithm = kind()
     spy = Spy(algorithm)
     federation.play(spy, federation.plan(1))
@@ -221,10 +214,10 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
         digits().play(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_max_norm_must_be_a_positive_number(value: float) -> None:
-    with pytest.raises(UserError, match=r"federation\.max_norm must lie in \(0, inf\)"):
-        prepare(override(Experiment(), {"federation.max_norm": value}))
+def test_max_norm_must_be_a_positive_number() -> None:
+    for value in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UserError, match=r"federation\.max_norm must lie in \(0, inf\)"):
+            prepare(override(Experiment(), {"federation.max_norm": value}))
 
 
 def test_names_of_cells_are_those_of_earlier_releases_and_differ_by_max_norm() -> None:
@@ -243,15 +236,15 @@ def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
     one = rejections.counted({}, {2: "its weight is nan"})
     more = rejections.counted(one, {2: "another reason"})
     many = rejections.counted(more, {i: "why" for i in (9, 7, 1, 0)})
-    for rejected, words in (
-        (one, ["1 reply was", "(client 2: its weight is nan)"]),
-        (more, ["2 replies of 1 client were", "(client 2: its weight is nan)"]),
-        (
-            many,
-            ["6 replies of 5 clients were", "client 0: why; client 1: why; client 2: its weight is nan; and 2 more"],
-        ),
+    three = "client 0: why; client 1: why; client 2: its weight is nan; and 2 more"
+    for rejected, begin, why in (
+        (one, "1 reply was", "client 2: its weight is nan"),
+        (more, "2 replies of 1 client were", "client 2: its weight is nan"),
+        (many, "6 replies of 5 clients were", three),
     ):
-        assert all(word in rejections.told(rejections.records(rejected)) for word in words)
+        message = rejections.told(rejections.records(rejected))
+        assert message.startswith(begin)
+        assert f"({why})" in message
     assert rejections.read(json.loads(json.dumps(rejections.records(many)))) == many
     assert one == {2: Rejected(1, "its weight is nan")}  # as it was
 
@@ -266,19 +259,14 @@ def test_a_checkpoint_holds_who_was_rejected_and_the_largest_reply(tmp_path: Pat
         assert (found.rejected, found.largest) == (rejected, largest)
 
 
-@pytest.fixture
-def bounded(tmp_path: Path) -> Experiment:
-    """Of its four clients the first has updates of norm 0.8 to 0.96, the others smaller ones."""
-    fields = {"federation.rounds": 4, "federation.checkpoint_every": 2, "client.epochs": 2, "measure.every": 0,
-              "tracking.wandb": "off", "federation.max_norm": 0.85, "artifacts": str(tmp_path)}  # fmt: skip
-    return presets.experiment("smoke", "digits", fields)
-
-
 @pytest.mark.long
 def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
-    bounded: Experiment, tmp_path: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that is broken off and resumed counts the rejections of both parts."""
+    """The first client has updates of norm 0.8 to 0.96. A resumed run counts the rejections of both parts."""
+    fields = {"federation.rounds": 4, "federation.checkpoint_every": 2, "client.epochs": 2, "measure.every": 0,
+              "tracking.wandb": "off", "federation.max_norm": 0.85, "artifacts": str(tmp_path)}  # fmt: skip
+    bounded = presets.experiment("smoke", "digits", fields)
 
     class PowerCut(Exception):
         pass

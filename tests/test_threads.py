@@ -135,14 +135,21 @@ def test_another_thread_is_refused_and_the_first_has_its_bits(config: Config, pl
 
 
 @pytest.mark.long
-def test_one_thread_after_another_also_in_an_event_loop_has_the_same_bits(
+def test_one_thread_after_another_has_the_same_bits_also_in_an_event_loop_and_after_runs_that_failed(
     config: Config, plain: Plain, tmp_path: Path
 ) -> None:
     async def in_the_loop(action: Callable[[], object]) -> object:
         return action()
 
+    def stop(number: int, metrics: object) -> None:
+        raise MemoryError
+
+    wrong = ((ClientError, {"client.lr": 1e30}, None), (UserError, {"partition.n_clients": 10**6}, None),
+             (MemoryError, {}, stop))  # fmt: skip
+    for error, values, on_round in wrong:
+        with pytest.raises(error):
+            in_a_thread(lambda values=values, at=on_round: play(config(**values), tmp_path / "wrong", at))
     places: list[Callable[[Callable[[], object]], object]] = [
-        in_a_thread,
         in_a_thread,
         lambda action: asyncio.run(in_the_loop(action)),
         lambda action: asyncio.run(asyncio.to_thread(action)),
@@ -151,26 +158,20 @@ def test_one_thread_after_another_also_in_an_event_loop_has_the_same_bits(
         assert where(lambda number=number: play(config(), tmp_path / str(number))) == plain[1]
 
 
-NESTED: dict[str, Callable[[str, Path], dict[str, object]]] = {
-    "a tracker": lambda lab, folder: {"tracking.tracker": f"{lab}:Starting", "tracking.at": str(folder)},
-    "a method": lambda lab, folder: {"algorithm": f"{lab}:Nested", "nested.at": str(folder)},
-}
-
-
-@pytest.mark.parametrize("name", NESTED)
 @pytest.mark.long
-def test_a_run_within_a_run_changes_no_bit_of_either(name: str, lab: Path, config: Config, tmp_path: Path) -> None:
+def test_a_run_within_a_run_of_a_tracker_or_a_method_changes_no_bit_of_either(
+    lab: Path, config: Config, tmp_path: Path
+) -> None:
     alone, inside = tmp_path / "alone", tmp_path / "inside"
     for folder in (alone, inside):
         folder.mkdir()
     run_path(str(lab))["start_another"](alone)
-    method = {"algorithm": f"{lab}:Nested"} if name == "a method" else {}
-    usual = play(config(**method), tmp_path / "usual")
-    assert play(config(**NESTED[name](str(lab), inside)), tmp_path / "run") == usual
+    usual = play(config(algorithm=f"{lab}:Nested"), tmp_path / "usual")
+    at = {"tracking.tracker": f"{lab}:Starting", "tracking.at": str(inside), "nested.at": str(inside)}
+    assert play(config(algorithm=f"{lab}:Nested", **at), tmp_path / "run") == usual
     nested = sorted(inside.iterdir())
-    assert len(nested) >= 2
-    for folder in nested:
-        assert bits(folder) == bits(alone / "inner-0")
+    assert len(nested) == 4  # of two clients, and of rounds 0 and 1
+    assert all(bits(folder) == bits(alone / "inner-0") for folder in nested)
 
 
 @pytest.mark.long
@@ -196,21 +197,6 @@ def test_a_fork_is_free_whichever_thread_made_it(config: Config, plain: Plain, t
 
     assert play(config(), tmp_path / "run", both) == plain[1]
     assert ended == {"by the same": 0, "by another": 0}
-
-
-@pytest.mark.parametrize("error", [ClientError, UserError, MemoryError])
-@pytest.mark.long
-def test_a_run_that_fails_lets_other_threads_in(
-    error: type[BaseException], config: Config, plain: Plain, tmp_path: Path
-) -> None:
-    def stop(number: int, metrics: object) -> None:
-        if error is MemoryError:
-            raise MemoryError
-
-    wrong = {ClientError: {"client.lr": 1e30}, UserError: {"partition.n_clients": 10**6}}.get(error, {})
-    with pytest.raises(error):
-        in_a_thread(lambda: play(config(**wrong), tmp_path / "wrong", stop))
-    assert in_a_thread(lambda: play(config(), tmp_path / "run")) == plain[1]
 
 
 @pytest.mark.ray
