@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,30 +101,21 @@ def test_the_start_command_arrives_whole_in_the_container(cloud: Cloud, tmp_path
     }
 
 
-Scale = Callable[..., tuple[Head, Any]]
 GPU, CPU = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 8.0}
 
 
-@pytest.fixture
-def scale(cloud: Cloud, tmp_path: Path) -> Iterator[Scale]:
+def scaled(cloud: Cloud, folder: Path) -> tuple[Head, Any]:
     """Ray's autoscaler with the config that ``ray up`` sent to the head; workers are started, not set up by SSH."""
+    from ray.autoscaler.v2.autoscaler import Autoscaler
+    from ray.autoscaler.v2.instance_manager.config import FileConfigReader
 
-    def start() -> tuple[Head, Any]:
-        from ray.autoscaler.v2.autoscaler import Autoscaler
-        from ray.autoscaler.v2.instance_manager.config import FileConfigReader
-
-        content = cloud.sent()
-        content["provider"]["disable_node_updaters"] = True
-        content["upscaling_speed"] = 0.01  # one by one: of MinCount to MaxCount this EC2 starts MinCount
-        path = tmp_path / "head.yaml"
-        path.write_text(yaml.safe_dump(content))
-        head = Head(cloud, content["available_node_types"])
-        return head, Autoscaler("session", FileConfigReader(str(path)), head)  # pyright: ignore[reportArgumentType]
-
-    yield start
-    workers = [node["InstanceId"] for node in cloud.nodes() if tags(node)["ray-node-type"] == "worker"]
-    if workers:
-        cloud.ec2.terminate_instances(InstanceIds=workers)
+    content = cloud.sent()
+    content["provider"]["disable_node_updaters"] = True
+    content["upscaling_speed"] = 0.01  # one by one: of MinCount to MaxCount this EC2 starts MinCount
+    path = folder / "head.yaml"
+    path.write_text(yaml.safe_dump(content))
+    head = Head(cloud, content["available_node_types"])
+    return head, Autoscaler("session", FileConfigReader(str(path)), head)  # pyright: ignore[reportArgumentType]
 
 
 def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
@@ -140,10 +131,18 @@ def until(autoscaler: Any, cloud: Cloud, **kinds: int) -> None:
     assert cloud.kinds() == wanted
 
 
-def test_workers_come_for_work_spot_ones_first_and_go_when_idle(cloud: Cloud, scale: Scale) -> None:
-    head, autoscaler = scale()
+def test_workers_come_for_work_spot_ones_first_and_go_when_idle_and_all_after_ray_down(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    """The last test of this cluster."""
+    head, autoscaler = scaled(cloud, tmp_path)
     until(autoscaler, cloud, gpu_on_demand=1)  # min_workers
-    head.waiting = [(GPU, {})] * 3 + [(CPU, {})] * 2
+    labels = {name: kind["labels"] for name, kind in head.types.items() if kind.get("labels")}
+    nodes = [{"Alive": True, "Labels": has, "Resources": {"CPU": 8}} for has in labels.values()]
+    assert kinds.chosen(nodes[:1], 0)  # of this version of torch
+    head.waiting = [(CPU, {kinds.CPU: "another"})]
+    until(autoscaler, cloud, gpu_on_demand=1)
+    head.waiting = [(GPU, labels["gpu_spot"])] * 3 + [(CPU, labels["cpu_spot"])] * 2
     until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=2, cpu_spot=2)
     for node in cloud.nodes():
         kind = tags(node)["ray-user-node-type"]
@@ -152,34 +151,11 @@ def test_workers_come_for_work_spot_ones_first_and_go_when_idle(cloud: Cloud, sc
         assert [group["GroupId"] for group in node["SecurityGroups"]] == [cloud.group]
         assert ("IamInstanceProfile" in node) == (kind == "head")
         assert tags(node)["ray-cluster-name"] == "fedcommons"
-        assert tags(node)["ray-node-type"] == ("head" if kind == "head" else "worker")
     head.waiting = [(GPU, {})] * 100
     until(autoscaler, cloud, gpu_on_demand=2, gpu_spot=4, cpu_spot=2)  # no more than max_workers
     head.waiting, head.idle_s = [], 14 * 60
     until(autoscaler, cloud, gpu_on_demand=2, gpu_spot=4, cpu_spot=2)  # not yet
     head.idle_s = 16 * 60
-    until(autoscaler, cloud, gpu_on_demand=1)
-
-
-def test_a_pinned_sweep_starts_nodes_of_its_kind_only(cloud: Cloud, scale: Scale) -> None:
-    """By labels as ``kinds.chosen`` asks for them, of nodes that run."""
-    head, autoscaler = scale()
-    labels = {name: kind["labels"] for name, kind in head.types.items() if kind.get("labels")}
-    nodes = [{"Alive": True, "Labels": has, "Resources": {"CPU": 8}} for has in labels.values()]
-    assert kinds.chosen(nodes[:1], 0)  # of this version of torch
-    head.waiting = [(CPU, labels["cpu_spot"])] * 2
-    until(autoscaler, cloud, gpu_on_demand=1, cpu_spot=2)
-    head.waiting = [(GPU, labels["gpu_spot"])] * 2
-    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
-    head.waiting = [(CPU, {kinds.CPU: "another"})]
-    until(autoscaler, cloud, gpu_on_demand=1, gpu_spot=1, cpu_spot=2)
-    head.waiting, head.idle_s = [], 16 * 60
-    until(autoscaler, cloud, gpu_on_demand=1)
-
-
-def test_after_ray_down_nothing_runs(cloud: Cloud, scale: Scale) -> None:
-    """The last test of this cluster."""
-    _, autoscaler = scale()
     until(autoscaler, cloud, gpu_on_demand=1)
     cloud.ray("down", "-y")
     assert cloud.nodes() == cloud.nodes("pending") == cloud.nodes("stopped") == []

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedcommons.config.flat import choose, override
-from fedcommons.errors import ClientError, UserError
-from fedcommons.runs import build, cost, inputs
+from fedcommons.errors import UserError
+from fedcommons.runs import build, inputs
 from fedcommons.runs.experiment import run
 
 PARTS = """
@@ -77,17 +77,6 @@ class Blanks:
             t.zero_() if self.by == "torch" else t.numpy().fill(0)
         return {"zero": 0.0}
 
-
-@dataclass(frozen=True)
-class Bytes:
-    epochs: int = 1
-    sampling: ClassVar[tuple[str, ...]] = ()
-
-    def fit(self, examples, n_classes, seed, epochs, *, flip=False):
-        return {epoch: TrainedGenerator({"w": torch.zeros(1)}) for epoch in epochs}
-
-    def sample(self, weights, shape, n_classes, labels, seed):
-        return torch.zeros(len(labels), *shape, dtype=torch.uint8)
 """
 
 
@@ -159,11 +148,3 @@ def test_a_clients_rows_are_a_copy() -> None:
         t.zero_()
     assert clients.rows[0].tolist() == before.tolist()
     assert torch.equal(clients[0].x, clients.store.x[before])
-
-
-def test_a_dry_run_refuses_a_generator_that_draws_another_type() -> None:
-    """As the run does, which trains all generators first."""
-    values = {"data.name": "lab.py:table", "generator.name": "lab.py:Bytes", "sharing.setting": "shuffled_synthetic"}
-    prepared = build.prepare(choose({**SHORT, **values}))
-    with pytest.raises(ClientError, match=r"drew torch\.uint8 .*examples are torch\.float32 \(4,\)"):
-        cost.measure_generator(prepared.needs[0])

@@ -43,41 +43,33 @@ def ids_of(client: ClientData) -> list[int]:
     return client.ids.tolist()
 
 
-def test_a_million_clients_may_overlap_and_are_found_from_both_ends() -> None:
-    clients = million()
+def test_a_million_clients_may_overlap_and_are_sent_as_a_few_vectors() -> None:
+    """As Ray does: apart from the rest, and read-only where they arrive, which torch would warn of."""
+    clients, vectors = million(), []
     assert len(clients) == len(clients.sizes) == N
-    assert [ids_of(clients[i]) for i in (0, 3, 4, 999_999, -1)] == [
-        [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [0, 1, 2, 3, 4], [15, 16, 17, 18, 19], [15, 16, 17, 18, 19],
-    ]  # fmt: skip
-    assert clients[6].x.flatten().tolist() == clients.rows[6].tolist() == [10, 11, 12, 13, 14]
-    assert [ids_of(client) for client in clients[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+    rest = pickle.dumps(clients, protocol=5, buffer_callback=vectors.append)
+    assert len(vectors) == 2
+    assert len(rest) < 10_000
+    there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
+    for each in (clients, there):
+        assert [ids_of(each[i]) for i in (0, 4, 999_999, -1)] == [[*range(5)], [*range(5)], *[[*range(15, 20)]] * 2]
+        assert each[6].x.flatten().tolist() == each.rows[6].tolist() == [10, 11, 12, 13, 14]
+        assert [ids_of(client) for client in each[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+        assert each[7].n_own == 5
     for outside in (N, -N - 1):
         with pytest.raises(IndexError):
             clients[outside]
 
 
-def test_a_million_clients_are_sent_as_a_few_vectors() -> None:
-    """As Ray does: apart from the rest, and read-only where they arrive, which torch would warn of."""
-    clients, vectors = million(), []
-    rest = pickle.dumps(clients, protocol=5, buffer_callback=vectors.append)
-    assert len(vectors) == 2
-    assert len(rest) < 10_000
-    there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
-    assert ids_of(there[-1]) == ids_of(clients[-1])
-    assert there[7].n_own == 5
-    assert there[2:4][1].x.flatten().tolist() == [15, 16, 17, 18, 19]
-
-
 def test_the_weights_of_a_million_clients_are_one_vector_and_their_sums() -> None:
     weighted = million(weight=torch.arange(20.0))
+    assert len(pickle.dumps(weighted.rows)) < 20 * 16 + N * 24 + 10_000
     there = pickle.loads(pickle.dumps(weighted))
     for client, expected in ((3, [15, 16, 17, 18, 19]), (-2, [10, 11, 12, 13, 14])):
         for found in (there[client], there[client:][0]):
             assert found.weight is not None
             assert found.weight.tolist() == pytest.approx([5 * w / sum(expected) for w in expected], rel=1e-6)
             assert (found.x.flatten().tolist(), found.size, found.n_own) == (expected, sum(expected), sum(expected))
-    assert million()[3].weight is None
-    assert len(pickle.dumps(weighted.rows)) < 20 * 16 + N * 24 + 10_000
 
 
 def test_every_example_needs_one_weight_and_every_client_some() -> None:
@@ -90,6 +82,7 @@ def test_every_example_needs_one_weight_and_every_client_some() -> None:
     clients = Clients(STORE, Rows.of(rows, [np.array([0.5, 1.5]), np.array([4])]))
     assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 1.5], [1.0]]
     assert [client.size for client in clients] == [2, 4]
+    assert million()[3].weight is None
     there = clients.on(clients.store.to(torch.device("meta")))[0]
     assert there.weight is not None
     assert there.weight.device == torch.device("meta")
@@ -107,11 +100,10 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     algorithm = quick(name)
     small = digits(method=algorithm)
     clients = million(small.data.sets["test"], small.data.clients.commons)
-    federation = replace(small, data=replace(small.data, clients=clients, own=clients, sets={})).training(
-        LocalSGD(1, 5)
-    )
-    about, counts = small.plan(2).facts, partial(clients.counts, 10)
-    facts = replace(about, n_clients=N, sizes=clients.sizes, arrival=(4 / N * 0.9,) * N, counts=counts)
+    data = replace(small.data, clients=clients, own=clients, sets={})
+    federation = replace(small, data=data).training(LocalSGD(1, 5))
+    facts = replace(small.plan(2).facts, n_clients=N, sizes=clients.sizes, arrival=(4 / N * 0.9,) * N,
+                    counts=partial(clients.counts, 10))  # fmt: skip
     plan = Plan(facts, 4 / N, 2, 0, Independent(0.1))
     asked, get = [], Clients.__getitem__
     monkeypatch.setattr(Clients, "__getitem__", lambda self, i: (asked.append(i), get(self, i))[1])
@@ -119,10 +111,10 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     before, _ = next(course)  # what is done once in a process
     asked.clear()
     tracemalloc.start()
-    now, facts = next(course)
+    now, metrics = next(course)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert facts["clients"] == 4
+    assert metrics["clients"] == 4
     assert asked == rounds.answering(algorithm, plan, before.state, 2)[1]
     assert len(now.memory) <= 8
     assert peak < 500_000  # bytes; a vector with one byte for each client takes twice that

@@ -7,8 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 from source_copy import CHANGED, ROOT, copied
@@ -54,28 +54,21 @@ def test_a_copy_has_the_same_hashes_wherever_it_lies_and_other_ones_for_what_was
     assert different == {CHANGED, "sweeps/papers/agc/curves.py", "lightning_modules/more.py"}
 
 
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
+def test_what_differs_is_named_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, here = hosts.facts(), socket.gethostname()
+    hosts.require_same(theirs)
+    for change, names in (
         ({CHANGED: "0"}, [CHANGED]),
         ({"sweeps/gone.py": "0"}, ["sweeps/gone.py"]),
         ({"numpy": "0.1"}, ["numpy", "not 0.1"]),
         ({f"sweeps/{n}.py": "0" for n in range(9)}, ["sweeps/0.py", "sweeps/4.py", "4 more"]),
-    ],
-)
-def test_what_differs_is_named_with_the_host(change: dict[str, str], names: list[str]) -> None:
-    theirs = hosts.facts()
-    hosts.require_same(theirs)
-    for name, advice in ((socket.gethostname(), "another checkout"), ("another", "ray rsync-up -A")):
-        with pytest.raises(UserError) as refused:
-            hosts.require_same({**theirs, "files": {**theirs["files"], **change}, "host": {"name": name}})
-        assert all(word in str(refused.value) for word in [socket.gethostname(), advice, *names])
-
-
-def test_a_host_that_rounds_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = hosts.facts()
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    with pytest.raises(UserError, match=rf"host {socket.gethostname()} .*MKL_CBWR is not set"):
+    ):
+        for name, advice in ((here, "another checkout"), ("another", "ray rsync-up -A")):
+            with pytest.raises(UserError) as refused:
+                hosts.require_same({**theirs, "files": {**theirs["files"], **change}, "host": {"name": name}})
+            assert all(word in str(refused.value) for word in [here, advice, *names])
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # it rounds otherwise
+    with pytest.raises(UserError, match=rf"host {here} .*MKL_CBWR is not set"):
         hosts.require_same(theirs)
 
 
@@ -120,32 +113,26 @@ def test_a_run_keeps_the_hash_of_its_source_files_and_warns_if_others_began_it(t
     assert json.loads(file.read_text())["code_hashes"] == ["0123456789abcdef", source_files.combined_hash()]
 
 
-def git(folder: Path, line: str) -> str:
-    ours = ["-c", "user.name=user", "-c", "user.email=some@where", "-c", "safe.directory=*"]
-    return subprocess.run(["git", "-C", folder, *ours, *line.split()], capture_output=True, text=True).stdout.strip()
-
-
 def test_a_commit_is_that_of_our_files_and_null_where_there_is_none(tmp_path: Path) -> None:
     name = "platform/fedcommons/tracking/environment.py"
     (tmp_path / name).parent.mkdir(parents=True)
     shutil.copy(ROOT / name, tmp_path / name)
 
+    def git(line: str) -> str:
+        ours = ["-c", "user.name=user", "-c", "user.email=some@where", "-c", "safe.directory=*"]
+        return subprocess.run(["git", "-C", tmp_path, *ours, *line.split()], capture_output=True, text=True).stdout
+
     def facts_of() -> tuple[object, object]:
-        spec = spec_from_file_location("environment", tmp_path / name)
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(module := module_from_spec(spec))
-        facts = module.environment(None, {})
+        facts = run_path(str(tmp_path / name))["environment"](None, {})
         return facts["commit"], facts["uncommitted_changes"]
 
-    assert facts_of() == (None, None)
-    git(tmp_path, "init")  # of a user, around an installed package
+    git("init")  # of a user, around an installed package
     (tmp_path / "theirs").touch()
-    git(tmp_path, "add theirs")
-    git(tmp_path, "commit -m theirs")
+    git("add theirs")
+    git("commit -m theirs")
     assert facts_of() == (None, None)
-    git(tmp_path, "add .")
-    git(tmp_path, "commit -m all")
-    assert facts_of() == (git(tmp_path, "rev-parse HEAD"), False)
+    git("add .")
+    git("commit -m all")
+    assert facts_of() == (git("rev-parse HEAD").strip(), False)
     (tmp_path / "more").touch()
-    assert facts_of() == (git(tmp_path, "rev-parse HEAD"), True)
+    assert facts_of() == (git("rev-parse HEAD").strip(), True)

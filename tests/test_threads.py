@@ -148,7 +148,7 @@ def test_one_thread_after_another_has_the_same_bits_also_in_an_event_loop_and_af
              (MemoryError, {}, stop))  # fmt: skip
     for error, values, on_round in wrong:
         with pytest.raises(error):
-            in_a_thread(lambda values=values, at=on_round: play(config(**values), tmp_path / "wrong", at))
+            in_a_thread(lambda values=values, at=on_round: play(config(**values), tmp_path / str(values), at))
     places: list[Callable[[Callable[[], object]], object]] = [
         in_a_thread,
         lambda action: asyncio.run(in_the_loop(action)),
