@@ -125,16 +125,14 @@ def command(
     def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         from fedcommons.config import cli
 
-        script, said = getattr(sweeps(name), name), tmp_path_factory.mktemp("said")
+        script, written = getattr(sweeps(name), name), tmp_path_factory.mktemp("written")
         if not (process := os.fork()):
             code: object = 70
             try:
                 for number, stream in ((1, "out"), (2, "err")):
-                    os.dup2(os.open(said / stream, os.O_WRONLY | os.O_CREAT), number)
-                sys.stdout, sys.stderr = (
-                    os.fdopen(1, "w", closefd=False, encoding="utf-8"),
-                    os.fdopen(2, "w", 1, closefd=False, encoding="utf-8"),
-                )
+                    os.dup2(os.open(written / stream, os.O_WRONLY | os.O_CREAT), number)
+                sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
+                sys.stderr = os.fdopen(2, "w", 1, closefd=False, encoding="utf-8")
                 os.environ.pop("FEDCOMMONS_PARTS", None)
                 os.chdir(cwd)
                 sys.argv = [f"{name}.py", *words]
@@ -146,7 +144,7 @@ def command(
             finally:
                 os._exit(code if isinstance(code, int) else 70)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        out, err = ((said / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
+        out, err = ((written / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
         return subprocess.CompletedProcess([name, *words], code, out, err)
 
     return give
@@ -216,17 +214,16 @@ class WandbFile:
     @property
     def summary(self) -> dict[str, Any]:
         """The last value of each metric."""
-        items = [item for record in self.records if record.HasField("summary") for item in record.summary.update]
-        return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+        return {k: v for one in self.records if one.HasField("summary") for k, v in _items(one.summary.update).items()}
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """The logged rows."""
-        return [
-            {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-            for record in self.records
-            if record.HasField("history")
-        ]
+        return [_items(one.history.item) for one in self.records if one.HasField("history")]
+
+
+def _items(items: Any) -> dict[str, Any]:
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def _wandb_records(path: Path) -> Iterator[Any]:
@@ -258,10 +255,8 @@ def wandb_file() -> Callable[[Path], WandbFile]:
     def read(folder: Path) -> WandbFile:
         newest = max(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
         deadline = time.monotonic() + 20
-        found = WandbFile(list(_wandb_records(newest)))
-        while not found.has_ended and time.monotonic() < deadline:
+        while not (found := WandbFile(list(_wandb_records(newest)))).has_ended and time.monotonic() < deadline:
             time.sleep(0.05)  # W&B's own process writes it
-            found = WandbFile(list(_wandb_records(newest)))
         return found
 
     return read

@@ -286,6 +286,10 @@ def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
         for (port, kind), answer in ((name.split(), answer) for name, answer in answers.items()):
             refused = answer == "" or re.match(r"HTTP/1\.[01] (401|400) ", answer)
             assert refused, (host.name, port, kind, answer)
+    line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
+    done = lab.stranger.run("sh", "-c", line)  # Ray itself would try for minutes, and say nothing
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
 
 
 ASK = r"""
@@ -311,14 +315,6 @@ def answer(port, tls, said):
 asked = {"plain": (False, START), "tls": (True, START), "get": (False, GET), "post": (False, POST)}
 print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.argv[2:] for n, a in asked.items()}))
 """
-
-
-def test_a_host_without_the_token_is_told_so_in_a_sentence(lab: Lab) -> None:
-    """Ray itself would try for minutes, and say nothing."""
-    line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
-    done = lab.stranger.run("sh", "-c", line)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
 
 
 def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
