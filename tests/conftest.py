@@ -58,7 +58,6 @@ SWEEPS = Path(__file__).parent.parent / "sweeps"
 
 @pytest.fixture(scope="session")
 def least_squares() -> "Callable[..., LeastSquares]":
-    """See ``federations.least_squares``."""
     from fedcommons.testing import federations
 
     return federations.least_squares
@@ -66,7 +65,6 @@ def least_squares() -> "Callable[..., LeastSquares]":
 
 @pytest.fixture(scope="session")
 def digits() -> "Callable[..., Federation]":
-    """See ``federations.digits``."""
     from fedcommons.testing import federations
 
     return federations.digits
@@ -197,13 +195,11 @@ class WandbFile:
 
     @property
     def run(self) -> Any:
-        """The run's own facts."""
         (run,) = [record.run for record in self.records if record.HasField("run")]
         return run
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of the run is in it."""
         return any(record.HasField("exit") for record in self.records)
 
     @property
@@ -213,12 +209,10 @@ class WandbFile:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last value of each metric."""
         return {k: v for one in self.records if one.HasField("summary") for k, v in _items(one.summary.update).items()}
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The logged rows."""
         return [_items(one.history.item) for one in self.records if one.HasField("history")]
 
 

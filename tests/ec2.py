@@ -55,11 +55,9 @@ class Cloud:
     folder: Path
 
     def sent(self) -> dict[str, Any]:
-        """The config that ``ray up`` sent to the head."""
         return yaml.safe_load((self.folder / "logs" / "head.yaml").read_text())
 
     def ray(self, *words: str) -> None:
-        """What a user does in a shell."""
         command = [Path(sys.executable).parent / "ray", *words, "cluster.yaml"]
         done = subprocess.run(
             command, cwd=self.folder / "code", stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -67,17 +65,14 @@ class Cloud:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def nodes(self, state: str = "running") -> list[dict[str, Any]]:
-        """The machines in a state, as EC2 describes them."""
         wanted = [{"Name": "instance-state-name", "Values": [state]}]
         found = self.ec2.describe_instances(Filters=wanted)["Reservations"]
         return [node for reservation in found for node in reservation["Instances"]]
 
     def kinds(self) -> Counter[str]:
-        """How many run of each node type."""
         return Counter(tags(node)["ray-user-node-type"] for node in self.nodes())
 
     def log(self, name: str, end: str) -> list[str]:
-        """What one of the scripts wrote down."""
         return (self.folder / "logs" / name).read_text().split(end)[:-1]
 
 

@@ -70,18 +70,15 @@ class Host:
     bridge: int
 
     def command(self, *words: str) -> list[str]:
-        """A command that runs there, in a login's environment."""
         inside = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         clean = ["env", "-i", "HOME=/root", "USER=root", f"PATH={inside}", "LANG=C.UTF-8", "TERM=dumb"]
         return ["nsenter", f"--target={self.pid}", "--all", "--wd=/root", *clean, *words]
 
     def run(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end."""
         return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=timeout)
 
     @contextmanager
     def unplugged(self) -> Iterator[None]:
-        """Disconnect the host from the network for a while."""
         cable = f"to-{self.name}"
         _inside(self.bridge, f"ip link set {cable} down")
         try:

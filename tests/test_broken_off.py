@@ -28,17 +28,14 @@ Press = Callable[[Callable[[], bool]], None]
 
 
 def states() -> set[str]:
-    """Return the states of all places that were ever reserved in Ray."""
     return {facts["state"] for facts in placement_group_table().values()}
 
 
 def is_free() -> bool:
-    """Whether no place is reserved and no core is taken."""
     return states() <= {"REMOVED"} and ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"]
 
 
 def stored_bytes() -> float:
-    """Return the bytes in the object stores of all nodes."""
     return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0.0)
 
 

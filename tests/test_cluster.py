@@ -43,8 +43,6 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class Actor:
-    """A worker that stays."""
-
     def facts(self) -> dict[str, str | None]:
         return {"token": os.environ.get("RAY_AUTH_TOKEN"), "temporary": tempfile.gettempdir()}
 

@@ -48,7 +48,6 @@ LAYOUT = Layout(("w",), ((4,),))
 
 
 def filled(reply: Reply, value: float) -> Reply:
-    """Return the reply with a delta whose every element is ``value``."""
     delta = flat(reply.sums, "delta")
     return replace(reply, sums={"delta": Flat(delta.layout, torch.full_like(delta.buffer, value))})
 

@@ -37,7 +37,6 @@ class Lab:
     shared: Path
 
     def ray(self, line: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """What the operator does with Ray's launcher."""
         given = f"cd /mnt/code && RAY_UP_enable_autoscaler_v2=0 ray {line}"
         return self.operator.run("sh", "-c", given, timeout=timeout)
 
@@ -55,7 +54,6 @@ class Lab:
         return said
 
     def nodes(self) -> int:
-        """How many nodes Ray says it has."""
         found = re.search(r"^(\d+) nodes", self.on_head("python /mnt/nodes.py"), re.MULTILINE)
         assert found
         return int(found[1])
@@ -111,7 +109,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def wait_for_nodes(lab: Lab, n: int) -> None:
-    """Until Ray has so many nodes."""
     deadline = time.monotonic() + 180
     while (found := lab.nodes()) != n:
         assert time.monotonic() < deadline, f"{found} nodes"
@@ -224,7 +221,6 @@ def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
 
 
 def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
-    """Until a trial of the sweep runs on the worker."""
     deadline = time.monotonic() + 300
     while not [line for line in processes(lab.worker) if line.startswith("ray::ImplicitFunc.train")]:
         assert process.poll() is None
