@@ -1,6 +1,5 @@
 """``evaluate.every`` and ``evaluate.clients``: which rounds have metrics, and metrics on clients' own rows."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from fedcommons.core.returned import require_reply
 from fedcommons.core.work import module_with
 from fedcommons.data.clients import Clients
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import checkpoint, evaluation, personal
+from fedcommons.federation import checkpoint, evaluation, personal, rounds
 from fedcommons.federation.evaluation import spread
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
@@ -46,77 +45,52 @@ def played(folder: Path, **fields: Any) -> Result:
     return run(experiment("smoke", values=values), folder, say=lambda text: None)
 
 
-def lines(folder: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / file).read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "sizes", "expected"),
-    [
+def test_means_and_spreads_over_clients() -> None:
+    for metric, values, sizes, (mean, weighted, worst) in (
         ("accuracy", [0.2, 0.4, 0.9], [1, 1, 2], (0.5, 0.6, 0.2)),
         ("top2_accuracy", [0.1 * i for i in range(11)], [1] * 11, (0.5, 0.5, 0.05)),  # the two worst of eleven
         ("loss", [1.0, 2.0, 3.0], [2, 1, 1], (2.0, 1.75, 3.0)),
         ("perplexity", [1.0, 2.0], [1, 1], (1.5, 1.5, None)),
         ("accuracy", [0.5, float("nan")], [4, 0], (0.5, 0.5, 0.5)),  # who has no rows counts nowhere
-    ],
-)
-def test_means_and_spreads_over_clients(
-    metric: str, values: list[float], sizes: list[int], expected: tuple[float, float, float | None]
-) -> None:
-    found = spread(metric, values, sizes)
-    held = [v for v, n in zip(values, sizes, strict=True) if n]
-    assert found["mean"] == pytest.approx(expected[0])
-    assert found["weighted_mean"] == pytest.approx(expected[1])
-    assert found.get("worst_decile") == (None if expected[2] is None else pytest.approx(expected[2]))
-    assert found["std"] == pytest.approx(pstdev(held))
+    ):
+        found = spread(metric, values, sizes)
+        std = pstdev([v for v, n in zip(values, sizes, strict=True) if n])
+        assert (found["mean"], found["weighted_mean"], found["std"]) == pytest.approx((mean, weighted, std))
+        assert found.get("worst_decile") == (None if worst is None else pytest.approx(worst))
     for bad, n in (([0.5, float("nan")], [1, 1]), ([float("nan")], [0]), ([1e308], [0])):
         assert all(np.isnan(value) for value in spread("loss", bad, n).values())
 
 
-class Held:
+def held(**fields: Any) -> Assembled:
     """A federation whose client i has i + 1 test rows of its own, client 2 none."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
-        store = self.ready.data.sets["test"]
-        rows = [np.arange(7 * i, 7 * i + i + 1) for i in range(6)]
-        rows[2] = rows[2][:0]
-        self.tests = Clients(store, rows)
-        self.ready = self.ready.on(replace(self.ready.data, tests=self.tests))
+    ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
+    rows = [np.arange(7 * i, 7 * i + i + 1) for i in range(6)]
+    rows[2] = rows[2][:0]
+    return ready.on(replace(ready.data, tests=Clients(ready.data.sets["test"], rows)))
 
 
-def after(ready: Assembled, last: int) -> Standing:
-    from fedcommons.federation import rounds
-
-    executor = ready.executor()
-    try:
-        for now, _ in rounds.run(ready.algorithm, executor, ready.plan, ready.start(ClientMemory())):
-            if now.round == last:
-                return now
-    finally:
-        executor.close()
-    raise AssertionError
+def end(ready: Assembled) -> Standing:
+    *_, (now, _) = rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory()))
+    return now
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "fedper"])
+@pytest.mark.parametrize("algorithm", ["ditto", "fedper"])
 def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plain_loop(algorithm: str) -> None:
-    held = Held(algorithm=algorithm, **{"federation.participation": 0.5})
-    ready, executor = held.ready, held.ready.executor()
-    now = after(ready, 5)
-    each, numbers = measures.of_clients(ready, executor, now)
+    ready = held(algorithm=algorithm, **{"federation.participation": 0.5})
+    now, tests = end(ready), ready.data.tests
+    assert tests is not None
+    each, numbers = measures.of_clients(ready, ready.executor(), now)
     assert each["n"] == [1, 2, 0, 4, 5, 6]
     module = ready.executor().worker.work.module  # pyright: ignore[reportAttributeAccessIssue]
     models: dict[str, list[Flat]] = {} if algorithm == "fedper" else {"": [now.model] * 6}
-    if algorithm != "fedavg":
-        own = (personal.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
-        models["personal/"] = [model for model, _ in own]
+    own = (personal.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
+    models["personal/"] = [model for model, _ in own]
     assert {name.rpartition("/")[0] for name in each} == {name.rstrip("/") for name in models} | {""}
     for prefix, of_clients in models.items():
         values = []
         for client, model in enumerate(of_clients):
-            rows = held.tests[client]
             module_with(module, model, EMPTY).eval()
-            if not len(rows):
+            if not len(rows := tests[client]):
                 assert np.isnan(each[f"{prefix}accuracy"][client])
                 continue
             with torch.no_grad():
@@ -128,65 +102,46 @@ def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plai
         assert numbers[f"{which}/accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
         assert numbers[f"{which}/accuracy_worst_decile"] == pytest.approx(min(values), abs=1e-6)
     assert not any("train" in name for name in (*each, *numbers))
-    executor.close()
 
 
 def test_how_clients_are_cut_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = Held(algorithm="ditto").ready
-    now, executor = after(ready, 2), ready.executor()
-    whole = measures.of_clients(ready, executor, replace(now, round=5))
+    ready = held(algorithm="ditto")
+    now, executor = end(ready), ready.executor()
+    whole = measures.of_clients(ready, executor, now)
     for size, blocks in ((1, 1), (3, 5)):
         monkeypatch.setattr(evaluation, "CLIENTS", size)
         monkeypatch.setattr(personal, "CLIENTS", size)
         cut = replace(ready, plan=replace(ready.plan, blocks=blocks))
-        assert repr(measures.of_clients(cut, executor, replace(now, round=5))) == repr(whole)
-    executor.close()
+        assert repr(measures.of_clients(cut, executor, now)) == repr(whole)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "run"
-    played(path, algorithm="ditto", evaluate__every=2, target=0.1)
-    return path
-
-
-def test_rounds_between_evaluations_have_a_line_without_accuracies(folder: Path, tmp_path: Path) -> None:
+def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Path) -> None:
     """And what is there is what a run says that evaluates in every round."""
+    some = played(tmp_path / "some", algorithm="ditto", target=0.1, evaluate__every=2)
     every = played(tmp_path / "every", algorithm="ditto", target=0.1)
-    due, found, of_all = {0, 2, 4, 5}, lines(folder), lines(every.folder)
+    due, found, of_all = {0, 2, 4, 5}, read_rounds(some.folder), read_rounds(every.folder)
     assert [line["round"] for line in found] == list(range(6))
     judged = ("test/", "validation/", "clients/", "personal/")
     for line, whole in zip(found, of_all, strict=True):
-        if line["round"] in due:
-            assert line == whole
-        else:
-            assert line == {name: value for name, value in whole.items() if not name.startswith(judged)}
-    ends = [json.loads((path / "summary.json").read_text()) for path in (folder, every.folder)]
+        kept = {name: value for name, value in whole.items() if not name.startswith(judged)}
+        assert line == (whole if line["round"] in due else kept)
     for name in ("last_accuracy", "validation_accuracy", "personal/train_accuracy_mean", "rounds"):
-        assert ends[0][name] == ends[1][name]
+        assert some.summary[name] == every.summary[name]
     seen = [r for r in sorted(due - {0}) if of_all[r]["test/accuracy"] >= 0.1]
-    assert ends[0]["rounds_to_target"] == seen[0]
-    row = load_runs(folder).iloc[0]
+    assert some.summary["rounds_to_target"] == seen[0]
+    row = load_runs(some.folder).iloc[0]
     for name in ("rounds_to_target", "last_accuracy", "best_accuracy", "validation_accuracy"):
-        assert row[name] == ends[0][name]
-    assert load_rounds(folder)["test/accuracy"].notna().tolist() == [r in due for r in range(6)]
-    (every.folder / "summary.json").unlink()  # an unfinished run's value is that of its last evaluation
-    rows = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (every.folder / "rounds.jsonl").write_text("".join(rows[:4]))
-    assert load_runs(every.folder)["validation_accuracy"].tolist() == [found[2]["validation/accuracy"]]
-
-
-def test_clients_stand_in_their_file_and_in_frames(folder: Path) -> None:
-    found = read_clients(folder)
-    assert [len(line["n"]) for line in found] == [6, 0, 6, 0, 6, 6]
-    frame = load_clients(folder)
-    assert frame["round"].unique().tolist() == [0, 2, 4, 5]
-    names = ["train_accuracy", "train_loss", "personal/train_accuracy", "personal/train_loss"]
-    assert frame.columns.tolist()[-len(names) :] == names
-    last, line = frame.query("round == 5"), lines(folder)[-1]
-    assert line["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
-    assert line["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
-    assert load_runs(folder)["personal/train_accuracy_mean"].tolist() == [line["personal/train_accuracy_mean"]]
+        assert row[name] == some.summary[name]
+    assert load_rounds(some.folder)["test/accuracy"].notna().tolist() == [r in due for r in range(6)]
+    frame = load_clients(some.folder)
+    assert frame["round"].unique().tolist() == sorted(due)
+    last = frame.query("round == 5")
+    assert found[5]["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
+    assert found[5]["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
+    (some.folder / "summary.json").unlink()  # an unfinished run's value is that of its last evaluation
+    rows = (some.folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (some.folder / "rounds.jsonl").write_text("".join(rows[:4]))
+    assert load_runs(some.folder)["validation_accuracy"].tolist() == [found[2]["validation/accuracy"]]
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ FIELDS = {
     "tracking.wandb": "off",
 }  # fmt: skip
 BEST_AT_4 = {"evaluate__every": 3, "client__lr": 0.3, "seed": 27, "data__limit": 200, "measure__every": 0}
-FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "measure__every": 0, "client__lr": 0.005}
+FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "model__channels": (2, 4), "measure__every": 0}
 RULE = """
 from dataclasses import dataclass
 
@@ -142,10 +142,11 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
         ((2, 6), FEDDPMS, "algorithm feddpms depends on federation.rounds"),
         ((4, 6), {"straggler__by_plan": False}, None),
     ],
+    ids=["a rule", "a schedule", "a method", "none"],
 )
 @pytest.mark.long
 def test_what_knows_the_number_of_rounds_is_not_extended(
-    plans: tuple[int, int], values: Mapping[str, Any], why: str | None, tmp_path: Path
+    plans: tuple[int, int], values: dict[str, Any], why: str | None, tmp_path: Path
 ) -> None:
     if "straggler__by_plan" in values:
         (tmp_path / "rules.py").write_text(RULE)
