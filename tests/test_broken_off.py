@@ -106,6 +106,9 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
             return True
 
     assert soon(is_free)
+    too_many = {**FIELDS, **ACTORS, "federation.actors": 500, "federation.blocks": 500}
+    with pytest.raises(UserError, match="needs 500 CPU"):
+        sweep([experiment("smoke", values=too_many)], tmp_path)
     holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(Other).remote()
     assert ray.get(holder.is_there.remote(), timeout=60)
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):

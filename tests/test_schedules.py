@@ -17,7 +17,6 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts
-from fedcommons.config.flat import deciding
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.schedules import constant, cosine, step
@@ -108,12 +107,6 @@ def test_local_steps_converge_at_the_rate_one_over_t_if_the_rate_falls_so(least_
     assert np.polyfit(times, np.log(errors["stays"]), 1)[0] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_constant_rate_is_no_schedule() -> None:
-    plain = experiment("smoke")
-    assert schedule_of("constant", plain.client.constants, 30) is None
-    assert not any("lr_schedule" in name or "warmup" in name for name in deciding(plain))
-
-
 def test_runs_of_other_lengths_share_their_noise_only_if_they_begin_alike() -> None:
     """At other learning rates the same noise stands in two messages, and their difference has none."""
     for schedule, keys in (("step", 1), ("cosine", 2)):
@@ -146,5 +139,6 @@ def test_a_users_schedule_has_its_constants_and_its_source(lab: Path) -> None:
     assert schedule
     assert [schedule(r) for r in (1, 2, 3, 4)] == [1.0, 0.5625, 0.25, 0.0625]
     assert config.source["schedule"]
+    assert schedule_of("constant", experiment("smoke").client.constants, 30) is None
     longer = experiment("smoke", values=values | {"federation.rounds": 8})
     assert noise_key(config) != noise_key(longer)

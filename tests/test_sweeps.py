@@ -57,8 +57,9 @@ def table(tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str]) 
     folder = tmp_path_factory.mktemp("table1")
     # relative folders, as a user would name them: a trial works in a folder of its own and must find them all the same
     words = ["table1.py", *TABLE1, "--out=out", "--artifacts=artifacts"]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command(*words), **silent, text=True, cwd=folder, env=shared_ray)
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=shared_ray
+    )
     wait_for_rounds(process, folder / "out")
     process.kill()
     process.wait()

@@ -50,8 +50,7 @@ class Starting:
     def log(self, round, metrics):
         start_another(self.at)
 
-    def finish(self, summary):
-        pass
+    def finish(self, summary): ...
 
 
 @dataclass(frozen=True)
