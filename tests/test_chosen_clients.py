@@ -48,9 +48,9 @@ def test_the_clients_of_a_round_are_those_it_names(digits: "Digits") -> None:
     seen: list[list[int]] = []
 
     class Watched(ByState):
-        def merge(self, *given: Any) -> State:
+        def merge(self, *given: Any, **named: Any) -> State:
             seen.append(list(given[3]))
-            return super().merge(*given)
+            return super().merge(*given, **named)
 
     played = federation.play(Watched(), federation.plan(4, participation=0.2))
     assert seen == [[0, 1], [], [1, 2], []]
@@ -82,7 +82,7 @@ def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
         def participants(self, state: State, round: int) -> Sequence[int]:
             return named
 
-        def merge(self, executor: Executor, state: State, *given: Any) -> State:
+        def merge(self, executor: Executor, state: State, *given: Any, **named: Any) -> State:
             return {"model": scale(flat(state, "model"), float("nan"))}
 
     federation = digits()
