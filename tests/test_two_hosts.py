@@ -250,17 +250,9 @@ def bucket(lab: Lab) -> Iterator[str]:
     serving.wait(60)
 
 
-def test_a_killed_driver_is_resumed_also_where_hosts_share_a_bucket_only(
-    lab: Lab, reference: Path, bucket: str
-) -> None:
-    actors = "--federation.executor ray_actors --federation.actors 2"  # so that not all cells find room on one host
-    line = f"python {TABLE1} {actors} --artifacts ~/artifacts --out ~/table1 --storage {bucket}"
-    process = lab.start(line)
-    wait_for_work(lab, process)
-    lab.head.run("pkill", "-9", "-f", "sweeps/table1.py")
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    ends(lab.start(f"{line} --resume"))
+def test_hosts_that_share_a_bucket_only_end_at_the_same_bits(lab: Lab, reference: Path, bucket: str) -> None:
+    """The worker has its own runs alone, and the head all of them."""
+    ends(lab.start(f"python {TABLE1} --artifacts ~/artifacts --out ~/table1 --storage {bucket}"))
     for host in (lab.head, lab.worker):
         host.run("cp", "-r", "/root/table1", f"/mnt/brought-{host.name}")
     brought, played = (results(lab.shared / f"brought-{name}") for name in ("head", "worker"))
