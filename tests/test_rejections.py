@@ -29,8 +29,9 @@ from fedcommons.federation.rejections import Largest, Rejected
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
 from fedcommons.runs.build import prepare
+from fedcommons.seeds import seed_for
 from fedcommons.sweeping import grids
-from fedcommons.tensors import Flat, Layout, Payload, data, flat, norm, scalar
+from fedcommons.tensors import Flat, Layout, Payload, data, flat, norm
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy
@@ -55,21 +56,14 @@ class Spoilt(FedAvg):
     """FedAvg in which client 3 sends 1e30, or ``value``, in every element in the rounds ``when``."""
 
     value: float = 1e30
-    who: int = 3
     when: tuple[int, ...] = (2,)
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return replace(super().down(state, round, client), own={"client": torch.tensor(client)})
-
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        reply, client = super().client(work, message, memory, data, round, seed), scalar(message.own, "client")
-        return self.spoil(reply) if round in self.when and client == self.who else self.other(reply, round, client)
+        reply = super().client(work, message, memory, data, round, seed)
+        return self.spoil(reply) if round in self.when and seed == seed_for(0, "client", round, 3) else reply
 
     def spoil(self, reply: Reply) -> Reply:
         return filled(reply, self.value)
-
-    def other(self, reply: Reply, round: int, client: float) -> Reply:
-        return reply
 
 
 class Singly(Spoilt):
@@ -91,8 +85,9 @@ class TwoNames(Spoilt):
     def spoil(self, reply: Reply) -> Reply:
         return replace(super().spoil(reply), weight=1.0) if reply.weight == 1 else reply
 
-    def other(self, reply: Reply, round: int, client: float) -> Reply:
-        is_it = (round, client) == (2, 1)
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        reply = super().client(work, message, memory, data, round, seed)
+        is_it = seed == seed_for(0, "client", 2, 1)
         return replace(reply, sums={"gradient": filled(reply, 1e33).sums["delta"]}) if is_it else reply
 
 
