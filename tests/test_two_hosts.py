@@ -66,6 +66,18 @@ print(sum(node["Alive"] for node in ray.nodes()), "nodes")
 """
 
 
+RESERVE = """
+import pathlib, time, ray
+ray.init(log_to_driver=False)
+head = "node:__internal_head__"
+(cores,) = [node["Resources"]["CPU"] for node in ray.nodes() if head in node["Resources"]]
+assert ray.util.placement_group([{"CPU": cores, head: 0.001}]).wait(60)
+print("reserved", flush=True)
+while pathlib.Path("/mnt/reserve").exists():
+    time.sleep(0.1)
+"""
+
+
 def processes(host: Host) -> list[str]:
     """What runs on a host, without its first process and its SSH server."""
     lines = host.run("ps", "ax", "-o", "args=").stdout.splitlines()
@@ -85,6 +97,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, shared / "code" / name)
     (shared / "nodes.py").write_text(NODES)
+    (shared / "reserve.py").write_text(RESERVE)
     with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
         operator, stranger, other = rest
         made = Lab(head, worker, operator, stranger, other, shared)
@@ -212,12 +225,24 @@ def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(la
 
 
 def test_a_cut_of_the_network_is_waited_out(lab: Lab, reference: Path) -> None:
-    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
-    wait_for_work(lab, process)
+    process = start_on_the_worker(lab, f"python {TABLE1} --artifacts /mnt/artifacts-cut --out /mnt/cut")
     with lab.worker.unplugged():
         time.sleep(20)
     ends(process)
     assert results(lab.shared / "cut") == results(reference)
+
+
+def start_on_the_worker(lab: Lab, line: str) -> subprocess.Popen[str]:
+    """Start a sweep whose first trials run on the worker, as the head's cores are reserved until then."""
+    (lab.shared / "reserve").touch()
+    reserving = lab.start("python /mnt/reserve.py")
+    assert reserving.stdout is not None
+    assert any("reserved" in text for text in reserving.stdout)
+    process = lab.start(line)
+    wait_for_work(lab, process)
+    (lab.shared / "reserve").unlink()
+    reserving.communicate(timeout=60)
+    return process
 
 
 def wait_for_work(lab: Lab, process: subprocess.Popen[str]) -> None:
@@ -307,8 +332,7 @@ print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.
 
 def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
     """Ray starts the worker again, as the file says. The last test of the lab, as nothing is left after it."""
-    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
-    wait_for_work(lab, process)
+    process = start_on_the_worker(lab, f"python {TABLE1} --artifacts /mnt/artifacts-worker --out /mnt/worker")
     lab.worker.run("pkill", "-9", "-f", "ray")
     ends(process)
     assert results(lab.shared / "worker") == results(reference)
