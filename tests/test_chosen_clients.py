@@ -93,6 +93,7 @@ def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
 BY_STATE = f"{__file__}:ByState"
 
 
+@pytest.mark.long
 def test_a_run_that_was_cut_goes_on_and_a_client_is_replayed_though_only_the_state_names_it(tmp_path: Path) -> None:
     """Only clients that trained spend privacy."""
     values = {"algorithm": BY_STATE, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "dp.local": True,

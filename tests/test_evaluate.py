@@ -115,6 +115,7 @@ def test_how_clients_are_cut_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> 
         assert repr(measures.of_clients(cut, executor, now)) == repr(whole)
 
 
+@pytest.mark.long
 def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Path) -> None:
     """And what is there is what a run says that evaluates in every round."""
     some = played(tmp_path / "some", algorithm="ditto", target=0.1, evaluate__every=2)

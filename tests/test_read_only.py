@@ -132,6 +132,7 @@ def test_a_module_that_changes_its_batch_is_refused() -> None:
         build.prepare(config)
 
 
+@pytest.mark.long
 def test_what_a_measure_writes_into_the_data_changes_no_run(tmp_path: Path) -> None:
     """Neither the next round nor another run of this process, which has the data set in memory."""
     values = [{"measure.every": 1, "measure.measure": "lab.py:Blanks", "measure.by": by} for by in ("torch", "numpy")]
