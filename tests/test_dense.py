@@ -161,7 +161,7 @@ def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digi
     begun = mean if method.start_from == "average" else federation.model.buffer
     model, pool, w = _slow(federation, state, begun, method)
     assert data(last.state["images"]).equal(pool)
-    assert torch.allclose(last.model.buffer, model, rtol=0, atol=1e-6)
+    assert torch.allclose(last.model.buffer, model, rtol=0, atol=1e-8)
     assert not torch.allclose(first.model.buffer, model, atol=1e-4)
     if isinstance(method, CoBoosting):
         assert torch.allclose(data(last.state["learned"]), w, rtol=0, atol=1e-9)
