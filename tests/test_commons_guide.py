@@ -8,8 +8,6 @@ import pytest
 
 from fedcommons.reports.intervals import student
 
-SEEDS = (0, 1, 2)
-
 
 @pytest.fixture(scope="module")
 def decide(sweeps: Callable[[str], ModuleType]) -> ModuleType:

@@ -25,8 +25,6 @@ from fedcommons.tensors import Flat, flatten
 from fedcommons.tensors import copy as copy_of
 from fedcommons.testing import Federation, digits, least_squares
 
-CPU = torch.device("cpu")
-
 
 def _train(local: LocalSGD, federation: Federation, rows: ClientData, seed: int = 5, work: Work | None = None) -> Flat:
     trained, _, _ = local.run(work or federation.work(), federation.model, rows, seed)
