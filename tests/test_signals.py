@@ -1,17 +1,13 @@
 """Ctrl-C and SIGTERM while a Trainer trains end a command as anywhere else, and not as Lightning would."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from forked import call, forked, warm_up
@@ -21,8 +17,6 @@ from torch import Tensor, nn
 from fedcommons.data.examples import Examples
 from fedcommons.runs import central
 
-ROOT = Path(__file__).parent.parent
-ENDS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 
 
 class Interrupted(LightningModule):
@@ -69,7 +63,7 @@ def test_a_second_ctrl_c_while_a_command_ends_adds_nothing() -> None:
 
 
 @pytest.mark.long
-@ENDS
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_is_stopped_while_a_generator_trains(
     number: signal.Signals, code: int, sweeps: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
@@ -94,37 +88,3 @@ def test_a_run_is_stopped_while_a_generator_trains(
     assert "Traceback" not in ended.err
     assert ("--resume goes on" in ended.err) == (number == signal.SIGINT)
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
-
-
-@pytest.mark.ray
-@ENDS
-def test_a_sweep_is_stopped_while_its_generators_train(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """The signal goes to all its processes, Ray's too: as of a terminal, ``timeout``, Slurm and systemd."""
-    command = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--alphas=0.1"]
-    command += ["--settings=shuffled_synthetic", "--generator.epochs=100000"]  # so there is nothing else to run
-    options = f"--out={tmp_path / 'out'}", f"--artifacts={tmp_path / 'artifacts'}"
-    process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (family := training(process)) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=50)  # Ray's own patience with its server that has ended is 60
-    assert family, said
-    assert process.returncode == code, said
-    assert ("--resume goes on" in said) == (number == signal.SIGINT)
-    assert "Traceback" not in said
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert [member.name() for member in alive] == []
-
-
-def training(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All processes of a sweep, once a trial of its own runs, which makes a generator; until then none."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    names: list[str] = []
-    for member in family:
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            names.append(member.name())
-    return family if any(name.startswith("ray::Implicit") for name in names) else []
