@@ -35,8 +35,6 @@ METHODS: Mapping[str, Mapping[str, str]] = {
         "model.name": "vae", "feddpms.preliminary_rounds": "2", "feddpms.quota": "3", "feddpms.sigma": "0.1",
         "feddpms.tries": "3",
     },
-    "feddm": {"feddm.iterations": "2", "feddm.server_batch": "8", "feddm.server_epochs": "2", "feddm.ipc": "1",
-              "model.channels": "[2,4]"},
 }  # fmt: skip
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 
@@ -124,7 +122,7 @@ def whole(runs: Runs) -> dict[str, list[str]]:
 POINTS = [
     *(("scaffold", share, False) for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)),
     *(("scaffold", share, True) for share in (0.2, 0.4, 0.6, 0.8, 1.0)),
-    *((method, share, share == 0.7) for method in ("feddpms", "feddm") for share in (0.4, 0.7, 0.9)),
+    *(("feddpms", share, share == 0.7) for share in (0.4, 0.7, 0.9)),
 ]
 
 

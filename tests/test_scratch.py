@@ -52,9 +52,8 @@ def process(base: Path) -> Iterator[subprocess.Popen[str]]:
         made.kill()
 
 
-@pytest.mark.parametrize("umask", [0, 0o077])
-def test_only_its_user_can_enter_it(umask: int, base: Path) -> None:
-    before = os.umask(umask)
+def test_only_its_user_can_enter_it(base: Path) -> None:
+    before = os.umask(0)
     try:
         with scratch.folder() as folder:
             status = folder.stat()
@@ -121,9 +120,8 @@ PLANTED: dict[str, Callable[[Path], object]] = {
     "of another user": lambda base: os.chown(left_over(base), 65534, 65534),
     "a mark of another user": lambda base: os.chown(left_over(base) / scratch.MARK, 65534, 65534),
     "a link": lambda base: (base / "fc-abcdefgh").symlink_to(base.parent / "victim"),
-    "a file": lambda base: (base / "fc-abcdefgh").touch(),
     "a pipe": lambda base: os.mkfifo(base / "fc-abcdefgh"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
