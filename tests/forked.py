@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,14 +36,6 @@ SIZES = pytest.mark.parametrize(
     "many", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
 """A campaign is slow; each test run has a slice of it, always the same."""
-
-ODD = [10**400, -1, "\x1b[31m", "x" * 5000, "../../outside/notes.txt", "/dev/zero", "part.py:Mine", "9" * 5000]
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(ODD),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    max_leaves=5,
-)
-"""Plain values, as JSON and YAML have them."""
 
 Case = TypeVar("Case")
 
@@ -175,23 +165,18 @@ def require_well(ended: Ended) -> None:
         assert len(ended.sentence) <= 620, ended.sentence
 
 
-_numbers = count()
-
-
 @contextmanager
 def camp(root: Path) -> Iterator[Path]:
     """A folder for one example, ``here``, beside files of others, which no command may change; removed at its end."""
-    folder = root / f"example-{next(_numbers)}"
-    for name in ("home", "tmp", "here"):
-        (folder / name).mkdir(parents=True)
-    outside = write_mine(folder / "outside", "notes.txt", "deep/paper.txt", "messages.log")
-    before = files(outside)
-    try:
+    with tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        for name in ("home", "tmp", "here"):
+            (folder / name).mkdir()
+        outside = write_mine(folder / "outside", "notes.txt", "deep/paper.txt", "messages.log")
+        before = files(outside)
         yield folder / "here"
         assert files(outside) == before
         assert {path.name for path in folder.iterdir()} == {"here", "outside", "home", "tmp"}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_mine(folder: Path, *names: str) -> Path:

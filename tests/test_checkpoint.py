@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,19 @@ def standing_of(round: int) -> Standing:
     return Standing(round, state, ClientMemory(memory), Traffic(2**40 + round, 2, 3))
 
 
-def plain(standing: Standing | None) -> list[Any]:
-    """Everything in a checkpoint, in a form that compares bit by bit."""
-    assert standing is not None
-    payloads = {-1: standing.state, **{client: standing.memory[client] for client in standing.memory}}
-    numbers = {
-        (client, name): (type(x), getattr(x, "layout", None), data(x).dtype, data(x).tolist())
-        for client, payload in payloads.items()
-        for name, x in payload.items()
-    }
-    return [standing.round, standing.traffic, [*payloads], numbers]
-
-
 def require_same(found: Standing | None, right: Standing) -> None:
+    """Compare everything in a checkpoint bit by bit."""
+
+    def plain(standing: Standing) -> list[Any]:
+        payloads = {-1: standing.state, **{client: standing.memory[client] for client in standing.memory}}
+        numbers = {
+            (client, name): (type(x), getattr(x, "layout", None), data(x).dtype, data(x).tolist())
+            for client, payload in payloads.items()
+            for name, x in payload.items()
+        }
+        return [standing.round, standing.traffic, [*payloads], numbers]
+
+    assert found is not None
     assert plain(found) == plain(right)
 
 
@@ -78,7 +78,6 @@ def facts_of(path: Path) -> Path:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "tensors cut off": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "facts cut off": lambda path: facts_of(path).write_text('{"sha256": "12'),
-    "no facts": lambda path: facts_of(path).unlink(),
     "a flipped bit": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
     "other facts": lambda path: facts_of(path).write_text(facts_of(path).read_text().replace(f"{2**40}"[:9], "1")),
 }
@@ -102,16 +101,12 @@ GONE = "(removed)"
 UPDATES, COMMONS = ("ledger", "updates", "covered"), ("ledger", "commons")
 SHAPES, NAMES, MODEL = ("layouts", 0, 1), ("layouts", 0, 0), ("tensors", "state/model")
 WRONG: list[tuple[tuple[str | int, ...], Any]] = [
-    (("round",), GONE), (("round",), 1), (("round",), "two"), (("rejected",), 2),
-    (("rejected",), [{"client": 2, "replies": 1}]), (("largest",), ["a", "b", "c", "d"]), (("largest",), [1, 2, 3.0]),
-    (("ledger",), GONE), (("ledger",), []), (("ledger",), {"commons": []}), (UPDATES, [[0, 0.5, 1.0, "many"]]),
-    (UPDATES, [[0, 0.5, 1.0]]), (UPDATES, [[0, 0.5, 0.0, 3]]), (UPDATES, [[0, 0.5, -1.0, 3]]),
-    (UPDATES, [[0, 0.5, float("inf"), 3]]), ((*COMMONS, "covered"), [[0, 2.0, 1.0, 3]]),
-    ((*COMMONS, "uncovered"), ["delta"]), (("traffic",), [1, 2]), (("traffic",), ["a", "b", "c"]),
-    (("traffic",), [1, 2, -1]), (("traffic",), None), (("order",), [12]), (("order",), [12, 4]), (("order",), 2),
-    (("files",), ["x"]), (("files",), {"3": "../../secret"}), (("files",), {"3": None}), (("keys",), None),
-    (("keys", 0), GONE), (("tensors",), []), (MODEL, GONE), (MODEL, None), (MODEL, 9), (MODEL, "0"),
-    (("layouts",), None), (SHAPES, [[2, 4], [1]]), (SHAPES, [[3, 2], [1]]), (NAMES, ["v", "b"]), (NAMES, ["w", "w"]),
+    (("round",), GONE), (("round",), 1), (("round",), "two"), (("rejected",), 2), (("largest",), [1, 2, 3.0]),
+    (("ledger",), GONE), (("ledger",), {"commons": []}), (UPDATES, [[0, 0.5, 1.0, "many"]]), (UPDATES, [[0, 0.5, 1.0]]),
+    (UPDATES, [[0, 0.5, 0.0, 3]]), (UPDATES, [[0, 0.5, float("inf"), 3]]), ((*COMMONS, "covered"), [[0, 2.0, 1.0, 3]]),
+    ((*COMMONS, "uncovered"), ["delta"]), (("traffic",), [1, 2]), (("traffic",), [1, 2, -1]), (("order",), [12, 4]),
+    (("files",), ["x"]), (("files",), {"3": "../../secret"}), (("keys", 0), GONE), (("tensors",), []), (MODEL, GONE),
+    (MODEL, 9), (MODEL, "0"), (("layouts",), None), (SHAPES, [[2, 4], [1]]), (NAMES, ["v", "b"]), (NAMES, ["w", "w"]),
     (SHAPES, [["2", 3], [1]]), (("layouts", 1, 1), [[-2, -2]]), (NAMES, ["w", "b", "c"]), (NAMES, ["w", 3]),
 ]  # fmt: skip
 
@@ -149,18 +144,12 @@ def test_what_is_no_checkpoint_of_ours_is_neither_read_nor_removed(tmp_path: Pat
     assert sorted(tmp_path.iterdir()) == sorted(mine)
 
 
-OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "seed": {"seed": 7}, "rate": {"client.lr": 0.5}, "method": {"algorithm": "fedavg"}, "data": {"data.limit": 50},
-    "sigma": {"dp.local": True, "dp.noise_multiplier": 2.0},
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, and others that differ from it in one field."""
+    """A run, and another one that differs in its seed."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, fields in {"whole": {}, **OTHERS}.items():
-        experiment.run(override(config_of(folder), fields), folder / name, say=lambda text: None)
+    for name, seed in (("whole", 0), ("seed", 7)):
+        experiment.run(override(config_of(folder), {"seed": seed}), folder / name, say=lambda text: None)
     return folder
 
 
@@ -175,13 +164,6 @@ def unfinished(runs: Path, tmp_path: Path) -> Path:
     shutil.copytree(runs / "whole", folder)
     (folder / "summary.json").unlink()
     return folder
-
-
-@pytest.mark.long
-def test_a_checkpoint_names_its_run(runs: Path) -> None:
-    """Another seed, rate, method, limit of data or noise gives another name."""
-    facts = [json.loads(path.read_text()) for path in runs.glob("*/checkpoints/round-000003.safetensors.json")]
-    assert len({one["run"] for one in facts}) == len(facts) == len(OTHERS) + 1
 
 
 OF_ANOTHER = {"*/*.safetensors*": "is of a run with other fields, data, code", "memory/*": "",

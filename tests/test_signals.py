@@ -18,7 +18,6 @@ from fedcommons.data.examples import Examples
 from fedcommons.runs import central
 
 
-
 class Interrupted(LightningModule):
     """Ctrl-C is pressed in its first step."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import SIZES, VALUES, Ended, examine, files, forked, warm_up, write_mine
+from forked import SIZES, Ended, examine, files, forked, warm_up, write_mine
 from hypothesis import strategies as st
 from interrupted import small
 
@@ -165,6 +165,15 @@ def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_fo
     require_bounded(folder, lambda: read_in_all_ways(folder))
 
 
+ODD = [
+    10**400, -1, "x" * 5000, "../../outside/mine.txt", "/dev/zero", [5], [[[[[1]]]]], "\ud800",
+    "\x1b]0;owned\x07$\\frac{", {"\x1b[2J": {"\ud800": 1}},
+]  # fmt: skip
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(ODD),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
 Damage = tuple[int, str, float, bytes, Any]
 """Number of a file, over all files; kind of damage; place in the file, as a share of its length; bytes; a value."""
 DAMAGES: st.SearchStrategy[Damage] = st.tuples(
@@ -172,7 +181,7 @@ DAMAGES: st.SearchStrategy[Damage] = st.tuples(
     st.sampled_from(["cut", "doubled", "flipped", "inserted", "line", *["value"] * 5]),
     st.floats(0, 1),
     st.binary(min_size=1, max_size=6),
-    VALUES | st.sampled_from([10**300, [5], [[[[[1]]]]], "\ud800", "\x1b]0;owned\x07$\\frac{", {"\x1b[2J": {"\ud800": 1}}]),
+    VALUES,
 )
 
 
