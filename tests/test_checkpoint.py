@@ -132,18 +132,6 @@ def test_malformed_facts_beside_intact_tensors_are_passed_over(tmp_path: Path) -
     require_same(checkpoint.load_latest(tmp_path, model=LAYOUT), standing_of(2))
 
 
-def test_what_is_no_checkpoint_of_ours_is_neither_read_nor_removed(tmp_path: Path) -> None:
-    mine = [tmp_path / name for name in ("round-best.safetensors", "round-9.safetensors", "best.safetensors")]
-    for path in mine:
-        path.write_text("mine")
-    two_checkpoints(tmp_path)
-    checkpoint.save(tmp_path, standing_of(3))
-    checkpoint.remove_after(tmp_path, 2)
-    require_same(checkpoint.load_latest(tmp_path), standing_of(2))
-    checkpoint.remove_after(tmp_path, -1)
-    assert sorted(tmp_path.iterdir()) == sorted(mine)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and another one that differs in its seed."""

@@ -1,4 +1,4 @@
-"""A full disk, a closed pipe, no memory: one sentence, and the resumed run ends like any other."""
+"""A full disk, a closed pipe, no memory, Ctrl-C: one sentence, and the resumed run ends like any other."""
 
 import errno
 import os
@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from forked import Script, call, forked, warm_up
 from interrupted import outputs
+from torch import Tensor
 
 from fedcommons.config import cli
 from fedcommons.errors import ClientError
@@ -130,3 +131,31 @@ def test_no_memory_is_one_sentence(same_signals: None, capsys: pytest.CaptureFix
     raised.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
         cli.main(fail)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_is_stopped_while_a_generator_trains(
+    number: signal.Signals, code: int, sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """The signal arrives in the third backward pass."""
+    warm_up()
+    words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
+    backward, passes = Tensor.backward, []
+
+    def interrupted(self: Tensor, *given: Any, **named: Any) -> None:
+        passes.append(1)
+        if len(passes) == 3:
+            signal.raise_signal(number)
+        backward(self, *given, **named)
+
+    def action() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        Tensor.backward = interrupted
+        call(sweeps("run").run, *words, "--generator.epochs=1000", "--out=run", "--artifacts=artifacts")
+
+    ended = forked(action, tmp_path)
+    assert ended.code == code, ended.err
+    assert "Traceback" not in ended.err
+    assert ("--resume goes on" in ended.err) == (number == signal.SIGINT)
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()

@@ -17,8 +17,6 @@ import pytest
 from fedcommons import locks
 from fedcommons.errors import UserError
 from fedcommons.locks import locked
-from fedcommons.sweeping import folders
-from fedcommons.sweeping import sweep as tuning
 
 FORK = multiprocessing.get_context("fork")
 
@@ -66,12 +64,6 @@ def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> No
             raise ZeroDivisionError
 
 
-def test_a_lock_of_another_form_names_no_process(tmp_path: Path) -> None:
-    for text in ('{"pid": 1e999, "host": "x"}', '{"pid": "1", "host": "x"}', '{"pid": 1, "host": 2}'):
-        (tmp_path / ".lock").write_text(text)
-        assert locks.holder(tmp_path) is None
-
-
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live_on(tmp_path: Path) -> None:
     """As W&B's service or Ray's workers may: one that was forked, one that was started; a patient lock waits."""
 
@@ -109,12 +101,3 @@ def test_a_file_system_without_locks_is_reported_and_refuses_no_process(
         pass
     (line,) = said
     assert f"{tmp_path} cannot be locked (No locks available)" in line
-
-
-def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:
-    with tuning.open_sweep(tmp_path / "out", resume=False):
-        for opening in (tuning.open_sweep(tmp_path / "out", resume=True), folders.open_folder(tmp_path / "out")):
-            with pytest.raises(UserError, match="in use by process"), opening:
-                pytest.fail("two in one folder")
-    with tuning.open_sweep(tmp_path / "out", resume=False):
-        pass

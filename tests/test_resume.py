@@ -244,28 +244,24 @@ def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
     assert tuning.is_done(cell, tmp_path)
 
 
-@pytest.mark.parametrize(("at", "first"), [(5, 5), (6, None)])
 @pytest.mark.long
-def test_a_run_into_which_another_process_wrote_is_not_summarised(
-    at: int, first: int | None, runs: Path, tmp_path: Path
-) -> None:
+def test_a_run_into_which_another_process_wrote_is_not_summarised(runs: Path, tmp_path: Path) -> None:
     """As on a file system without locks."""
 
     def writes_too(number: int, _: Mapping[str, float | None]) -> None:
-        if number == at:
+        if number == 5:
             with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"round": at, "test/accuracy": 0.1}) + "\n")
+                file.write(json.dumps({"round": 5, "test/accuracy": 0.1}) + "\n")
 
     with pytest.raises(ClientError, match="does not hold rounds 0 to 6"):
         experiment.run(TINY, tmp_path, on_round=writes_too)
     assert not (tmp_path / "summary.json").exists()
-    require_resumed(TINY, tmp_path, runs / "whole", first)
+    require_resumed(TINY, tmp_path, runs / "whole", 5)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000], ids=["empty", "a list", "brackets"])
-def test_a_damaged_summary_is_written_again(text: str, runs: Path, tmp_path: Path) -> None:
+def test_a_damaged_summary_is_written_again(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "whole", tmp_path / "run")
-    (tmp_path / "run" / "summary.json").write_text(text)
+    (tmp_path / "run" / "summary.json").write_text("[]")
     for path in (runs / "whole" / "checkpoints").glob("round-000004*"):  # an old one, which a killed run left
         shutil.copy(path, tmp_path / "run" / "checkpoints" / path.name.replace("4", "2"))
     require_resumed(TINY, tmp_path / "run", runs / "whole", None)  # its last checkpoint is of its last round

@@ -17,11 +17,8 @@ from interrupted import contents, outputs
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
-from fedcommons.runs import build, experiment
+from fedcommons.runs import experiment
 from fedcommons.runs.replay import replay
-from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 
 NET = """
 from torch import nn
@@ -156,32 +153,3 @@ def test_a_run_without_a_hash_of_its_data_goes_on(lab: Lab, is_damaged: bool) ->
     del facts["data"]
     file.write_text("{" if is_damaged else json.dumps(facts), encoding="utf-8")
     lab.require_resumed()
-
-
-@pytest.mark.long
-def test_a_sweep_does_not_go_on_on_changed_data(lab: Lab) -> None:
-    """Not even with cells that have not begun: its tables would mix the two."""
-
-    def todo(runs_first: bool) -> None:
-        cells = [sweep.cell(lab.config({"seed": seed}), {"seed": "seed"}) for seed in (0, 1)]
-        if runs_first:
-            experiment.run(cells[0].config, Path("sweep") / cells[0].name, resume=True)
-        with Display() as display:
-            remaining = sweep.todo(cells, Path("sweep"), display).cells
-        assert [cell.name for cell in remaining] == [cells[1].name]
-
-    assert lab.alone(lambda: todo(runs_first=True)).code == 0
-    lab.table(1)
-    lab.require_refused(lab.alone(lambda: todo(runs_first=False)), "holds a run on other data")
-
-
-@pytest.mark.ray
-def test_actors_run_the_helpers_that_were_hashed_or_none(lab: Lab, ray_session: None) -> None:
-    actors = {"federation.executor": "ray_actors", "federation.actors": 2}
-    experiment.run(lab.config(actors), lab.folder / "actors")
-    rounds = [(lab.folder / name / "rounds.jsonl").read_bytes() for name in ("whole", "actors")]
-    assert rounds[0] == rounds[1]
-    ready = build.assemble(build.prepare(lab.config(actors)))
-    lab.scale(3)
-    with pytest.raises(UserError, match=r"net\.py.*deeper\.py, helper\.py.*is not what it was"):
-        ready.executor()
