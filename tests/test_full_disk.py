@@ -136,10 +136,9 @@ def test_no_memory_is_one_sentence(same_signals: None, capsys: pytest.CaptureFix
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_is_stopped_while_a_generator_trains(
-    number: signal.Signals, code: int, sweeps: Callable[[str], ModuleType], tmp_path: Path
+    number: signal.Signals, code: int, script: Script, tmp_path: Path
 ) -> None:
     """The signal arrives in the third backward pass."""
-    warm_up()
     words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
     backward, passes = Tensor.backward, []
 
@@ -152,7 +151,7 @@ def test_a_run_is_stopped_while_a_generator_trains(
     def action() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         Tensor.backward = interrupted
-        call(sweeps("run").run, *words, "--generator.epochs=1000", "--out=run", "--artifacts=artifacts")
+        call(script, *words, "--generator.epochs=1000", "--out=run", "--artifacts=artifacts")
 
     ended = forked(action, tmp_path)
     assert ended.code == code, ended.err

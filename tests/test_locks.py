@@ -41,16 +41,12 @@ def another(action: Callable[[Callable[[], None]], None]) -> Iterator[int]:
         process.join()
 
 
-def holding(folder: Path) -> Callable[[Callable[[], None]], None]:
-    def action(pause: Callable[[], None]) -> None:
-        with locked(folder):
+def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+    def hold(pause: Callable[[], None]) -> None:
+        with locked(tmp_path):
             pause()
 
-    return action
-
-
-def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
-    with another(holding(tmp_path)) as process:
+    with another(hold) as process:
         who = f"{tmp_path} is in use by process {process} on {socket.gethostname()}"
         with pytest.raises(UserError, match=who), locked(tmp_path):
             pytest.fail("two in one folder")

@@ -18,7 +18,7 @@ from forked import SIZES, Ended, examine, files, forked, warm_up, write_mine
 from hypothesis import strategies as st
 from interrupted import small
 
-from fedcommons import load_clients, load_rounds, load_runs, locks, means
+from fedcommons import load_clients, load_rounds, load_runs, locks
 from fedcommons.errors import ClientError, UserError, left_in
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
@@ -71,8 +71,6 @@ def frames(folder: Path) -> None:
         found.to_csv()
         for row in found.to_dict("records"):
             assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
-    runs = load_runs(folder.parent)
-    means(runs.assign(seed=range(len(runs))), ["last_accuracy", "MB"])
 
 
 def looks(folder: Path) -> None:
