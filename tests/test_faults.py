@@ -1,6 +1,6 @@
-"""Whatever options and configs ask for, a command does its work or ends with one sentence, and changes no other file.
+"""Whatever options ask for, a command does its work or ends with one sentence, and changes no other file.
 
-``FEDCOMMONS_EXAMPLES=2000 pytest -m slow tests/test_faults*.py`` runs the campaign, and each test run a slice.
+``FEDCOMMONS_EXAMPLES=2000 pytest -m slow tests/test_faults.py`` runs the campaign, and each test run a slice.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from forked import SIZES, SMALL, VALUES, Ended, Script, call, camp, examine, files, ran, warm_up, words, write_mine
+from forked import SIZES, SMALL, Ended, Script, call, camp, examine, files, ran, warm_up, words, write_mine
 from hypothesis import strategies as st
 
 from fedcommons.config import parts
@@ -23,9 +23,6 @@ from fedcommons.config.fields import Field
 from fedcommons.config.flat import own_fields
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError
-
-GENERATES = {"sharing.setting": "shuffled_synthetic", "generator.epochs": "1", "generator.channels": "[8,8]",
-             "generator.sampling_steps": "2"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -153,20 +150,6 @@ def check_option(asked: tuple[Choice, Value], script: Script, root: Path) -> Non
         assert has == (float(text) if isinstance(has, float) else yaml.safe_load(text))
 
 
-TOGETHER: tuple[Mapping[str, str], ...] = (
-    {"algorithm": "fedmix"}, {"algorithm": "moon"}, {"algorithm": "feddyn"}, {"algorithm": "fednova"},
-    {"algorithm": "fedpvr"}, {"algorithm": "scaffold", "federation.memory_mb": "0.001"}, {"dp.local": "true"},
-    {"model.batch_norm": "true"}, {"straggler.q": "0.5"}, {"model.name": "linear"}, {"model.name": "vae"},
-    {"sharing.setting": "shuffled_real", "sharing.p": "0.4"}, {"sharing.setting": "raw_copies", "sharing.c": "0.2"},
-    {**GENERATES, "sharing.p": "0.3"}, {"partition.name": "dirichlet_niid", "partition.alpha": "1e-300"},
-    {"partition.name": "iid"}, {"measure.every": "1", "measure.samples": "16"}, {"partition.n_clients": "10000000"},
-    {"partition.n_clients": "40"}, {"dp.noise": "secret"}, {"client.optimizer": "adam", "client.momentum": "0.9"},
-    {"federation.buffers": "keep"}, {"data.limit": "1"}, {"data.limit": "5"}, {"data.validation": "0.5"},
-    {"client.lr": "1e38"}, {"client.weight_decay": "1e38"}, {"federation.max_norm": "1e-300"}, {"target": "1"},
-    {"straggler.partial": "take"}, {"straggler.rule": "deadline"}, {"federation.weighting": "samples"},
-    {"client.batch_size": "1000000000"}, {"seed": "4611686018427387904"}, {"federation.participation": "0.01"},
-)  # fmt: skip
-"""Options that may contradict each other, or ask for more than there is."""
 PLAIN = [
     choice for choice in CHOICES
     if (choice.field.kinds[0] in (bool, int, float) or "|" in choice.field.allowed)
@@ -176,11 +159,9 @@ PLAIN = [
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, str]:
-    """Some of ``TOGETHER``, and some fields with values that they accept."""
+    """Some fields with values that they accept, and the components that have these fields."""
     asked: dict[str, str] = {}
-    for some in draw(st.lists(st.sampled_from(TOGETHER), max_size=2)):
-        asked |= some
-    for choice in draw(st.lists(st.sampled_from(PLAIN), min_size=1, max_size=2)):
+    for choice in draw(st.lists(st.sampled_from(PLAIN), max_size=3)):
         if choice.field.kinds[0] is int:  # small ones: a large number of steps or rounds takes as long as it says
             low = int(float(choice.field.allowed[1:].partition(",")[0] or 0))
             asked |= {**choice.options, choice.name: str(low + draw(st.integers(0, 3)))}
@@ -200,33 +181,18 @@ def check_run(asked: Mapping[str, str], script: Script, root: Path) -> None:
         assert (here / "notes.txt").read_text() == "mine"
         assert asked or ended.code == 0, ended.err
         if ended.code == 0:
-            require_whole(here / "out", ended, asked)
+            require_whole(here / "out", ended)
 
 
-def require_whole(out: Path, ended: Ended, asked: Mapping[str, str]) -> None:
-    """All rounds, a summary of them, the options that were asked for, and a word on each number that is not finite."""
+def require_whole(out: Path, ended: Ended) -> None:
+    """All rounds, a summary of them, and a word on each number that is not finite."""
     lines = [json.loads(text) for text in (out / "rounds.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
     assert [line["round"] for line in lines] == list(range(summary["rounds"] + 1))
     if "test/accuracy" in lines[-1]:
         assert summary["last_accuracy"] == lines[-1]["test/accuracy"]
-    for name, text in asked.items():
-        has = yaml.safe_load((out / "config.yaml").read_text())
-        for part in name.split("."):
-            has = has.get(part, {})
-        if isinstance(has, int | float) and not isinstance(has, bool):
-            assert float(has) == float(text), name
     lost = {k for line in lines for k, v in line.items() if v is None or (isinstance(v, float) and not isfinite(v))}
     assert not lost or "finite" in ended.out + ended.err or "no accuracy" in ended.out + ended.err, lost
-
-
-@st.composite
-def misspelt(draw: st.DrawFn) -> str:
-    """An option of which no field has the name."""
-    name = draw(st.sampled_from(sorted(own_fields())))
-    i, letter = draw(st.integers(0, len(name) - 1)), draw(st.sampled_from("xQ.3"))
-    wrong = draw(st.sampled_from([name[:i] + letter + name[i:], name[:i] + name[i].swapcase() + name[i + 1 :] + "q"]))
-    return draw(st.sampled_from([f"--{wrong}=1", f"-{name}=1", f"—{name}=1", f"{name}=1", f"--{name}.x=1", "more"]))
 
 
 PLACES = ("loop", "loop/x", "file.txt", "file.txt/x", "n" * 300, "/".join(["d"] * 2500), "~nosuchuser/x", "~", "",
@@ -236,7 +202,7 @@ WHERE = ("out", "artifacts", "data.dir", "config", "replay", "storage")
 PLACED = st.tuples(st.sampled_from(WHERE), st.sampled_from(PLACES))
 
 
-def check_place(asked: tuple[str, str] | str, script: Script, root: Path) -> None:
+def check_place(asked: tuple[str, str], script: Script, root: Path) -> None:
     """Whatever stands where an option points to, nothing that was there is changed."""
     with camp(root) as here:
         write_mine(here, "users/inner/x", "file.txt", "users/notes.txt", "users/checkpoints/mine.txt",
@@ -248,66 +214,21 @@ def check_place(asked: tuple[str, str] | str, script: Script, root: Path) -> Non
         with open(here / "sparse", "wb") as file:
             file.truncate(20 * 2**30)
         before = {name: facts for name, facts in files(here).items() if not (here / name).is_dir()}
-        fields = dict([] if isinstance(asked, str) else [asked])
-        more = [asked] if isinstance(asked, str) else []
-        ended = ran(here, lambda: call(script, *words({**SMALL, **fields}), *more))
+        ended = ran(here, lambda: call(script, *words({**SMALL, **dict([asked])})))
         after = files(here)
         assert {name: after.get(name) for name in before} == before
-        if more:
-            assert ended.code == 2
-            assert not (here / "out").exists()
-        elif fields.get("out") in ("new", "deep/er/new", "日本"):
+        if asked[0] == "out" and asked[1] in ("new", "deep/er/new", "日本"):
             assert ended.code == 0, ended.err
-            require_whole(here / fields["out"], ended, {})
-
-
-BASE: Mapping[str, Any] = {
-    "seed": 1, "algorithm": "fedavg", "preset": "smoke", "client": {"lr": 0.1, "epochs": 1}, "data": {"limit": 40},
-    "federation": {"rounds": 1}, "tracking": {"wandb": "off"}, "straggler": {"q": 0.0}, "measure": {"every": 0},
-    "out": "out", "dp": {"local": False}, "model": {"channels": [2, 4]},
-}  # fmt: skip
-TAGS = ("!!python/object/apply:os.system ['touch ../pwned']", "!!python/name:os.system", "!!python/tuple [1]",
-        "!!binary '*'", "!!set {1}", "!!int x", "!!float .inf", "!mine 1", "!!timestamp x", "<<", "2020-13-45", "&a *a",
-        "*nowhere", "{<<: *x}", "&a [*a]", "1:30:00x", "'", "|9\n x", "%", "@x", ": ", "{", "]", "---", "\t", "10e400",
-        "0777", "1__0", "~", "１")  # fmt: skip
-BYTES = st.binary(max_size=5) | st.sampled_from([b"\0", b"\xef\xbb\xbf", b"\x85", b"x: [" * 9000, b"- " * 9000])
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> bytes:
-    """A config file with another value somewhere, an odd tag, or changed bytes."""
-    key, value = draw(st.sampled_from(sorted(BASE))), draw(VALUES)
-    text = yaml.safe_dump(dict(BASE))
-    way = draw(st.sampled_from(["value", "inner", "key", "tag", "bytes", "binary"]))
-    if way == "binary":
-        return draw(st.binary(max_size=200))
-    if way == "tag":
-        return f"{text}{key}: {draw(st.sampled_from(TAGS))}\n".encode()
-    if way == "bytes":
-        i = draw(st.integers(0, len(text)))
-        return text[:i].encode() + draw(BYTES) + text[i + draw(st.integers(0, 50)) :].encode()
-    if way == "inner" and isinstance(BASE[key], dict):
-        value = {**BASE[key], draw(st.sampled_from(sorted(BASE[key]))): value}
-    name = draw(VALUES.filter(lambda name: name.__hash__)) if way == "key" else key
-    return yaml.safe_dump({**BASE, name: value}, allow_unicode=draw(st.booleans())).encode()
-
-
-def check_config(content: bytes, script: Script, root: Path) -> None:
-    with camp(root) as here:
-        (here / "c.yaml").write_bytes(content)
-        ended = ran(here, lambda: call(script, "--config=c.yaml", "--print_config"), gigabytes=1.5)
-        assert [path.name for path in here.iterdir()] == ["c.yaml"]
-        assert ended.code == 2 or isinstance(yaml.safe_load(ended.out), dict)
+            require_whole(here / asked[1], ended)
 
 
 CAMPAIGNS: Mapping[str, tuple[Callable[[Any, Script, Path], None], st.SearchStrategy[Any], int]] = {
-    "values": (check_option, ASKED, 12), "runs": (check_run, st.just({}) | requests(), 5),
-    "options and places": (check_place, misspelt() | PLACED, 10), "config files": (check_config, configs(), 12),
+    "values": (check_option, ASKED, 16), "runs": (check_run, requests(), 5), "places": (check_place, PLACED, 10),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("campaign", CAMPAIGNS)
 @SIZES
+@pytest.mark.parametrize("campaign", CAMPAIGNS)
 def test_a_command_does_its_work_or_is_refused(campaign: str, many: bool, script: Script, tmp_path: Path) -> None:
     check, cases, few = CAMPAIGNS[campaign]
     examine(lambda case: check(case, script, tmp_path), cases, few, many)

@@ -5,17 +5,15 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import forked
 from torch import Tensor
 
-from fedcommons.artifacts import Store, constants, key_of
+from fedcommons.artifacts import Store, key_of
 from fedcommons.config import cli, presets
 from fedcommons.config.flat import override
 from fedcommons.errors import UserError
@@ -71,33 +69,23 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def without(name: str) -> Callable[[Path], object]:
-    def remove(path: Path) -> None:
-        facts = json.loads(sidecar(path).read_text())
-        del facts[name]
-        sidecar(path).write_text(json.dumps(facts))
-
-    return remove
-
-
 def not_tensors(path: Path) -> None:
     facts = json.loads(sidecar(path).read_text())
     path.write_bytes(b"not tensors")
     write_json(sidecar(path), {**facts, "sha256": sha256(b"not tensors")})
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-5]),
-    "emptied": lambda path: path.write_bytes(b""),
-    "one bit": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
-    "no sidecar": lambda path: sidecar(path).unlink(),
-    "no tensors": lambda path: path.unlink(),
-    "sidecar truncated": lambda path: sidecar(path).write_text(sidecar(path).read_text()[:20]),
-    "sidecar not a record": lambda path: sidecar(path).write_text("[]"),
-    "no checksum of tensors": without("sha256"),
-    "no checksum of facts": without("facts_sha256"),
-    "no tensors with a right checksum": not_tensors,
-    "another receipt": lambda path: sidecar(path).write_text(sidecar(path).read_text().replace("1.5", "9.5")),
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "one bit": (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x7f"), "was truncated or altered"),
+    "no sidecar": (lambda path: sidecar(path).unlink(), "is missing"),
+    "no tensors": (lambda path: path.unlink(), "is missing"),
+    "sidecar truncated": (lambda path: sidecar(path).write_text(sidecar(path).read_text()[:20]), "is incomplete"),
+    "no checksum of facts": (lambda path: write_json(sidecar(path), {"sha256": "0"}), "checksum 'facts_sha256'"),
+    "no tensors with a right checksum": (not_tensors, "was truncated or altered"),
+    "other facts": (
+        lambda path: write_json(sidecar(path), {**json.loads(sidecar(path).read_text()), "x": 1}),
+        "altered",
+    ),
 }
 
 
@@ -134,32 +122,27 @@ def test_json_has_finite_numbers_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_damage_is_detected_and_the_artifact_is_built_again(how: str, shelf: Shelf) -> None:
+    damage, words = DAMAGES[how]
     for _ in range(2):
         shelf.store.put("images", TENSORS, {}, {"receipt": {"sigma": 1.5}})
         require_same(shelf.tensors(), TENSORS)
         assert shelf.said == []
-        DAMAGES[how](shelf.path())
-        word = (
-            "missing"
-            if how in ("no sidecar", "no tensors")
-            else r"is incomplete|was truncated or altered|checksum '\w*sha256'"
-        )
-        with pytest.raises(ValueError, match=word):
+        damage(shelf.path())
+        with pytest.raises(ValueError, match=words):
             read_tensors(shelf.path())
         shelf.require_lost()
 
 
 def test_the_store_returns_what_was_put_also_to_a_later_process(tmp_path: Path) -> None:
     """Also tensors that are not contiguous or have a graph."""
-    key, findings = key_of({"seed": 0}), {"receipt": {"sigma": 1.5, "steps": 20}}
     tensors = {**TENSORS, "t": torch.arange(6.0).view(2, 3).t(), "g": torch.ones(2, requires_grad=True)}
-    Store(tmp_path / "a" / "b").put("images", tensors, {"seed": 0}, findings)
+    Store(tmp_path / "a" / "b").put("images", tensors, {"seed": 0}, {"steps": 20})
     later = Store(tmp_path / "a" / "b", pytest.fail)
-    found = later.get("images", key)
+    found = later.get("images", key_of({"seed": 0}))
     assert found is not None
     require_same(found.tensors, {name: t.detach() for name, t in tensors.items()})
-    assert (found.facts, found.findings) == ({"seed": 0}, findings)
-    assert later.get("generators", key) is later.get("images", key_of({"seed": 1})) is None
+    assert (found.facts, found.findings) == ({"seed": 0}, {"steps": 20})
+    assert later.get("generators", key_of({"seed": 0})) is later.get("images", key_of({"seed": 1})) is None
 
 
 def test_an_artifact_whose_facts_are_malformed_is_none(shelf: Shelf) -> None:
@@ -173,18 +156,7 @@ def test_an_artifact_whose_facts_are_malformed_is_none(shelf: Shelf) -> None:
     assert shelf.said == []
 
 
-@dataclass(frozen=True)
-class Part:
-    needed: int
-    lr: float = 0.1
-    channels: tuple[int, ...] = (8, 16)
-    others: dict[str, int] = field(default_factory=dict)
-
-
-def test_a_key_has_the_constants_that_differ_from_their_defaults_in_any_order() -> None:
-    assert constants(Part(3)) == {"needed": 3}  # without a default
-    assert constants(Part(3, others={"a": 1}, channels=(8,))) == {"needed": 3, "channels": (8,), "others": {"a": 1}}
-    assert constants(Part(3, lr=0.2), less=("lr",)) == {"needed": 3}
+def test_a_key_depends_on_every_fact_and_on_no_order() -> None:
     facts: dict[str, Any] = {"seed": 0, "fitting": {"lr": 0.1, "channels": (8, 16)}}
     assert key_of(facts) == key_of({"fitting": {"channels": [8, 16], "lr": 0.1}, "seed": 0})
     for other in ({"seed": 1}, {"fitting": {"lr": 0.1, "channels": (8, 32)}}, {"more": None}):
@@ -192,11 +164,8 @@ def test_a_key_has_the_constants_that_differ_from_their_defaults_in_any_order() 
 
 
 @pytest.mark.parametrize("fails_at", [1, 2], ids=["tensors", "sidecar"])
-@pytest.mark.parametrize("is_there", [False, True], ids=["new", "replaced"])
-def test_putting_is_atomic(fails_at: int, is_there: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = {"images": torch.zeros(3)}
-    if is_there:
-        shelf.store.put("images", old, {})
+def test_putting_is_atomic(fails_at: int, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.store.put("images", old := {"images": torch.zeros(3)}, {})
     calls: list[int] = []
     fsync = os.fsync
 
@@ -210,8 +179,8 @@ def test_putting_is_atomic(fails_at: int, is_there: bool, shelf: Shelf, monkeypa
         patch.setattr(os, "fsync", fails)
         with pytest.raises(OSError, match="No space left"):
             shelf.store.put("images", TENSORS, {})
-    assert len(list((shelf.folder / "images").iterdir())) == 2 * is_there or fails_at == 2
-    if is_there and fails_at == 1:
+    assert len(list((shelf.folder / "images").iterdir())) == 2
+    if fails_at == 1:
         require_same(shelf.tensors(), old)
     else:
         assert shelf.tensors() is None  # never something in between
@@ -226,32 +195,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             Store(folder).require_writable()
 
 
-@pytest.mark.long
-def test_two_processes_may_put_the_same_artifact_at_once(tmp_path: Path) -> None:
-    """Each also reads, all the time, what both write: it is never damaged."""
-
-    def writes() -> None:
-        store = Store(tmp_path, pytest.fail)
-        for number in range(20):
-            store.put("images", {"images": torch.arange(50_000) + number % 3}, {"number": number % 3})
-            found = store.get("images", key_of({"number": 0}))
-            assert found is not None
-            require_same(found.tensors, {"images": torch.arange(50_000)})
-
-    with ThreadPoolExecutor() as pool:
-        assert [ended.code for ended in pool.map(lambda _: forked(writes, tmp_path), range(2))] == [0, 0]
-    assert len(list((tmp_path / "images").iterdir())) == 6  # and nothing half-written
-
-
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
 ALIASES = "a: &a [" + "1," * 999 + "1]\n" + "".join(f"b{i}: *a\n" for i in range(200))
 VALUES, DEEP, LONG = "a: [" + "1," * 200_000 + "1]", "a: " + "[" * 300_000, "x" * 1_000_001
 TOO_DEEP = "nested too deeply|nesting depth"
 """Our words, and PyYAML's from 6.0.4."""
 LARGE = {
-    "bomb": (BOMB, "aliases", ""), "alias": ("seed: &s 3\ntarget: *s\n", "aliases", ""),
     "aliases": (ALIASES, "aliases", "more than 100,000 values"), "values": (VALUES, "100,000 val", "100,000 values"),
     "deep": (DEEP, TOO_DEEP, TOO_DEEP), "long": (LONG, "at most 1,000,000", "1,000,000"),
 }  # fmt: skip
@@ -264,9 +212,8 @@ def test_a_config_file_is_bounded(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match=of_run):
         read_config(tmp_path)
-    if of_user:
-        with pytest.raises(UserError, match=rf"config\.yaml.*({of_user})"):
-            cli.read([f"--config={tmp_path / 'config.yaml'}"])
+    with pytest.raises(UserError, match=rf"config\.yaml.*({of_user})"):
+        cli.read([f"--config={tmp_path / 'config.yaml'}"])
 
 
 def test_a_message_is_written_to_a_plain_file_only(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,25 +18,13 @@ import pytest
 from forked import Ended, Script, call, forked, warm_up, words
 from interrupted import outputs
 
-from fedcommons.federation import checkpoint
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.tensors import data
-
 if TYPE_CHECKING:
     from conftest import WandbFile
 
 FIELDS = {
     "preset": "smoke", "data.limit": "60", "client.epochs": "1", "measure.every": "0", "federation.rounds": "4",
-    "federation.checkpoint_every": "2", "partition.n_clients": "4", "out": "run",
-}  # fmt: skip
-METHODS: Mapping[str, Mapping[str, str]] = {
-    "scaffold": {"federation.participation": "0.75", "model.channels": "[2,4]", "federation.memory_mb": "0.01"},
-    "feddpms": {  # clients send codes from round 3 on, and receive some in round 4
-        "model.name": "vae", "feddpms.preliminary_rounds": "2", "feddpms.quota": "3", "feddpms.sigma": "0.1",
-        "feddpms.tries": "3",
-    },
-    "feddm": {"feddm.iterations": "2", "feddm.server_batch": "8", "feddm.server_epochs": "2", "feddm.ipc": "1",
-              "model.channels": "[2,4]"},
+    "federation.checkpoint_every": "2", "partition.n_clients": "4", "out": "run", "algorithm": "scaffold",
+    "federation.participation": "0.75", "model.channels": "[2,4]", "federation.memory_mb": "0.01",
 }  # fmt: skip
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 
@@ -79,11 +67,11 @@ class Runs:
     root: Path
 
     def run(
-        self, method: str, folder: Path, dies_at: int = 0, *, is_half: bool = False, name: str = "", wandb: str = "off"
+        self, folder: Path, dies_at: int = 0, *, is_half: bool = False, name: str = "", wandb: str = "off"
     ) -> Ended:
         """Begin the run in the folder or go on with it."""
         folder.mkdir(exist_ok=True)
-        asked = words({**FIELDS, **METHODS[method], "algorithm": method, "tracking.wandb": wandb})
+        asked = words({**FIELDS, "tracking.wandb": wandb})
 
         def action() -> None:
             changes = count_changes(folder, dies_at, is_half, name)
@@ -104,43 +92,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory, sweeps: Callable[[str], Modul
 
 
 @pytest.fixture(scope="module")
-def whole(runs: Runs) -> dict[str, list[str]]:
-    """Each method runs undisturbed in a folder of its name; its changes of files."""
-    changes = {}
-    for method in METHODS:
-        ended = runs.run(method, runs.root / method)
-        assert ended.code == 0, ended.err
-        changes[method] = json.loads(ended.out.splitlines()[-1])
-        assert changes[method].count("fsync") > 10
-    folder = runs.root / "feddpms" / "run"
-    last = checkpoint.load_latest(folder / "checkpoints", ClientMemory(folder=folder / "memory"))
-    assert last  # clients had sent codes and received some, or FedDPMS's runs would show no more than SCAFFOLD's
-    assert [name for name in last.state if name.startswith("codes/")]
-    assert len(data(last.state["received"]))
-    assert list((runs.root / "scaffold" / "run").glob("memory/*.safetensors"))
+def whole(runs: Runs) -> list[str]:
+    """The changes of files of the undisturbed run, in a folder ``whole``."""
+    ended = runs.run(runs.root / "whole")
+    assert ended.code == 0, ended.err
+    changes = json.loads(ended.out.splitlines()[-1])
+    assert changes.count("fsync") > 10
+    assert list((runs.root / "whole" / "run").glob("memory/*.safetensors"))
     return changes
 
 
-POINTS = [
-    *(("scaffold", share, False) for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)),
-    *(("scaffold", share, True) for share in (0.2, 0.4, 0.6, 0.8, 1.0)),
-    *((method, share, share == 0.7) for method in ("feddpms", "feddm") for share in (0.4, 0.7, 0.9)),
-]
-
-
-@pytest.mark.parametrize(("method", "share", "is_half"), POINTS)
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9, 1.0])
 @pytest.mark.long
 def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
-    method: str, share: float, is_half: bool, runs: Runs, whole: dict[str, list[str]], tmp_path: Path
+    share: float, is_half: bool, runs: Runs, whole: list[str], tmp_path: Path
 ) -> None:
-    at = [i for i, event in enumerate(whole[method], 1) if event == "fsync" or not is_half]
-    killed_at = at[int(share * (len(at) - 1))]
-    killed = runs.run(method, tmp_path, killed_at, is_half=is_half)
+    at = [i for i, event in enumerate(whole, 1) if event == "fsync" or not is_half]
+    killed = runs.run(tmp_path, at[int(share * (len(at) - 1))], is_half=is_half)
     assert killed.code == -signal.SIGKILL, killed.err
     was_finished = (tmp_path / "run" / "summary.json").exists()
-    ended = runs.run(method, tmp_path)
+    ended = runs.run(tmp_path)
     assert ended.code == 0, ended.err
-    assert outputs(tmp_path / "run") == outputs(runs.root / method / "run")
+    assert outputs(tmp_path / "run") == outputs(runs.root / "whole" / "run")
     assert was_finished or list(tmp_path.rglob(".*.tmp")) == []
     assert share == 1.0 or not was_finished
 
@@ -149,11 +123,11 @@ def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
 def test_wandb_keeps_the_id_and_the_whole_history_of_a_killed_run(
     runs: Runs, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
 ) -> None:
-    killed = runs.run("scaffold", tmp_path, 4, name="rounds.jsonl", wandb="offline")
+    killed = runs.run(tmp_path, 4, name="rounds.jsonl", wandb="offline")
     assert killed.code == -signal.SIGKILL, killed.err
     folder = tmp_path / "run"
     name = (folder / "wandb-id.txt").read_text().strip()
-    ended = runs.run("scaffold", tmp_path, wandb="offline")
+    ended = runs.run(tmp_path, wandb="offline")
     assert ended.code == 0, ended.err
     found = wandb_file(folder)
     assert found.run.run_id == name

@@ -13,14 +13,10 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from interrupted import contents, outputs, small
 
 from fedcommons import locks
 from fedcommons.errors import UserError
 from fedcommons.locks import locked
-from fedcommons.runs import experiment
-from fedcommons.sweeping import folders
-from fedcommons.sweeping import sweep as tuning
 
 FORK = multiprocessing.get_context("fork")
 
@@ -45,16 +41,12 @@ def another(action: Callable[[Callable[[], None]], None]) -> Iterator[int]:
         process.join()
 
 
-def holding(folder: Path) -> Callable[[Callable[[], None]], None]:
-    def action(pause: Callable[[], None]) -> None:
-        with locked(folder):
+def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+    def hold(pause: Callable[[], None]) -> None:
+        with locked(tmp_path):
             pause()
 
-    return action
-
-
-def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
-    with another(holding(tmp_path)) as process:
+    with another(hold) as process:
         who = f"{tmp_path} is in use by process {process} on {socket.gethostname()}"
         with pytest.raises(UserError, match=who), locked(tmp_path):
             pytest.fail("two in one folder")
@@ -68,14 +60,8 @@ def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> No
             raise ZeroDivisionError
 
 
-def test_a_lock_of_another_form_names_no_process(tmp_path: Path) -> None:
-    for text in ('{"pid": 1e999, "host": "x"}', '{"pid": "1", "host": "x"}', '{"pid": 1, "host": 2}'):
-        (tmp_path / ".lock").write_text(text)
-        assert locks.holder(tmp_path) is None
-
-
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live_on(tmp_path: Path) -> None:
-    """As W&B's service or Ray's workers may: one that was forked, one that was started."""
+    """As W&B's service or Ray's workers may: one that was forked, one that was started; a patient lock waits."""
 
     def action(pause: Callable[[], None]) -> None:
         with locked(tmp_path):
@@ -87,23 +73,16 @@ def test_the_lock_of_a_killed_process_is_free_though_its_children_live_on(tmp_pa
 
     with another(action) as process:
         children = [int(number) for number in (tmp_path / "children").read_text().split()]
+        killer = Timer(0.3, os.kill, (process, signal.SIGKILL))
         try:
-            os.kill(process, signal.SIGKILL)
-            with locked(tmp_path, patience=30):  # the kernel needs a moment
-                pass
+            killer.start()
+            with locked(tmp_path, patience=30):  # which waits for the end of the other
+                killer.join()
             for child in children:
                 os.kill(child, 0)  # both are alive
         finally:
             for child in children:
                 os.kill(child, signal.SIGKILL)
-
-
-def test_patience_waits_for_the_end_of_the_other(tmp_path: Path) -> None:
-    with another(holding(tmp_path)) as process:
-        killer = Timer(0.3, os.kill, (process, signal.SIGKILL))
-        killer.start()
-        with locked(tmp_path, patience=30):
-            killer.join()
 
 
 def test_a_file_system_without_locks_is_reported_and_refuses_no_process(
@@ -118,32 +97,3 @@ def test_a_file_system_without_locks_is_reported_and_refuses_no_process(
         pass
     (line,) = said
     assert f"{tmp_path} cannot be locked (No locks available)" in line
-
-
-@pytest.mark.long
-def test_two_processes_cannot_run_one_run(tmp_path: Path) -> None:
-    """The second, with --resume, is refused; the first ends as an undisturbed run; a finished one may be read."""
-    config, folder = small(tmp_path, {"federation.rounds": 3}), tmp_path / "run"
-
-    def run(pause: Callable[[], None]) -> None:
-        experiment.run(config, folder, on_round=lambda number, _: pause() if number == 2 else None)
-
-    with another(run) as process:
-        before = contents(folder)
-        for resume in (True, False):
-            with pytest.raises(UserError, match=f"is in use by process {process} on "):
-                experiment.run(config, folder, resume=resume)
-        assert contents(folder) == before
-    summary = experiment.run(config, tmp_path / "whole")
-    assert outputs(folder) == outputs(tmp_path / "whole")
-    with locked(folder):
-        assert experiment.run(config, folder, resume=True) == summary
-
-
-def test_a_sweep_holds_its_folder_until_it_has_ended(tmp_path: Path) -> None:
-    with tuning.open_sweep(tmp_path / "out", resume=False):
-        for opening in (tuning.open_sweep(tmp_path / "out", resume=True), folders.open_folder(tmp_path / "out")):
-            with pytest.raises(UserError, match="in use by process"), opening:
-                pytest.fail("two in one folder")
-    with tuning.open_sweep(tmp_path / "out", resume=False):
-        pass

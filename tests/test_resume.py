@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
@@ -35,24 +34,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-def test_where_there_is_nothing_to_resume_it_is_reported_before_any_training(
-    sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The user may have named the wrong folder."""
-    fields = ["--wandb", "off", "--data.limit", "40", "--federation.rounds", "1", "--client.epochs", "1"]
-    for is_first in (True, False):
-        assert sweeps("run").run(["--preset", "smoke", *fields, "--out", str(tmp_path / "run"), "--resume"]) == 0
-        first_line = capsys.readouterr().out.splitlines()[0]
-        assert (f"{tmp_path / 'run'} holds no run to resume" in first_line) == is_first
-    said: list[str] = []
-    with tuning.open_sweep(tmp_path / "sweep", True, said.append):
-        assert len(said) == 1
-        assert f"{tmp_path / 'sweep'} holds no run to resume" in said[0]
-    with tuning.open_sweep(tmp_path / "new", False, said.append):
-        assert len(said) == 1
-
-
 @pytest.mark.parametrize(("last", "first"), [(1, 1), (2, 3), (6, None)])
 @pytest.mark.long
 def test_a_run_interrupted_in_any_round_ends_as_if_it_never_was(
@@ -66,13 +47,11 @@ def test_a_run_interrupted_in_any_round_ends_as_if_it_never_was(
 FAILS = """
 import os
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.seeds import seed_for
 
 
 class Mine(FedAvg):
     def client(self, work, message, memory, data, round, seed):
-        if os.environ.get("FAILS") and seed == seed_for(0, "client", 4, 1):
-            raise ZeroDivisionError
+        assert round < 4 or not os.environ.get("FAILS")
         return super().client(work, message, memory, data, round, seed)
 """
 
@@ -88,21 +67,12 @@ def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
     experiment.run(config, tmp_path / "whole")
     monkeypatch.setenv("FAILS", "1")
     for resume in (False, True):
-        with pytest.raises(ClientError, match=r"client 1, round 4.*ZeroDivisionError|round 4, client 1"):
+        with pytest.raises(ClientError, match="round 4"):
             experiment.run(config, folder, resume=resume)
         assert (folder / "error.txt").exists()
     monkeypatch.delenv("FAILS")
     require_resumed(config, folder, tmp_path / "whole", 4)
     assert not (folder / "error.txt").exists()
-
-
-def test_old_checkpoints_that_a_killed_run_left_are_removed(runs: Path, tmp_path: Path) -> None:
-    """After its last round nothing is saved any more that would remove them."""
-    shutil.copytree(runs / "whole", tmp_path / "cut")
-    (tmp_path / "cut" / "summary.json").unlink()
-    for path in (runs / "whole" / "checkpoints").glob("round-000004*"):
-        shutil.copy(path, tmp_path / "cut" / "checkpoints" / path.name.replace("4", "2"))
-    require_resumed(TINY, tmp_path / "cut", runs / "whole", None)
 
 
 def test_measures_that_are_not_finite_are_reported_once(tmp_path: Path) -> None:
@@ -134,48 +104,28 @@ def test_a_finished_run_is_read_and_not_overwritten(runs: Path, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_artifacts_are_built_where_they_are_missing_and_must_be_writable_only_there(
-    as_nobody: Callable[[Callable[[], None]], None],
-) -> None:
-    with TemporaryDirectory() as name:
-        folder, said = Path(name), list[str]()
-        folder.chmod(0o777)
-        store, shuffled = folder / "artifacts", small(folder, POOL)
-        with pytest.raises(LookupError, match="client 0 have not been made"):  # a trial leaves them to its sweep
-            experiment.run(shuffled, folder / "trial", may_generate=False)
-        assert not store.exists()
-        experiment.run(shuffled, folder / "first", say=lambda _: None)
-        damaged = max((store / "images").glob("*.safetensors"))
-        damaged.write_bytes(damaged.read_bytes()[:50])
-        experiment.run(shuffled, folder / "second", say=said.append)
-        assert any("truncated or altered" in text and "built again" in text for text in said)
-        for path in (store, *store.iterdir()):
-            path.chmod(0o555)
-
-        def run_again() -> None:
-            experiment.run(shuffled, folder / "third", say=pytest.fail)
-            with pytest.raises(UserError, match="artifacts cannot be written"):
-                experiment.run(override(shuffled, {"generator.lr": 0.5}), folder / "fourth")
-            assert not (folder / "fourth").exists()
-
-        as_nobody(run_again)
-        assert outputs(folder / "third") == outputs(folder / "second") == outputs(folder / "first")
-        for path in (store, *store.iterdir()):
-            path.chmod(0o755)
+def test_artifacts_are_built_where_they_are_missing_or_damaged(tmp_path: Path) -> None:
+    said, shuffled = list[str](), small(tmp_path, POOL)
+    with pytest.raises(LookupError, match="client 0 have not been made"):  # a trial leaves them to its sweep
+        experiment.run(shuffled, tmp_path / "trial", may_generate=False)
+    assert not (tmp_path / "artifacts").exists()
+    experiment.run(shuffled, tmp_path / "first", say=lambda _: None)
+    damaged = max((tmp_path / "artifacts" / "images").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    experiment.run(shuffled, tmp_path / "second", say=said.append)
+    assert any("truncated or altered" in text and "built again" in text for text in said)
+    experiment.run(shuffled, tmp_path / "third", say=pytest.fail)
+    assert outputs(tmp_path / "third") == outputs(tmp_path / "second") == outputs(tmp_path / "first")
 
 
-FOREIGN = [
-    ["notes.txt"], ["checkpoints/best.safetensors"], ["memory/of/mine"], ["error.txt"], [".draft.tmp"],
-    ["run/.config.yaml.7.tmp", "run/rounds.jsonl"], ["config.yaml"], ["summary.json"], [".lock"], ["rounds.jsonl"],
-]  # fmt: skip
+FOREIGN = ["notes.txt", "checkpoints/best.safetensors", ".draft.tmp", "config.yaml", ".lock", "rounds.jsonl"]
 
 
-@pytest.mark.parametrize("names", FOREIGN, ids=lambda names: names[0])
-def test_a_folder_with_files_of_the_user_is_refused_and_stays(names: list[str], tmp_path: Path) -> None:
-    mine = contents(write_mine(tmp_path, *names))
-    first = names[0].split("/")[0]
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_with_files_of_the_user_is_refused_and_stays(name: str, tmp_path: Path) -> None:
+    mine = contents(write_mine(tmp_path, name))
     for resume in (False, True):
-        with pytest.raises(UserError, match=rf"^--out: .* no run folder \(it has {first}\)"):
+        with pytest.raises(UserError, match=rf"^--out: .* no run folder \(it has {name.split('/')[0]}\)"):
             experiment.run(TINY, tmp_path, resume=resume)
         with pytest.raises(UserError, match="no folder of a sweep"), tuning.open_sweep(tmp_path, resume):
             pytest.fail("opened")
@@ -210,8 +160,9 @@ def test_a_run_killed_before_its_config_can_begin_again(runs: Path, tmp_path: Pa
 
 
 def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
-    with tuning.open_sweep(tmp_path, resume=False):
-        pass
+    said: list[str] = []
+    with tuning.open_sweep(tmp_path, True, said.append):
+        assert "holds no run to resume" in said[0]
     shutil.copytree(runs / "cut", tmp_path / "cell")
     with pytest.raises(UserError, match=r"no run folder \(it has cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
@@ -220,16 +171,7 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
             pytest.fail("opened")
 
 
-PUBLISHED = Path(__file__).parent.parent / "sweeps" / "papers" / "fedssyn" / "published"
-RESUMABLE = ("run", "table1", "figure3", "convergence_parameters", "advise", "tune")
-SWEEPS = {
-    **{name: ["--preset=smoke"] for name in (*RESUMABLE, "quadratics", "mnist_softmax")},
-    "tune": ["--preset=smoke", "--space=lr=0.1,0.2"],
-    "communication_saved": [f"--from={PUBLISHED}/fedssyn_table1_rounds.csv"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", ["run", "table1", "quadratics"])
 def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
     name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,12 +180,12 @@ def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
     mine = contents(write_mine(tmp_path, "thesis.tex", "summary.json", ".writable"))
     for out, word in ((".", "is not empty"), ("", "--out must name a file or folder")):
         with pytest.raises(UserError, match=word):
-            run([*SWEEPS[name], f"--out={out}"])
+            run(["--preset=smoke", f"--out={out}"])
     assert contents(tmp_path) == mine
     (tmp_path / "held").mkdir()
-    resume = ["--resume"] if name in RESUMABLE else []
+    resume = ["--resume"] if name != "quadratics" else []
     with locked(tmp_path / "held"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
-        run([*SWEEPS[name], *resume, "--out=held"])
+        run(["--preset=smoke", *resume, "--out=held"])
     assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
 
 
@@ -258,10 +200,9 @@ DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "out of order": lambda lines: [lines[4], lines[3]],
 }
 INSTEAD = {
-    "NUL": b"\0" * 40, "not UTF-8": b'{"round": 3, "\xff": 1}', "a list": b"[3]", "a number": b"3",
-    "brackets": b"[" * 100_000, "no metrics": b'{"round": 3}', "text": b'{"round": 3, "test/accuracy": "0.5"}',
+    "NUL": b"\0" * 40, "not UTF-8": b'{"round": 3, "\xff": 1}', "a list": b"[3]", "brackets": b"[" * 100_000,
+    "no metrics": b'{"round": 3}', "text": b'{"round": 3, "test/accuracy": "0.5"}',
     "true": b'{"round": 3, "test/accuracy": true}', "nan": b'{"round": 3, "test/accuracy": NaN, "train": 1e999}',
-    "huge": b'{"round": 3, "test/accuracy": 1' + b"0" * 400 + b', "train": NaN}',
 }  # fmt: skip
 
 
@@ -283,8 +224,7 @@ def test_a_file_counts_up_to_its_first_damaged_line(name: str, runs: Path, tmp_p
     ("run", "name", "line", "new", "first"),
     [
         ("cut", "rounds.jsonl", 5, b"\0" * 40, 5), ("cut", "rounds.jsonl", 4, b'{"round": 4, "te', 3),
-        ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 6, None, None),
-        ("whole", "rounds.jsonl", 2, None, 0),
+        ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 2, None, 0),
     ],
 )  # fmt: skip
 @pytest.mark.long
@@ -304,26 +244,24 @@ def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(
     assert tuning.is_done(cell, tmp_path)
 
 
-@pytest.mark.parametrize(("at", "first"), [(5, 5), (6, None)])
 @pytest.mark.long
-def test_a_run_into_which_another_process_wrote_is_not_summarised(
-    at: int, first: int | None, runs: Path, tmp_path: Path
-) -> None:
+def test_a_run_into_which_another_process_wrote_is_not_summarised(runs: Path, tmp_path: Path) -> None:
     """As on a file system without locks."""
 
     def writes_too(number: int, _: Mapping[str, float | None]) -> None:
-        if number == at:
+        if number == 5:
             with open(tmp_path / "rounds.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"round": at, "test/accuracy": 0.1}) + "\n")
+                file.write(json.dumps({"round": 5, "test/accuracy": 0.1}) + "\n")
 
     with pytest.raises(ClientError, match="does not hold rounds 0 to 6"):
         experiment.run(TINY, tmp_path, on_round=writes_too)
     assert not (tmp_path / "summary.json").exists()
-    require_resumed(TINY, tmp_path, runs / "whole", first)
+    require_resumed(TINY, tmp_path, runs / "whole", 5)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000], ids=["empty", "a list", "brackets"])
-def test_a_damaged_summary_is_written_again(text: str, runs: Path, tmp_path: Path) -> None:
+def test_a_damaged_summary_is_written_again(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "whole", tmp_path / "run")
-    (tmp_path / "run" / "summary.json").write_text(text)
+    (tmp_path / "run" / "summary.json").write_text("[]")
+    for path in (runs / "whole" / "checkpoints").glob("round-000004*"):  # an old one, which a killed run left
+        shutil.copy(path, tmp_path / "run" / "checkpoints" / path.name.replace("4", "2"))
     require_resumed(TINY, tmp_path / "run", runs / "whole", None)  # its last checkpoint is of its last round

@@ -14,18 +14,14 @@ import pytest
 from fedcommons.federation import scratch
 
 MAKES = """
-import os, signal, sys
+import signal, sys
 from fedcommons.federation import scratch
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = scratch.make()
 (folder / "deep" / "er").mkdir(parents=True)
 (folder / "deep" / "er" / "secret").write_text("seed")
-if os.fork() == 0:
-    sys.exit()  # a child's end is not the end of its parent
-os.wait()
-assert folder.exists()
-print(folder, flush=True)  # after the fork: what a signal raises in Python's own hooks around it is lost
+print(folder, flush=True)
 sys.stdin.read()
 """
 
@@ -52,9 +48,8 @@ def process(base: Path) -> Iterator[subprocess.Popen[str]]:
         made.kill()
 
 
-@pytest.mark.parametrize("umask", [0, 0o077])
-def test_only_its_user_can_enter_it(umask: int, base: Path) -> None:
-    before = os.umask(umask)
+def test_only_its_user_can_enter_it(base: Path) -> None:
+    before = os.umask(0)
     try:
         with scratch.folder() as folder:
             status = folder.stat()
@@ -121,9 +116,8 @@ PLANTED: dict[str, Callable[[Path], object]] = {
     "of another user": lambda base: os.chown(left_over(base), 65534, 65534),
     "a mark of another user": lambda base: os.chown(left_over(base) / scratch.MARK, 65534, 65534),
     "a link": lambda base: (base / "fc-abcdefgh").symlink_to(base.parent / "victim"),
-    "a file": lambda base: (base / "fc-abcdefgh").touch(),
     "a pipe": lambda base: os.mkfifo(base / "fc-abcdefgh"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

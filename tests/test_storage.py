@@ -5,12 +5,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
-from interrupted import PowerCut, Watched, ignore, refuse_lists
+from interrupted import Watched, ignore, refuse_lists
 from torch import Tensor, arange, equal
 
 from fedcommons.artifacts import Store, key_of
@@ -21,7 +20,6 @@ from fedcommons.files import remote
 from fedcommons.files.remote import ChangedError, StorageError
 from fedcommons.files.snapshots import MANIFEST, Snapshots
 from fedcommons.runs import build
-from fedcommons.tracking.wandb_tracker import WandbTracker
 
 FACTS = {"seed": 3}
 KEY = key_of(FACTS)
@@ -62,8 +60,7 @@ def require_served(place: str | Snapshots, folder: Path, **files: str) -> None:
 
 @pytest.mark.long
 def test_a_folder_is_the_same_on_another_machine(place: str, tmp_path: Path) -> None:
-    here = write(tmp_path / "a", x="1", empty="", sub_y="2")
-    write(here, OTHER="not of a run", sub_sub_z="nor this")
+    here = write(tmp_path / "a", x="1", empty="", sub_y="2", OTHER="not of a run", sub_sub_z="nor this")
     (here / "link").symlink_to("/etc/hostname")
     one, two = snapshots(place), snapshots(place)
     assert one.look() == {}
@@ -80,31 +77,24 @@ def test_a_folder_is_the_same_on_another_machine(place: str, tmp_path: Path) -> 
 
 
 def test_of_two_writers_the_second_is_refused_and_the_first_stays(place: str, tmp_path: Path) -> None:
-    first, second, third = snapshots(place), snapshots(place), snapshots(place)
-    for one in (first, second, third):
-        one.look()
+    first, second, third = (snapshots(place) for _ in range(3))
     first.send(write(tmp_path / "a", x="1"))
     third.send(write(tmp_path / "equal", x="1"))
     assert third.tag == first.tag  # their contents are equal
     for again in range(2):
         with pytest.raises(ChangedError, match=r"runs/a/MANIFEST\.json was written"):
             second.send(write(tmp_path / "b", x=f"2{again}"))
-    first.send(write(tmp_path / "a", x="3"))
-    with pytest.raises(ChangedError):
-        third.send(write(tmp_path / "b", x="4"))
-    require_served(place, tmp_path / "c", x="3")
+    require_served(place, tmp_path / "c", x="1")
     second.look()
     second.send(tmp_path / "b")  # a writer that has seen it may replace it
-    require_served(place, tmp_path / "c", x="4")
+    require_served(place, tmp_path / "c", x="21")
 
 
 def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(place: str, tmp_path: Path) -> None:
     """It is written, the answer is lost, and the folder has other files by the time of the next try."""
     watched = Watched(place)
-    one, other = snapshots(place, watched), snapshots(place)
+    one = snapshots(place, watched)
     one.send(write(tmp_path / "a", x="1", y="one"))
-    other.look()
-
     watched.after = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
         one.send(write(tmp_path / "a", x="2"))
@@ -112,8 +102,6 @@ def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(place: str, tm
     one.send(write(tmp_path / "a", x="3"))
     require_served(place, tmp_path / "b", x="3", y="one")
     assert len(keys(place)) == 3
-    with pytest.raises(ChangedError):
-        other.send(write(tmp_path / "c", x="4"))
 
 
 def test_what_was_removed_there_is_sent_again(place: str, tmp_path: Path) -> None:
@@ -128,23 +116,16 @@ def test_what_was_removed_there_is_sent_again(place: str, tmp_path: Path) -> Non
     require_served(place, tmp_path / "b", x="2", y="one")
 
 
-@pytest.mark.parametrize("after", [0, 2])
-def test_a_half_written_snapshot_is_not_seen(after: int, place: str, tmp_path: Path) -> None:
-    """Killed after so many objects, before the list."""
-    watched, done = Watched(place), list[str]()
+def test_a_half_written_snapshot_is_not_seen(place: str, tmp_path: Path) -> None:
+    """All its objects are there, and its list is not."""
+    watched = Watched(place)
     one = snapshots(place, watched)
     one.send(write(tmp_path / "a", x="1", y="one"))
-
-    def cut(key: str) -> None:
-        if len(done) == after:
-            raise PowerCut
-        done.append(key)
-
-    watched.before = cut
-    with pytest.raises(PowerCut):
+    watched.before = refuse_lists
+    with pytest.raises(StorageError, match="no answer"):
         one.send(write(tmp_path / "a", x="2", y="two"))
     watched.before = ignore
-    assert len(keys(place)) == 3 + after
+    assert len(keys(place)) == 5
     require_served(place, tmp_path / "b", x="1", y="one")
     one.send(tmp_path / "a")
     assert len(keys(place)) == 3  # what was written before the cut was not written twice
@@ -208,18 +189,6 @@ def test_hostile_lists_are_refused(tmp_path: Path) -> None:
         snapshots(place).look()
 
 
-def test_nothing_is_brought_where_not_all_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, room = snapshots(str(tmp_path / "storage")), SimpleNamespace(free=5)
-    one.send(write(tmp_path / "a", x="12345", y="1"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
-    with pytest.raises(OSError, match="No space left on device"):
-        one.bring(tmp_path / "b")
-    assert not (tmp_path / "b").exists()
-    assert one.bring(tmp_path / "a") == []  # what is here already takes no room
-    room.free = 6
-    assert one.bring(tmp_path / "b") == []
-
-
 def test_an_artifact_is_available_on_another_machine(place: str, tmp_path: Path) -> None:
     said: list[str] = []
     a, b, c = (Store(tmp_path / name, said.append, place) for name in "abc")
@@ -254,51 +223,21 @@ def test_a_damaged_artifact_is_reported_and_built_again(how: str, tmp_path: Path
     assert Store(tmp_path / "c", pytest.fail, place).get("images", KEY)
 
 
-def test_an_artifact_of_other_facts_under_its_name_is_not_served(tmp_path: Path) -> None:
-    """Whole files under a key that is not theirs."""
-    place, said = str(tmp_path / "storage"), list[str]()
-    Store(tmp_path / "a").put("images", TENSORS, {"seed": 4})
-    folder = tmp_path / "a" / "images"
-    for path in list(folder.iterdir()):
-        path.rename(folder / path.name.replace(key_of({"seed": 4}), KEY))
-    Snapshots(remote.opened(place), f"artifacts/images/{KEY}", r".*").send(folder)
-    assert Store(tmp_path / "b", said.append, place).get("images", KEY) is None
-    assert "is another artifact" in said[0]
-
-
-MEANT = "did you mean 's3://'"
-PLAIN = "without user, password and options"
-FORM = "s3://BUCKET/PREFIX, with"
 BAD = {
-    "s4://bucket/x": rf"storage must be .*'s4:'; {MEANT}", "S3://bucket/x": MEANT, "s3:/bucket": MEANT,
-    "file:///tmp/x": MEANT, "s3://key:pass-word@bucket/x": PLAIN, "s3://bucket/x?secret=pass-word": PLAIN,
-    "s3://": FORM, "s3://Bucket/x": FORM, "s3://bucket/../other": FORM, "s3://bucket//x": FORM,
+    "s4://bucket/x": "storage must be .*'s4:'.*'s3://'", "s3:/bucket": "did you mean 's3://'",
+    "s3://key:pass-word@bucket/x": "without user, password", "s3://bucket/x?secret=pass-word": "without .* options",
+    "s3://": "s3://BUCKET/PREFIX, with", "s3://bucket/../other": "s3://BUCKET/PREFIX, with",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("url", BAD)
-def test_a_wrong_url_is_refused_and_no_password_repeated(url: str) -> None:
-    with pytest.raises(UserError, match=BAD[url]) as refused:
-        build.prepare(override(Experiment(), {"storage": url}))
-    assert "pass-word" not in str(refused.value)
+def test_a_wrong_url_is_refused_and_no_password_repeated() -> None:
+    for url, words in BAD.items():
+        with pytest.raises(UserError, match=words) as refused:
+            build.prepare(override(Experiment(), {"storage": url}))
+        assert "pass-word" not in str(refused.value)
 
 
-@pytest.mark.long
-def test_the_storage_decides_no_name_and_is_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
-
-    plain = choose({"tracking.wandb": "offline"})
-    kept = override(plain, {"storage": "s3://secret-bucket/lab"})
-    assert deciding(kept) == deciding(plain)
+def test_the_storage_decides_no_name() -> None:
+    plain = choose({})
+    assert deciding(override(plain, {"storage": "s3://bucket/lab"})) == deciding(plain)
     assert "storage" not in to_dict(plain)  # so old configs stay equal
-    uploaded: list[dict[str, Any]] = []
-
-    def init(**given: Any) -> None:
-        uploaded.append(given)
-        raise OSError("enough")
-
-    monkeypatch.setattr(wandb, "init", init)
-    for config in (plain, kept):
-        WandbTracker(tmp_path, config, 0.0, lambda text: None)
-    assert uploaded[0]["config"] == uploaded[1]["config"]
-    assert "secret-bucket" not in str(uploaded[1])

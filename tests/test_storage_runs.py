@@ -63,20 +63,6 @@ def machine(place: str, tmp_path: Path) -> Callable[[str], Machine]:
 Machines = Callable[[str], Machine]
 
 
-@pytest.mark.parametrize(
-    ("place", "last", "first"),
-    [("folder", 0, 0), ("folder", 6, 5), ("s3", 3, 3)],  # from the last one sent
-    indirect=["place"],
-)
-@pytest.mark.long
-def test_a_run_cut_on_one_machine_goes_on_on_another(
-    last: int, first: int, machine: Machines, whole: dict[str, bytes]
-) -> None:
-    machine("a").run(last=last)
-    machine("b").run(range(first, 7))
-    assert outputs(machine("b").folder) == whole
-
-
 @pytest.mark.long
 def test_a_finished_run_is_brought_and_not_run_again(
     machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]
@@ -180,11 +166,11 @@ def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
 class Front:
     """The emulated S3 with faults, as a WSGI application.
 
-    busy: how often it answers 503. lost: how many lists it writes and answers 500. is_lax: it drops conditions.
+    busy: how often it answers 503. is_lax: it drops conditions.
     """
 
     def __init__(self) -> None:
-        self.busy, self.lost, self.is_lax = 0.0, 0, False
+        self.busy, self.is_lax = 0.0, False
         self.app = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
@@ -194,13 +180,7 @@ class Front:
             return [b"<Error><Code>SlowDown</Code><Message>Slow down.</Message></Error>"]
         for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH") if self.is_lax else ():
             environ.pop(name, None)
-        is_lost = self.lost and environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith("MANIFEST.json")
-        if not is_lost:
-            return self.app(environ, answer)
-        self.lost -= 1
-        list(self.app(environ, lambda *_: None))
-        answer("500 Lost", [])
-        return []
+        return self.app(environ, answer)
 
 
 @pytest.fixture
@@ -213,20 +193,6 @@ def front(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     yield made
     server.shutdown()
     thread.join()
-
-
-@pytest.mark.long
-def test_a_busy_storage_is_waited_for_and_a_lost_answer_is_no_second_writer(
-    front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = bucket()
-    monkeypatch.delenv("AWS_MAX_ATTEMPTS")  # as by default
-    front.busy, front.lost = 3, 1
-    (one := Machine(tmp_path, place, "a")).run()
-    assert not [line for line in one.said if "storage" in line and "MANIFEST" in line]
-    assert (front.busy, front.lost) == (0, 0)
-    Machine(tmp_path, place, "b").run([])
-    assert outputs(tmp_path / "a" / "run") == outputs(tmp_path / "b" / "run") == whole
 
 
 @pytest.mark.long
@@ -248,26 +214,11 @@ def test_a_storage_that_stays_busy_costs_nothing_that_is_here(
     assert outputs(tmp_path / "b" / "run") == whole
 
 
-def no_keys(patch: pytest.MonkeyPatch) -> None:
-    patch.delenv("AWS_ACCESS_KEY_ID")
-    patch.delenv("AWS_SECRET_ACCESS_KEY")
-
-
-def fails_with_a_password(patch: pytest.MonkeyPatch) -> None:
-    import s3fs
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no answer from http://me:pass-word@host:9/x?key=1")
-
-    patch.setattr(s3fs.S3FileSystem, "call_s3", fail)
-
-
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], str]] = {
     "a closed port": (lambda p: p.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), "Could not connect"),
     "a password": (lambda p: p.setenv("AWS_ENDPOINT_URL", "http://me:pass-word@127.0.0.1:9"), "encoded in URL"),
-    "an error with a password": (fails_with_a_password, r"no answer from http://host:9/x\?key=1 \(OSError\)"),
     "no bucket": (lambda p: None, "there is no such bucket"),
-    "no credentials": (no_keys, "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    "no credentials": (lambda p: p.delenv("AWS_SECRET_ACCESS_KEY"), "no credentials were found"),
     "no package": (lambda p: p.setitem(sys.modules, "s3fs", None), r"pip install 'fedcommons\[s3\]'"),
     "no conditions": (lambda p: None, "ignores the conditions"),
 }  # fmt: skip
@@ -288,13 +239,13 @@ def test_a_storage_that_cannot_be_used_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["run", "run/storage", "other/../run"])
-def test_a_storage_in_the_folder_that_it_keeps_is_refused(name: str, tmp_path: Path) -> None:
-    config = small(tmp_path, {"storage": str(tmp_path / name)})
-    with pytest.raises(UserError, match=r"^storage must be outside of --out"):
-        experiment.run(config, tmp_path / "run")
-    with pytest.raises(UserError, match=r"^storage must be outside of --out"):
-        SweepMirror([Trial("cell", config)], tmp_path / "run").begin(resume=False)
+def test_a_storage_in_the_folder_that_it_keeps_or_in_a_file_is_refused(tmp_path: Path) -> None:
+    for name in ("run", "other/../run/storage"):
+        config = small(tmp_path, {"storage": str(tmp_path / name)})
+        with pytest.raises(UserError, match=r"^storage must be outside of --out"):
+            experiment.run(config, tmp_path / "run")
+        with pytest.raises(UserError, match=r"^storage must be outside of --out"):
+            SweepMirror([Trial("cell", config)], tmp_path / "run").begin(resume=False)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^storage: .*cannot be used"):

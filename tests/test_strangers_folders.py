@@ -9,16 +9,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import SIZES, VALUES, Ended, examine, files, forked, warm_up, write_mine
+from forked import SIZES, Ended, examine, files, forked, warm_up, write_mine
 from hypothesis import strategies as st
 from interrupted import small
 
-from fedcommons import load_clients, load_rounds, load_runs, locks, means
+from fedcommons import load_clients, load_rounds, load_runs, locks
 from fedcommons.errors import ClientError, UserError, left_in
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
@@ -69,6 +69,8 @@ def frames(folder: Path) -> None:
         found = load(folder.parent)
         assert str(folder.parent / "good") in set(found["run"]), "the intact run is lost"
         found.to_csv()
+        for row in found.to_dict("records"):
+            assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
 
 
 def looks(folder: Path) -> None:
@@ -161,6 +163,15 @@ def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_fo
     require_bounded(folder, lambda: read_in_all_ways(folder))
 
 
+ODD = [
+    10**400, -1, "x" * 5000, "../../outside/mine.txt", "/dev/zero", [5], [[[[[1]]]]], "\ud800",
+    "\x1b]0;owned\x07$\\frac{", {"\x1b[2J": {"\ud800": 1}},
+]  # fmt: skip
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(ODD),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
 Damage = tuple[int, str, float, bytes, Any]
 """Number of a file, over all files; kind of damage; place in the file, as a share of its length; bytes; a value."""
 DAMAGES: st.SearchStrategy[Damage] = st.tuples(
@@ -217,85 +228,4 @@ def check(case: tuple[bool, list[Damage]], good: Path, root: Path) -> None:
 @SIZES
 def test_a_damaged_folder_is_read_or_refused(many: bool, good: Path, tmp_path: Path) -> None:
     cases = st.tuples(st.booleans(), st.lists(DAMAGES, min_size=1, max_size=2))
-    examine(lambda case: check(case, good, tmp_path), cases, 12, many)
-
-
-ODD: Mapping[str, Any] = {
-    "null": None, "a list": [5], "a text": "x", "a number": 5, "less than nothing": -1, "huge": 10**300,
-    "no float": "OVERFLOW", "infinite": "INFINITY", "nan": "NAN", "true": True, "half a character": "\ud800",
-    "an escape": "\x1b]0;owned\x07\x1b[31m\n$\\frac{", "deep": [[[[[1]]]]], "names": {"\x1b[2J": {"\ud800": 1}},
-}  # fmt: skip
-EACH = 7
-"""Of these values one in so many is tried in a place; 1 tries all of them, in a minute."""
-
-
-def text_of(value: Any) -> str:
-    """JSON, with numbers that JSON does not have."""
-    text = json.dumps(value)
-    for word, number in (("OVERFLOW", "1" + "0" * 4000), ("INFINITY", "1e999"), ("NAN", "NaN")):
-        text = text.replace(f'"{word}"', number)
-    return text
-
-
-def replaced(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
-    """The value with something odd in this place."""
-    if not path:
-        return odd
-    if isinstance(value, dict):
-        return {**value, path[0]: replaced(value[path[0]], path[1:], odd)}
-    return [*value[: path[0]], replaced(value[path[0]], path[1:], odd), *value[path[0] + 1 :]]
-
-
-def paths_of(value: Any, depth: int = 2) -> Iterator[tuple[Any, ...]]:
-    """Where its values stand; of a list the first."""
-    names = value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ()
-    for name in names if depth else ():
-        yield (name,)
-        yield from ((name, *inner) for inner in paths_of(value[name], depth - 1))
-
-
-def read_each(file: Path, whole: Any, write: Callable[[Any], str], read: Callable[[], object]) -> None:
-    """Read the file with each odd value in each place; an error that is no sentence passes through."""
-    for number, path in enumerate(paths_of(whole)):
-        for kind, odd in [*ODD.items()][number % EACH :: EACH]:
-            file.write_text(write(replaced(whole, path, odd)), encoding="utf-8")
-            try:
-                read()
-            except (UserError, ClientError):
-                continue
-            except BaseException as error:
-                error.add_note(f"{file.name}: {path} is {kind}")
-                raise
-
-
-def draw(folder: Path) -> None:
-    """Frames and means of the run and the intact one."""
-    read_finished(folder, TINY)
-    runs = load_runs(folder.parent)
-    assert str(folder.parent / "good") in set(runs["run"])
-    runs.to_csv()
-    means(runs.assign(seed=range(len(runs))), ["last_accuracy", "MB"])
-    for row in runs.to_dict("records"):
-        assert not [c for value in row.values() if isinstance(value, str) for c in value if not c.isprintable()]
-
-
-READERS: Mapping[str, Callable[[Path], object]] = {
-    "summary.json": draw, "partition.json": looks, ".lock": looks,
-    "environment.json": lambda folder: read_finished(folder, TINY, "x" * 24), "rounds.jsonl": frames,
-    "clients.jsonl": frames, "timing.jsonl": frames,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.long
-def test_odd_values_are_reported_in_a_sentence(name: str, folder: Path) -> None:
-    for other in folder.glob("checkpoints/*"):
-        other.unlink()
-    text = (folder / name).read_text()
-    lines = [json.loads(line) for line in (text.splitlines() if name.endswith("l") else [text])]
-    i = len(lines) > 1
-
-    def written(line: Any) -> str:
-        return "".join(text_of(one) + "\n" for one in (*lines[:i], line, *lines[i + 1 :]))
-
-    require_bounded(folder, lambda: read_each(folder / name, lines[i], written, lambda: READERS[name](folder)), 120)
+    examine(lambda case: check(case, good, tmp_path), cases, 20, many)
