@@ -4,35 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from closed_forms import FULL, Problem, fixed_point, optimum, reply_of, round_from, slope, weights_of
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
+from closed_forms import FULL, Problem, fixed_point, optimum, round_from, slope, weights_of
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova, normaliser
 from fedcommons.core.local import LocalSGD
-from fedcommons.data.clients import ClientData, Clients
-from fedcommons.tensors import flat, scalar
+from fedcommons.data.clients import Clients
 from fedcommons.testing.federations import Federation, LeastSquares
 
 STEPS = (8, 1, 4, 2)
 """Local steps of the four clients, where they differ."""
-
-
-class _Slope(LightningModule):
-    """f(w) = <w, mean of the examples>: the same gradient at every w."""
-
-    def __init__(self, momentum: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        self.momentum = momentum
-
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        return batch[0].mean(0) @ self.w
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1, momentum=self.momentum)
 
 
 def unequal(problem: LeastSquares, lr: float, momentum: float = 0.0) -> Federation:
@@ -43,23 +24,13 @@ def unequal(problem: LeastSquares, lr: float, momentum: float = 0.0) -> Federati
     return replace(federation, data=replace(federation.data, clients=Clients(clients.store, clients.rows, n_own)))
 
 
-@pytest.mark.parametrize("r", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+@pytest.mark.parametrize("r", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("steps", [1, 2, 100])
 def test_the_normaliser_is_the_sum_of_the_weights_of_the_gradients(r: float, steps: int) -> None:
     """Heavy ball: gradient j is in the buffers of steps j, j+1, ..., K with weights 1, r, ..., r^(K-j)."""
     explicit = sum(sum(r ** (k - j) for k in range(j, steps + 1)) for j in range(1, steps + 1))
     assert normaliser(steps, r) == pytest.approx(explicit, rel=1e-11)
     assert r or normaliser(steps, r) == steps
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("epochs", [1, 2, 6])
-def test_on_a_constant_gradient_d_is_one_step_of_it(momentum: float, epochs: int) -> None:
-    """However many steps and with whatever momentum the optimizer takes: d_i = (x - y_i)/a_i = eta g."""
-    rows = ClientData(torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64).repeat(5, 1), torch.zeros(5))
-    reply = reply_of(FedNova(), _Slope(momentum), rows, LocalSGD(epochs, 2))  # 3 batches an epoch
-    assert np.allclose(flat(reply.sums, "d").buffer.numpy(), [0.1, -0.2, 0.05], rtol=0, atol=1e-13)
-    assert scalar(reply.sums, "a") == pytest.approx(normaliser(3 * epochs, momentum))
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

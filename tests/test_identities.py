@@ -1,6 +1,5 @@
 """FedAvg, FedProx and server optimizers in closed form; methods that are one another, bit for bit or to rounding."""
 
-from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -172,30 +171,17 @@ def test_gradient_coding_without_stragglers_is_fedavg_weighted_by_sizes(digits: 
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [SCAFFOLD(option=1), SCAFFOLD(option=2), FedPVR()])
-def test_controls_that_are_zero_change_no_bit_of_the_first_round(method: Algorithm, digits: Digits) -> None:
-    federation = tiny(digits, "samples")
-    ours, theirs = (course(federation, each, 2) for each in (method, FedAvg()))
-    assert bits(ours[0].model) == bits(theirs[0].model)
-    assert bits(ours[1].model) != bits(theirs[1].model)
-
-
 def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(digits: Digits) -> None:
     """Models, server's and clients' controls."""
     federation = tiny(digits, "samples")
     ours, theirs = (course(federation, each, 3, 0.6) for each in (FedPVR(layers="*"), SCAFFOLD()))
+    fedavg = course(federation, FedAvg(), 2, 0.6)
+    assert [bits(ours[i].model) == bits(fedavg[i].model) for i in range(2)] == [True, False]  # controls begin at zero
     for a, b in zip(ours, theirs, strict=True):
         assert bits(a.model) == bits(b.model)
         assert bits(flat(a.state, "control")) == bits(flat(b.state, "control"))
         kept, expected = ({i: bits(flat(m, "control")) for i, m in now.memory.items()} for now in (a, b))
         assert kept == expected
-
-
-def test_dropout_augmentation_and_weights_matter_in_these_tests(digits: Digits) -> None:
-    def end(local: LocalSGD = LOCAL, weighting: str = "uniform", dropout: float = 0.3) -> bytes:
-        return bits(course(tiny(digits, weighting, local, dropout=dropout), FedAvg(), 1)[0].model)
-
-    assert len({end(), end(weighting="samples"), end(dropout=0.0), end(replace(LOCAL, augment=False))}) == 4
 
 
 ONE_STEP: "dict[str, tuple[Algorithm, float]]" = {
