@@ -233,7 +233,6 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Personally(own=lambda model, took_part: select(model, [*model][1:])),
         Personally(own=_moved),
         Personally(own=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
-        Personally(own=lambda model, _: Flat(model.layout, model.buffer + torch.randn(model.layout.size))),
     ),
     "clients_at_once_train_as_one_after_another": (SPOILS_MESSAGE,),
     "its_work_can_be_priced": (

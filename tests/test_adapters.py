@@ -42,18 +42,6 @@ class Miscounts(FlowerStyle):
         return super().fit(parameters, config)[0], 1, {}
 
 
-class KeepsMomentum(FlowerStyle):
-    """An optimizer that outlives its client: the next one makes the last step once more."""
-
-    last: tuple[np.ndarray, ...] = ()
-
-    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
-        after, n, metrics = super().fit(parameters, config)
-        before, KeepsMomentum.last = KeepsMomentum.last, tuple(y - x for x, y in zip(parameters, after, strict=True))
-        same = len(before) == len(after) and all(a.shape == b.shape for a, b in zip(before, after, strict=True))
-        return [y + 0.5 * b for y, b in zip(after, before, strict=True)] if same else after, n, metrics
-
-
 class WrongSign(FlowerStyle):
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
         after, n, metrics = super().fit(parameters, config)
@@ -67,7 +55,6 @@ class Stale(Seeding):
 
 FAULTS = {
     "weights": (Miscounts, None, "it counts its examples", "a client of 9 examples says it has 1"),
-    "momentum": (KeepsMomentum, None, "no client shows in the next", "something is kept"),
     "sign": (WrongSign, None, "its training lowers its loss", "with the wrong sign"),
     "stale": (Stale, None, "it begins at the weights that it is given", "stale ones"),
 }

@@ -193,9 +193,8 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
     stated = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     largest = composed(((5 / 7, 1.0, 12), (1.0, 2.0, 1)), 1e-3)
     assert stated["epsilon_local_training"]["largest"] == pytest.approx(largest)
-    counts, classes = ledger.commons.uncovered  # which classes a client has most of, so nothing is overall
-    assert classes.startswith("labels (abundant and scarce classes")
-    assert counts.startswith("class counts (read by the method")
+    uncovered = [name.partition(" (")[0] for name in ledger.commons.uncovered]  # classes that a client has most of
+    assert uncovered == ["class counts", "labels"]
     assert stated["pool_epsilon_max"] is stated["epsilon_of_messages"] is None
     assert f"for codes alone epsilon = {epsilon(1.0, 2.0, 1, 1e-3):.4g}" in stated["in_words"][0]
 
@@ -208,7 +207,7 @@ def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: Digits)
     assert ledger.given_away  # the images of classes of which a code was recognised
     stated = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert stated["epsilon_of_messages"] is None
-    assert "not certified: codes are not bounded" in " ".join(stated["uncovered"])
+    assert "not certified" in " ".join(stated["uncovered"])
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +18,6 @@ from fedcommons.tensors import Payload, copy, flat, scale
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.referee import Claims
 
-FEW = ("the_loss_falls", "clients_with_one_sample_take_part")
 FOREIGN = Path(__file__).with_name("foreign_clients.py")
 
 
@@ -39,11 +37,6 @@ def claims_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(referee, "CHECKS", {})
     monkeypatch.setattr(referee, "ROUNDS", 80)
     monkeypatch.setattr(rate, "ROUNDS", 50)
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(referee, "CHECKS", {name: referee.CHECKS[name] for name in FEW})
 
 
 @dataclass(frozen=True)
@@ -92,14 +85,10 @@ def test_true_claims_of_our_methods_pass(claims_only: None) -> None:
 
 
 @pytest.mark.long
-def test_the_contract_fails_a_method_that_does_not_work_and_nothing_else_where_nothing_is_claimed(
-    quick: Callable[[str], Algorithm], few: None
-) -> None:
-    verdicts = [*islice(referee.referee(Changed(_fail)), len(FEW))]
-    assert all(one.word == "FAIL" and "too late" in one.said for one in verdicts)
-    passed = {one.check: one.passed for one in referee.referee(quick("fedproto"))}
-    holds = dict.fromkeys([name.replace("_", " ") for name in FEW], True)
-    assert passed == holds | dict.fromkeys(["clients that are alike", "rate", "models"])
+def test_the_contract_fails_a_method_that_does_not_work_and_what_is_not_claimed_is_not_judged() -> None:
+    verdicts = [*referee.referee(Changed(_fail))]
+    assert all(one.word == "FAIL" and "too late" in one.said for one in verdicts[:2])
+    assert {one.check for one in verdicts if one.passed is None} >= {"rate", "models"}
 
 
 @pytest.fixture(scope="module")

@@ -121,19 +121,6 @@ def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(least_s
         assert np.abs(correction[i]).max() > 1e-2
 
 
-def test_the_control_of_option_1_is_the_full_gradient_at_x_in_evaluation_mode(digits: Digits) -> None:
-    """Whatever dropout, augmentation and the batches do in the local steps; 20 examples in batches of 6."""
-    federation, x = digits(dropout=0.5).training(LocalSGD(2, 6, augment=True)), digits().model
-    rows, module = federation.data.clients[3], federation.module().eval()
-    module.training_step((rows.x, rows.y), 0).backward()  # pyright: ignore
-    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
-    algorithm = SCAFFOLD(option=1)
-    message = algorithm.down(algorithm.start(x, federation.plan(1).facts, 0), 1, 3)
-    reply = algorithm.client(federation.work(), message, {}, rows, 1, 0)
-    assert reply.memory is not None
-    assert torch.allclose(flat(reply.memory, "control").buffer, expected, rtol=0, atol=1e-6)
-
-
 def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None:
     """In one full-batch step from the same x the local model differs from FedAvg's by -eta (c - c_i), there only."""
     default = flat(FedPVR().start(digits().model, Facts(1, (1,), 1), 0), "control")  # the linear layers

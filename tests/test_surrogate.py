@@ -38,19 +38,6 @@ def test_matching_moves_each_class_as_a_whole_by_the_closed_form(momentum: float
         assert _mean(after, label) - _mean(real, label) == pytest.approx(gap, abs=1e-10)
 
 
-def test_matched_points_have_the_real_slope_at_zero_and_not_the_real_curvature() -> None:
-    real, zero, h = draw(3), np.zeros(1), 1e-3
-    n = len(real.x)
-    start = Points(np.random.default_rng(0).standard_normal(n), np.sort(real.y))  # the same shares, to the point
-    after = match(real, start, 0, Recipe(3000))
-    assert abs(slope(zero, start) - slope(zero, real)) > 0.1
-    assert slope(zero, after) == pytest.approx(slope(zero, real), abs=1e-9)
-    assert slope(zero, real) == pytest.approx((real.x * (0.5 - real.y)).sum() / n)
-    for points in (real, after):
-        ends = loss(np.array([-h, 0, h]), points)
-        assert (ends[0] - 2 * ends[1] + ends[2]) / h**2 == pytest.approx(np.square(points.x).mean() / 4, rel=1e-5)
-
-
 def test_slope_tangent_and_minimiser_are_those_of_the_loss() -> None:
     """The tangent at 0 lies below the loss, which is convex; the minimiser may be an end of the interval."""
     real, w, h = draw(1), np.linspace(-4, 4, 9), 1e-6
