@@ -146,8 +146,8 @@ def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: 
     federation = digits(SIZES, method=NEAR).training(LOCAL)
     rows, result = federation.data.clients[0], []
     for trade_off in (0.05, 5.0):
-        work = federation.work()
-        work.module.trade_off = trade_off  # pyright: ignore[reportAttributeAccessIssue]
+        work: Any = federation.work()
+        work.module.trade_off = trade_off
         state = {**NEAR.start(federation.model, federation.plan(4).facts, 0), "second": torch.tensor(second)}
         result.append(data(NEAR.client(work, NEAR.down(state, 1, 0), {}, rows, 1, 7).sums["delta"]))
     assert torch.equal(*result) == alike
