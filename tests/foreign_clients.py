@@ -75,14 +75,11 @@ class Seeding:
         for new, old in zip(model.parameters(), self.model.parameters(), strict=True):
             old.data = new.data.clone()
 
-    def order(self, n: int) -> Any:
-        return torch.randperm(n)
-
     def train(self) -> None:
         x, y = (torch.stack(each) for each in zip(*self.data, strict=True))
         optimizer = torch.optim.SGD(self.model.parameters(), self.rate)
         for _ in range(self.epochs):
-            for rows in torch.as_tensor(np.asarray(self.order(len(y)))).split(self.batch_size):
+            for rows in torch.randperm(len(y)).split(self.batch_size):
                 optimizer.zero_grad()
                 self.loss(self.model(x[rows]), y[rows]).backward()
                 optimizer.step()

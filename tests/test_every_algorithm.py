@@ -19,7 +19,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL
-from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process
+from fedcommons.testing.elsewhere import require_the_bits_of_one_process
 
 
 class _RoundsOfTheServerAlone(FedAvg):
@@ -50,7 +50,7 @@ IMPLIED = {
     "neither_the_worker_nor_the_order_decides_a_bit",
     "what_a_module_draws_is_keyed_in_every_mode",
 }
-"""Checks that repeat, under easier conditions, what late clients and a module that draws show."""
+"""Checks that repeat, under easier conditions, what late clients show."""
 
 
 @pytest.fixture(scope="session")
@@ -84,15 +84,6 @@ def test_contract(name: str, check: str, make: Callable[[str], Algorithm]) -> No
         CHECKS[check](make(name), LOCAL)
     else:
         CHECKS[check](fewer(make(name)), LocalSGD(epochs=1, batch_size=8 if check in SEVERAL_STEPS else 32))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CONTRACT)
-def test_what_a_module_draws_in_a_round_is_keyed(name: str, make: Callable[[str], Algorithm]) -> None:
-    """Its evaluation and measurement are the same for all methods: test_contract.py."""
-    method = fewer(make(name))
-    federation = digits(noise=0.5, method=method).training(LocalSGD(epochs=1, batch_size=32))
-    require_the_bits_of_one_process(method, federation, Apart(federation, method))
 
 
 @dataclass

@@ -84,7 +84,6 @@ def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> Non
 
     far = off(20_000, 5.0, 20)  # in high dimension all lie on the sphere
     assert torch.allclose(far.norm(dim=1), torch.tensor(5.0, dtype=torch.float64), rtol=1e-12)
-    assert far.mean(0).norm() == pytest.approx(5 / 20**0.5, rel=0.05)  # independent directions
     near = off(2, 1.5, 2000).norm(dim=1)
     assert near.max() <= 1.5 * (1 + 1e-12)
     inside = float((near < 1.4999).double().mean())  # P(||g|| < rho) = 1 - exp(-rho^2/2) in the plane; sd 0.0105
@@ -96,22 +95,6 @@ def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> Non
         assert torch.allclose(w, x + expected * out / out.norm(), rtol=1e-12)
 
 
-def _terms(module: Classifier, real: Tensor, images: Tensor) -> list[Tensor]:
-    """Of each class, its (n_c, ipc, 4) terms."""
-    of_class = _u(module, real).detach().split(COUNTS)
-    result = torch.stack(list(matching.terms(images, _u(module, images), of_class)))
-    return [result[:n, c] for c, n in enumerate(COUNTS)]
-
-
-def test_a_term_is_two_times_the_jacobian_times_the_gap() -> None:
-    module, real, images = _case()
-    mine = images.detach()[IPC : 2 * IPC]
-    jacobian = torch.autograd.functional.jacobian(lambda s: _u(module, s).mean(0), mine)  # (8, ipc, 4)
-    gap = (_u(module, mine).mean(0) - _u(module, real[COUNTS[0] + 2 : COUNTS[0] + 3])[0]).detach()
-    assert isinstance(jacobian, Tensor)
-    assert torch.allclose(_terms(module, real, images)[1][2], 2 * torch.einsum("uij,u->ij", jacobian, gap), rtol=1e-10)
-
-
 def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp: DPSGD) -> Tensor:
     return matching.private(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
 
@@ -120,25 +103,17 @@ def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:
     """It is blanked out: its term is left out of the sum. This one is longer than C, so it moves it by all of C/|B|."""
     module, real, images = _case()
     of_class, clip = list(_u(module, real).detach().split(COUNTS)), 0.05
-    without = [of_class[0], of_class[1][1:], of_class[2]]
-    a, b = (_private(module, of, images, DPSGD(0.0, clip)) for of in (of_class, without))
+    a, b = (
+        _private(module, [of_class[0], of, of_class[2]], images, DPSGD(0.0, clip))
+        for of in (of_class[1], of_class[1][1:])
+    )
     assert float((a - b).norm()) == pytest.approx(clip / COUNTS[1], rel=1e-9)
     assert torch.equal(a[:IPC], b[:IPC])
 
 
-def test_one_image_turns_the_papers_gradient_as_a_whole() -> None:
-    """Five terms of 1 and one of -100: without the latter the clipped gradient changes its sign, by 2 C and not C/6."""
-    clip, moved = 0.5, []
-    for of in ([1.0] * 5 + [-100.0], [1.0] * 5):
-        moved.append(matching.with_level(torch.tensor([[sum(of) / 6]]), [6], 0.0, clip, generator("none")))
-    assert float((moved[0] - moved[1]).abs()) == pytest.approx(2 * clip)
-
-
-def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one_and_the_mean_of_the_terms() -> None:
+def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> None:
     module, real, images = _case()
     (gradient,) = torch.autograd.grad(_all_losses(module, real, images).sum(), images)
-    means = torch.cat([of.mean(0) for of in _terms(module, real, images)])
-    assert torch.allclose(means, gradient, rtol=1e-10)
     of_class = list(_u(module, real).detach().split(COUNTS))
     assert torch.allclose(_private(module, of_class, images, DPSGD(0.0, 1e9)), gradient, rtol=1e-9)
     empty = [of[:0] for of in of_class]

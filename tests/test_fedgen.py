@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms.feature_generator import STATISTICS, label_weights, labels_at
-from fedcommons.algorithms.fedgen import FedGEN, _evaluated, in_chunks
+from fedcommons.algorithms.fedgen import FedGEN, in_chunks
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.features import Head
 from fedcommons.core.local import LocalSGD
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, add, data, flat, flatten
@@ -167,16 +166,6 @@ def test_the_papers_generator_has_302080_parameters() -> None:
     model = flatten({f"head.{name}": p for name, p in nn.Linear(512, 10).named_parameters()})
     g = flat(FedGEN().start(model, Facts(2, [3, 4], 5, n_classes=10, head=tuple(model)), 0), "generator")
     assert sum(t.numel() for name, t in g.items() if name not in STATISTICS) == 302_080
-
-
-def test_the_head_judges_features_without_dropout_and_then_trains_on() -> None:
-    module = nn.Module()
-    module.head, module.last = "last", nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))  # pyright: ignore
-    z, head = torch.randn(5, 4), Head(module)
-    state = torch.get_rng_state()
-    assert _evaluated(head, z).equal(module.last[1](z))
-    assert torch.get_rng_state().equal(state)
-    assert all(layer.training for layer in module.last)
 
 
 def test_an_examples_weight_is_one_of_its_kl_term(digits: Digits) -> None:

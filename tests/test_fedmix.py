@@ -13,7 +13,6 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share, share_by_method
 from fedcommons.tensors import flat
@@ -102,15 +101,14 @@ def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
     assert len(pairs) == 6
 
 
-@pytest.mark.parametrize("size", [1, 4, 7, 100])
+@pytest.mark.parametrize("size", [1, 4, 100])
 def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: Digits) -> None:
     """And every mean has ``size`` images or more, where the client has as many."""
     clients = digits().data.clients
     for client, rows in enumerate(clients):
         means = mean_images(Clients(clients.store, [clients.rows[client]]), size, 10, 0)
         n, groups = len(rows), max(1, len(rows) // size)
-        assert len(means) == groups
-        assert means.x.dtype == torch.float32
+        assert (len(means), means.x.dtype) == (groups, torch.float32)
         sizes = torch.tensor([len(part) for part in torch.arange(n).tensor_split(groups)]).float()
         assert sizes.min() >= min(size, n)
         assert torch.allclose((sizes.view(-1, 1, 1, 1) * means.x).sum(0) / n, rows.x.float().mean(0), atol=1e-3)
@@ -118,32 +116,18 @@ def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: 
         assert torch.allclose((sizes[:, None] * means.y).sum(0) / n, frequencies, atol=1e-6)
 
 
-def test_means_are_keyed_counted_up_once_and_down_to_the_others_and_covered_by_nothing(digits: Digits) -> None:
-    clients = digits().data.clients
-    first, again, other = (mean_images(clients, 4, 10, seed) for seed in (0, 0, 1))
-    assert torch.equal(first.x, again.x)
-    assert not torch.equal(first.x, other.x)
+def test_means_are_keyed_and_of_what_clients_train_on_counted_once_and_covered_by_nothing(digits: Digits) -> None:
+    shared, method = share(ShuffledReal(0.5), Dealt(digits().data.clients, 10, False, 0)), FedMix(mean_size=4)
+    assert share_by_method(shared, FedAvg(), 10, 0) is shared
+    clients, ours = shared.data.clients, share_by_method(shared, method, 10, 0)
+    means, other = (mean_images(clients, 4, 10, seed) for seed in (0, 1))
+    commons = ours.data.clients[3].commons
+    assert commons is not None
+    assert torch.equal(commons.x, means.x)
+    assert not torch.equal(means.x, other.x)
     fewer = mean_images(clients[slice(0, 2)], 4, 10, 0)  # another client changes no other's
-    assert torch.equal(first.x[: len(fewer)], fewer.x)
-    of_all = 4 * len(first) * (64 + 10)
-    shared = share_by_method(share(Real(), Dealt(clients, 10, False, 0)), FedMix(mean_size=4), 10, 0)
-    assert shared.traffic.once == of_all + 4 * of_all
-    assert [(r.client, r.what, r.covered) for r in FedMix(mean_size=4).share(clients, 10, 0).releases] == [
+    assert torch.equal(means.x[: len(fewer)], fewer.x)
+    assert ours.traffic.once == shared.traffic.once + 5 * 4 * len(means) * (64 + 10)  # up once, down to four others
+    assert [(r.client, r.what, r.covered) for r in [*ours.releases][len(shared.releases) :]] == [
         (client, ("means of images", "means of labels"), False) for client in range(5)
     ]
-
-
-@pytest.mark.parametrize("stage", [Real(), ShuffledReal(0.5)], ids=str)
-def test_they_are_of_what_clients_train_on_and_only_methods_that_share_get_any(stage: Real, digits: Digits) -> None:
-    shared = share(stage, Dealt(digits().data.clients, 10, False, 0))
-    assert share_by_method(shared, FedAvg(), 10, 0) is shared
-    ours = share_by_method(shared, FedMix(mean_size=7), 10, 0)
-    means = ours.data.clients[3].commons
-    assert means is not None
-    assert torch.equal(means.x, mean_images(shared.data.clients, 7, 10, 0).x)
-    common = FedMix(mean_size=7).share(shared.data.clients, 10, 0)
-    nbytes = common.examples.x.nbytes + common.examples.y.nbytes
-    assert ours.traffic.once == shared.traffic.once + 5 * nbytes
-    assert list(ours.releases) == [*shared.releases, *common.releases]
-    for data in (ours.data, shared.data):  # measured once
-        assert (data.clients is data.own) == isinstance(stage, Real)

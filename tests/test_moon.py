@@ -109,8 +109,21 @@ def rows(digits: Digits) -> ClientData:
     return digits().data.clients[0]
 
 
-def _check(make: Make, rows: ClientData, steps: int, mu: float, temperature: float) -> None:
-    """In a first round, where z_prev is the initial model's, and in later ones, where it is the client's own last."""
+FORMULAS: list[tuple[Make, int, float, float, bool]] = [
+    (_plain, 1, 5.0, 0.1, True), (_plain, 3, 1.0, 0.5, False), (_plain, 3, 0.3, 2.0, True),
+    (_projected, 2, 1.0, 0.5, False), (_batch_norm, 2, 1.0, 0.5, True), (_dropout, 1, 1.0, 0.5, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "steps", "mu", "temperature", "weights"), FORMULAS)
+def test_loss_and_gradient_are_the_formulas(
+    make: Make, steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
+) -> None:
+    """In a first round, where z_prev is the initial model's, and in later ones, where it is the client's own last.
+
+    Statistics: the server's before its steps, the client's from its last round. Both models have no dropout.
+    """
+    rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64) if weights else None)
     work = Work(make(), torch.device("cpu"))
     previous, memory, buffers = _Model(work.initial, work.initial_buffers), {}, work.initial_buffers
     server = _Model(_moved(work.initial), Flat(buffers.layout, buffers.buffer * 1.3 + 0.1))
@@ -128,43 +141,10 @@ def _check(make: Make, rows: ClientData, steps: int, mu: float, temperature: flo
         memory = reply.memory
 
 
-FORMULAS: list[tuple[Make, int, float, float]] = [
-    (_plain, 1, 5.0, 0.1), (_plain, 3, 1.0, 0.5), (_plain, 3, 0.3, 2.0),
-    (_projected, 2, 1.0, 0.5), (_batch_norm, 2, 1.0, 0.5), (_dropout, 1, 1.0, 0.5),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize(("make", "steps", "mu", "temperature"), FORMULAS)
-def test_loss_and_gradient_are_the_formulas(
-    make: Make, steps: int, mu: float, temperature: float, weights: bool, rows: ClientData
-) -> None:
-    """Statistics: the server's before its steps, the client's from its last round. Both models have no dropout."""
-    weight = torch.linspace(0, 2, len(rows), dtype=torch.float64) if weights else None
-    _check(make, replace(rows, weight=weight), steps, mu, temperature)
-
-
-class _Twice(Classifier):
-    """Two embeddings an image: the head sees 2 B rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        network = self.network
-        assert isinstance(network, CNN)
-        z = network.embed((x - self.mean) / self.std)
-        logits = network.last(torch.stack([z, z.flip(1)], 1).flatten(0, 1))
-        return logits.unflatten(0, (len(x), 2)).mean(1)
-
-
-def _twice() -> Classifier:
-    return _Twice(_plain().network, lr=LR, mean=(0.3,), std=(0.4,)).double()
-
-
 @pytest.mark.parametrize(
     ("local", "make", "is_kept"),
     [
         (LocalSGD(4, 4), _dropout, True),
-        (LocalSGD(4, FULL), _plain, True),
-        (LocalSGD(3, 4), _twice, False),  # kept too, but its network is not called as a whole
         (LocalSGD(4, 4, drop_last=True), _dropout, False),  # the first epoch has not all examples
         (LocalSGD(4, 4, dp=DPSGD(1.0, 1.0)), _plain, False),  # an example's gradient must not depend on another one
     ],
@@ -173,8 +153,7 @@ def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
     local: LocalSGD, make: Make, is_kept: bool, rows: ClientData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with augmentation, which computes them anew; here it is one that changes nothing."""
-    if make is not _twice:
-        rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
+    rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
     monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
     slow, passes = _epochs(rows, replace(local, augment=True), make)
     fast, fewer = _epochs(rows, local, make)
@@ -182,7 +161,7 @@ def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
     assert torch.allclose(slow, fast, rtol=0, atol=1e-13)
 
 
-def _epochs(rows: ClientData, loop: LocalSGD, make: Make = _dropout) -> tuple[Tensor, int]:
+def _epochs(rows: ClientData, loop: LocalSGD, make: Make) -> tuple[Tensor, int]:
     """What a client sends after its epochs, and how many passes it made through its network."""
     work = Work(make(), torch.device("cpu"))
     memory = {"previous": _moved(work.initial), "previous buffers": work.initial_buffers}

@@ -1,9 +1,10 @@
-"""SCAFFOLD, FedPVR and FedDyn's server: what the controls are, what they sum to and what they bring about."""
+"""SCAFFOLD, FedPVR and FedDyn line by line: what the controls are, FedDyn's objective and clipping."""
 
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, Problem, play, weights_of
+from closed_forms import FULL, Digits, Problem, play, reply_of, smooth_module, weights_of
+from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
@@ -11,12 +12,12 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.work import Work
+from fedcommons.data.clients import ClientData
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing
 from fedcommons.seeds import generator, seed_for
-from fedcommons.tensors import flat, flatten
-from lightning_modules import Classifier
-from lightning_modules.networks import VGG11
+from fedcommons.tensors import Flat, flat
 
 SIZES = (2, 9, 4, 17)
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -78,6 +79,31 @@ def test_feddyn_follows_the_paper_line_by_line(weighting: str, participation: fl
         assert np.allclose(memories(now, "gradient"), g, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("squared", [True, False])
+@pytest.mark.parametrize("clip", [None, 0.1, 1e3])
+def test_local_steps_of_feddyn_go_down_its_objective(squared: bool, clip: float | None) -> None:
+    """f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2, or ||y - x||, of all layers together; g_i <- g_i - alpha (y_i - x)."""
+    module, draws, alpha = smooth_module(0.5), torch.Generator().manual_seed(0), 2.0
+    data = ClientData(torch.randn(6, 4, generator=draws, dtype=torch.float64), torch.arange(6) % 3)
+    work = Work(module, torch.device("cpu"))
+    x = work.initial
+    y, g = x.buffer.clone(), 0.1 * torch.randn(x.layout.size, generator=draws, dtype=torch.float64)
+    for steps in (1, 2, 3):
+        work.load(Flat(x.layout, y))
+        loss = module.training_step((data.x, data.y), 0)
+        gradient = torch.cat([of.reshape(-1) for of in torch.autograd.grad(loss, list(module.parameters()))])
+        pull = alpha * (y - x.buffer) if squared else alpha / 2 * F.normalize(y - x.buffer, dim=0)
+        whole = gradient - g + pull
+        factor = 1.0 if clip is None else min(1.0, clip / float(whole.norm()))
+        memory = {"gradient": Flat(x.layout, g.clone())}
+        reply = reply_of(FedDyn(alpha, clip, squared), smooth_module(0.5), data, LocalSGD(steps, FULL), memory)
+        moved = flat(reply.sums, "delta").buffer
+        assert torch.allclose(flat(reply.memory or {}, "gradient").buffer, g - alpha * moved, rtol=0, atol=1e-14)
+        assert torch.allclose((y - x.buffer - moved) / 0.5, factor * whole, rtol=1e-4, atol=1e-9)
+        assert (factor < 0.9) == (clip == 0.1)
+        y = x.buffer + moved
+
+
 def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(least_squares: Problem) -> None:
     """K counts steps, not examples or epochs: the last minibatch is smaller."""
     problem, lr = least_squares(), 0.1
@@ -95,21 +121,10 @@ def test_the_control_of_option_2_is_the_mean_of_the_gradients_on_the_way(least_s
         assert np.abs(correction[i]).max() > 1e-2
 
 
-def test_the_control_of_option_1_is_the_full_gradient_at_x_in_evaluation_mode(digits: Digits) -> None:
-    """Whatever dropout, augmentation and the batches do in the local steps; 20 examples in batches of 6."""
-    federation, x = digits(dropout=0.5).training(LocalSGD(2, 6, augment=True)), digits().model
-    rows, module = federation.data.clients[3], federation.module().eval()
-    module.training_step((rows.x, rows.y), 0).backward()  # pyright: ignore
-    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
-    algorithm = SCAFFOLD(option=1)
-    message = algorithm.down(algorithm.start(x, federation.plan(1).facts, 0), 1, 3)
-    reply = algorithm.client(federation.work(), message, {}, rows, 1, 0)
-    assert reply.memory is not None
-    assert torch.allclose(flat(reply.memory, "control").buffer, expected, rtol=0, atol=1e-6)
-
-
 def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None:
     """In one full-batch step from the same x the local model differs from FedAvg's by -eta (c - c_i), there only."""
+    default = flat(FedPVR().start(digits().model, Facts(1, (1,), 1), 0), "control")  # the linear layers
+    assert {name.rpartition(".")[0] for name in default} == {"network.hidden.0", "network.last"}
     federation = digits(lr=0.1).training(LocalSGD(1, FULL))
     algorithm = FedPVR(layers="network.last, *conv1")
     now = federation.play(algorithm, federation.plan(1))[0][0]
@@ -125,15 +140,3 @@ def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None
             assert (c[name] - c_i[name]).abs().max() > 1e-3
         else:
             assert torch.equal(ours[name], theirs[name])
-
-
-def test_fedpvr_corrects_the_linear_layers_by_default(digits: Digits) -> None:
-    """The three of VGG-11, as the authors do, of which two are in the head."""
-    facts, algorithm = Facts(1, (1,), 1), FedPVR()
-    cnn = flat(algorithm.start(digits().model, facts, 0), "control")
-    assert {name.rpartition(".")[0] for name in cnn} == {"network.hidden.0", "network.last"}
-    with torch.device("meta"):  # names and shapes are enough
-        vgg = flatten(dict(Classifier(VGG11((3, 32, 32), 10), lr=0.1).named_parameters()))
-    control = flat(algorithm.start(vgg, facts, 0), "control")
-    assert {name.rpartition(".")[0] for name in control} == {"network.head.1", "network.head.4", "network.last"}
-    assert control.layout.size == 2 * (512 * 512 + 512) + 5130
