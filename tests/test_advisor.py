@@ -1,7 +1,7 @@
 """Corollary I by hand, the advisor where one of its terms rules, and its probe against a run that measures the same."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -19,13 +19,11 @@ from fedcommons.convergence import lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.errors import UserError
-from fedcommons.federation.participation import participants
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
-from fedcommons.sweeping import sweep as sweeping
 from fedcommons.tracking.run_folder import read_rounds
-from papers.fedssyn.advice import Advice, advice_panels, advice_table
-from papers.fedssyn.advice_report import Outcome, local_work, outcome
+from papers.fedssyn.advice import Advice, advice_table
+from papers.fedssyn.advice_report import local_work
 
 sweep = report_runs.script("advise")
 AT = Probed(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
@@ -79,13 +77,11 @@ def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_ban
     assert probed(sure) == [AT]
     ends = [(v.zeta_sq, v.delta_sq) for v in probed(unsure)]
     assert ends == [(9, 0.3), (9 - 2.365, 0.3), (9 + 2.365, 0.3), (9, 0), (9, 0.3 + 2.365)]  # no square is negative
-    flat, zero = sure | {"gradient_sq": Estimate(0.5, 0.1)}, sure | {"gradient_sq": Estimate(0.5, 1.0)}
-    narrow, wide, other, last = (predict([probed(e)], [0.5], WORK)[0] for e in (sure, unsure, flat, zero))
-    assert narrow.relative == wide.relative == other.relative
-    assert wide.low < narrow.low
-    assert wide.high > narrow.high
-    assert (other.low, other.high) != (narrow.low, narrow.high)
-    assert 0 < last.low < last.high < 1  # its interval reaches a gradient of zero
+    zero = sure | {"gradient_sq": Estimate(0.5, 1.0)}  # its interval reaches a gradient of zero
+    narrow, wide, last = (predict([probed(e)], [0.5], WORK)[0] for e in (sure, unsure, zero))
+    assert narrow.relative == wide.relative
+    assert wide.low < narrow.low < narrow.high < wide.high
+    assert 0 < last.low < last.high < 1
 
 
 def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) -> None:
@@ -93,7 +89,6 @@ def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) ->
     config, sizes = override(Experiment(), asked), [3, 9] * 5
     assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
     assert local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
-    assert len(participants(10, 0.35, seed=0, round=1)) == 3
 
 
 def _lines(relative: Sequence[float]) -> list[dict]:
@@ -104,18 +99,14 @@ def _lines(relative: Sequence[float]) -> list[dict]:
     ]  # fmt: skip
 
 
-def test_the_advice_is_the_smallest_share_that_is_enough(tmp_path: Path) -> None:
+def test_the_advice_is_the_smallest_share_that_is_enough() -> None:
     some = Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "")
     assert "2 times faster: 0.5, which discloses 50 images" in some.sentence(2)
-    assert "0.9" in some.sentence(2.001)
     assert some.sentence(11) == "No p of the grid is predicted to be 11 times faster."
-    assert "outcome" not in advice_table([some], 2)
     tried = advice_table([Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "12")], 2)
     rows = rows_of(tried)
     assert [row[-3:] for row in rows[2:]] == [["5", "0.40 [0.30, 0.45]", said] for said in ("no", "yes", "no")]
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
-    advice_panels(tmp_path / "a.png", [some, some], "digits", smoke=False)
-    assert (tmp_path / "a.png").stat().st_size > 5000
 
 
 @pytest.fixture
@@ -123,22 +114,6 @@ def config(tmp_path: Path) -> Experiment:
     short = {"model.name": "linear", "partition.n_clients": 2, "federation.rounds": 2, "tracking.wandb": "off",
              "artifacts": str(tmp_path / "artifacts"), "measure.every": 1}  # fmt: skip
     return presets.experiment("smoke", "digits", short)
-
-
-def test_an_outcome_is_the_quotient_of_means(config: Experiment, recorded: Callable[..., None], tmp_path: Path) -> None:
-    """Seeds are paired by their number, in any order; one that missed the target leaves no quotient."""
-    rounds = {0.0: {0: 20, 1: 10, 2: 30}, 0.5: {2: 3, 0: 4, 1: 5}, 0.1: {0: 4, 1: None}}
-    runs: dict[tuple[float, float], list[sweeping.Trial]] = {}
-    for p, reached in rounds.items():
-        for seed, first in reached.items():
-            name = f"{p}-{seed}"
-            one = override(config, {"seed": seed, "federation.rounds": 30, "measure.every": 0})
-            recorded(tmp_path / name, one, first, **{"rounds_to_target": first, "last_accuracy": 0.9})
-            runs.setdefault((0.01, p), []).append(sweeping.Trial(name, one))
-    result = outcome(0.01, 0.5, runs, tmp_path)
-    assert (result.rounds, result.ratio) == ("4.0 ± 1.0", pytest.approx(0.2))
-    assert sorted(result.ratios) == pytest.approx([0.1, 0.2, 0.5])
-    assert outcome(0.01, 0.1, runs, tmp_path) == Outcome(">30 (missed by 1 of 2)", None, ())
 
 
 @pytest.mark.long
@@ -168,10 +143,6 @@ def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config:
     (_, estimates), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
         assert estimates[name].value == first[f"convergence/{name}"]
-    swapped = override(config, {"sharing.setting": "shuffled_real", "sharing.p": 0.5, **small})
-    (_, real), _ = probe(swapped, None, lambda _: None)
-    assert real["zeta_sq"] == estimates["zeta_sq"]
-    assert 0 < real["delta_sq"].value != estimates["delta_sq"].value
 
 
 @pytest.mark.long
@@ -181,11 +152,9 @@ def test_the_check_compares_predictions_with_finished_runs(sweep: ModuleType, tm
             "--probe-rounds=1", "--data.limit=80", "--generator.channels=[8,8]", "--generator.sampling_steps=2",
             f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
     assert sweep.advise(argv) == 0
-    assert "an ideal pool" in (out / "advise.md").read_text()
     (base,), (pool,) = sweep.cells(sweep.arguments([*argv, "--check"])).values()
     finished = {p: experiment.run(one.config, out / one.name) for p, one in ((0.0, base), (0.5, pool))}
     assert sweep.advise([*argv, "--check", "--resume"]) == 0
-    assert "an ideal pool" not in (out / "advise.md").read_text()
     small, half = json.loads((out / "summary.json").read_text())["predictions"]
     assert (small["p"], half["p"], small["outcome"]) == (0.2, 0.5, None)
     ratio = finished[0.5]["rounds_to_target"] / finished[0.0]["rounds_to_target"]

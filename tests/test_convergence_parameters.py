@@ -1,6 +1,5 @@
 """Figures 5, A.7 and A.8: the grid, tables and pictures from frames alone, and the sweep as a user runs it."""
 
-import csv
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,6 @@ import pytest
 import report_runs
 from sweep_runs import complete
 
-from fedcommons.convergence.names import NAMES
 from fedcommons.reports.frames import load_rounds, load_runs
 from papers.fedssyn import courses
 from papers.fedssyn.courses import Curve
@@ -45,15 +43,6 @@ def curve(label: str, runs: list[dict]) -> Curve:
     return courses.curve(label, pd.DataFrame(rows), pd.DataFrame(lines))
 
 
-def table_of(text: str, column: str) -> list[dict[str, str]]:
-    """The lines of the first table that has this column."""
-    for block in text.split("\n\n"):
-        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines() if line[:1] == "|"]
-        if lines and column in lines[0]:
-            return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
-    raise AssertionError(f"no table has {column}")
-
-
 def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() -> None:
     runs = [run(0.5, 0, zeta_hat_sq=2.0), run(0.5, 1, zeta_hat_sq=4.0)]
     runs[1]["zeta_hat_sq"][1][1] = None  # not finite
@@ -63,23 +52,6 @@ def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() 
     assert result.course(courses.ZETA) == {0: (1.5, 1.0, 2.0), 10: (1.5, 1.0, 2.0)}
     assert result.course("L_p") == result.course(courses.L) == {}
     assert result.course("accuracy")[3] == pytest.approx((0.53, 0.53, 0.53))
-
-
-def test_the_table_shows_some_rounds_of_what_was_measured() -> None:
-    curves = [curve("p = 0", [run(0)]), curve("p = 0.5", [run(0.5)])]
-    text = courses.section("Figure", curves)
-    assert text.startswith("## Figure\n\n|")
-    lines = table_of(text, "delta_sq")
-    assert [(line["curve"], line["round"]) for line in lines] == [
-        (label, r) for label in ("p = 0", "p = 0.5") for r in ("0", "5", "10")
-    ]
-    assert "L_p" not in lines[0]
-    smooth = curve("p = 0.5", [run(0.5, L_max=4.0, L_p=3.0, L_pool=2.0, L_lemma1=3.0)])
-    assert [line["L_p / Lemma 1"] for line in table_of(courses.section("", [smooth]), "L_p")] == ["1.000"] * 3
-    assert lines[5] == {
-        "curve": "p = 0.5", "round": "10", "accuracy": "0.600", "zeta_hat_sq": "27.5", "zeta_hat_sq / Lemma 1": "1.250",
-        "sigma_hat_sq": "209", "sigma_hat_sq / Lemma 1": "0.950", "sigma_pool_sq": "176", "delta_sq": "44",
-    }  # fmt: skip
 
 
 def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
@@ -97,9 +69,6 @@ def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
     assert totals == pytest.approx([100, 100])
     runs = [run(0.5, 0, last=0.5), run(0.5, 1, last=0.7, zeta_hat_sq=1.0)]
     runs[0]["zeta_hat_sq"][0][1] = 2.0 * (1 + 1e-12)  # equal but for rounding
-    alone, second = table_of(courses.section("", [curve("p = 0", [run(0)]), curve("x", runs)]), "p")
-    assert [*alone.values()] == ["p = 0", "0", "50.0", "60.0", "", "", ""]
-    assert second["last acc., %"] == "60.0 [50.0, 70.0]"
     ends = [cell.strip() for cell in courses.section("", [curve("x", runs)]).splitlines()[4].split("|")[1:-1]]
     assert ends[4:] == ["0.750 [0.500, 1.250]", "2 of 6", "0.950", "0 of 6"]  # of 0.5, 0.5, 0.5, 1, 1.25, 1.25
 
@@ -112,16 +81,11 @@ def test_the_pictures_draw_the_courses_beside_their_bounds() -> None:
               "p = 0.5": [run(0.5)]}  # fmt: skip
     axes = courses.over_rounds([curve(label, some) for label, some in labels.items()], "digits").axes
     assert [len(drawn(one)) for one in axes] == [4, 4, 4, 4, 7, 2]
-    assert [one.get_yscale() for one in axes] == ["linear", "log", "log", "log", "log", "linear"]
-    assert drawn(axes[0])[0][:2] == ("IID", list(range(11)))  # accuracy is there in every round
     assert drawn(axes[1])[3] == ("p = 0.5", [0, 5, 10], [2.5, 15.0, 27.5])
     assert drawn(axes[3])[0][0] == "Lemma 1"
     assert drawn(axes[5]) == [(r"$\hat\zeta^2$", [0, 5, 10], [1.375] * 3), (r"$\hat\sigma^2$", [0, 5, 10], [0.95] * 3)]
-    assert len(courses.over_rounds([curve("p = 0", [run(0)])], "digits").axes) == 3  # without a pool
     runs = {n: [run(0.5, seed, n, delta_sq=(8.0 + seed) / n) for seed in (0, 2)] for n in (3, 9)}
     axes = courses.over_generator_epochs([curve(f"{n} epochs", of) for n, of in runs.items()], "digits").axes
-    assert [len(drawn(one)) for one in axes] == [3, 6, 6, 3, 3, 3]
-    assert [len(one.collections) for one in axes] == [0, 0, 0, 3, 0, 0]  # the range over the seeds
     assert drawn(axes[3])[0] == ("round 0", [3, 9], [3.0, 1.0])
     assert [line[1:] for line in drawn(axes[1])[:2]] == [([3, 9], [2.0, 2.0]), ([3, 9], [2.5, 2.5])]
 
@@ -146,29 +110,21 @@ def test_the_curves_of_a7_are_iid_clients_without_a_pool_and_every_share(sweep: 
     every = [c for several in curves.values() for c in several]
     assert {(c.algorithm, c.measure.every, c.measure.smoothness) for c in every} == {("fedavg", 1, False)}
     assert [c.seed for c in every] == [0, 1] * 4
-    (c, *_) = cells(sweep, "figure_a7", "--hessians", "--measure.every=3")["IID"]
-    assert (c.measure.every, c.measure.smoothness) == (3, True)
-    (c,) = cells(sweep, "figure_a7", "--generator-epochs=", "--generator.steps=7")["p = 0.5"]
-    assert c.generator.steps == 7  # which is refused where A.8 sets epochs
 
 
 def test_a8_takes_shares_of_the_generators_epochs_and_preset_paper_the_papers_federations(sweep: ModuleType) -> None:
     for options, epochs in (
-        ("", [9, 27, 45, 63, 81]), ("--preset=smoke", [1, 2]), ("--generator-epochs=40,5", [5, 40]),
-        ("--generator-epochs= --generator-p=0", []),  # not needed, so not refused
-        ("--preset=paper", [50, 150, 250, 350, 450]),
+        ("", [9, 27, 45, 63, 81]), ("--generator-epochs=40,5", [5, 40]), ("--preset=paper", [50, 150, 250, 350, 450]),
     ):  # fmt: skip
         curves = cells(sweep, "figure_a8", *options.split())
         assert {label: c.generator.epochs for label, (c,) in curves.items()} == {f"{n} epochs": n for n in epochs}
 
-    def facts(figure: str, curve: str, *options: str) -> tuple:
-        c = cells(sweep, figure, "--preset=paper", *options)[curve][0]
+    def facts(figure: str, curve: str) -> tuple:
+        c = cells(sweep, figure, "--preset=paper")[curve][0]
         return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
 
     assert facts("figure_a7", "p = 0.06") == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
     assert facts("figure_a8", "50 epochs") == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
-    own = ("--partition.n_clients=10", "--generator-epochs=5", "--generator-p=0.3")
-    assert facts("figure_a8", "5 epochs", *own)[2::3] == (10, 0.3)
 
 
 @pytest.mark.long
@@ -181,7 +137,6 @@ def test_both_figures_from_small_runs(sweep: ModuleType, tmp_path: Path) -> None
     figures = sweep.figure_a7(options), sweep.figure_a8(options)
     runs = [cell for figure in figures for several in figure.values() for cell in several]
     complete(sweep.convergence_parameters, argv, runs, out)
-    assert (out / "generator_epochs.png").exists()
     summary = json.loads((out / "summary.json").read_text())
     assert [c["curve"] for c in summary["cells"]] == ["IID", "p = 0", "p = 0.3"]
     assert [(c["curve"], c["generator.epochs"]) for c in summary["a8"]] == [("1 epochs", 1), ("2 epochs", 2)]
@@ -192,6 +147,3 @@ def test_both_figures_from_small_runs(sweep: ModuleType, tmp_path: Path) -> None
             assert result.values(exact) == pytest.approx(result.values(bound), rel=1e-9)
         for r in range(2):
             assert sum(result.course(name)[r][0] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
-    lines = list(csv.DictReader((out / "convergence_parameters.csv").read_text().splitlines()))
-    assert len(lines) == 5 * 2
-    assert {*NAMES, *courses.QUOTIENTS, *courses.TERMS.values()} < lines[0].keys()

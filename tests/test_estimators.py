@@ -88,8 +88,8 @@ def test_closed_forms_on_least_squares(n: int, sizes: tuple[int, ...], least_squ
         assert again.sigma_sq == own.sigma_sq  # summed client by client whatever the blocks
 
 
-def test_equals_a_slow_double_on_the_network(digits: Digits) -> None:
-    federation = digits()
+def test_equals_a_slow_double_on_the_network_without_dropout(digits: Digits) -> None:
+    federation = digits(dropout=0.5)
     module = copy.deepcopy(federation.module()).double().eval()
 
     def gradient(x: Tensor, y: Tensor) -> Tensor:
@@ -108,14 +108,6 @@ def test_equals_a_slow_double_on_the_network(digits: Digits) -> None:
     assert _values(_measure(federation)) == pytest.approx(expected, rel=1e-5)  # its gradients are float32
 
 
-def test_dropout_is_off(digits: Digits) -> None:
-    wet, dry = digits(dropout=0.5), digits(dropout=0.0)
-    executor = wet.serial(ALGORITHM)
-    executor.worker.work.module.train()  # as the last client left it
-    result = moments(executor, ModelTask(wet.model), "own", 5, 2)
-    assert _values(result) == _values(_measure(dry))
-
-
 def test_own_is_the_clients_real_data_and_train_what_it_trains_on(digits: Digits) -> None:
     a = digits(sizes=(6, 6, 6))
     b = _share(a, [6, 6, 6], np.random.default_rng(0).permutation(18))
@@ -124,7 +116,7 @@ def test_own_is_the_clients_real_data_and_train_what_it_trains_on(digits: Digits
     assert _values(_measure(both, "own")) == _values(_measure(b)) != _values(_measure(a))
 
 
-def test_parts_are_disjoint_keyed_and_a_small_client_is_measured_whole(digits: Digits) -> None:
+def test_parts_are_disjoint_keyed_and_a_small_client_is_measured_whole() -> None:
     for samples in (16, 27, 100):
         parts = [Part(samples, k, seed=3).rows("own", 5, 100).tolist() for k in range(PARTS)]
         assert all(2 <= len(part) == len(set(part)) for part in parts)
@@ -137,10 +129,6 @@ def test_parts_are_disjoint_keyed_and_a_small_client_is_measured_whole(digits: D
     assert rows[0] == rows[-1]
     for samples, n in ((16, 15), (1000, 15), (16, 1)):
         assert all(Part(samples, k, seed=0).rows("own", 0, n).tolist() == list(range(n)) for k in range(PARTS))
-    examples = digits(sizes=(5, 40)).data.own[1]
-    some, part = Part(20, 2, seed=0).rows("own", 1, 40), Part(20, 2, seed=0).of("own", 1, examples)
-    assert torch.equal(part.x, examples.x[some])
-    assert torch.equal(part.y, examples.y[some])
 
 
 def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(least_squares: Problem) -> None:
@@ -168,13 +156,7 @@ def test_what_is_subtracted_are_the_squared_standard_errors_of_mean_gradients(le
     assert delta_sq(own, pool) == pytest.approx(shift - sum(v[:n]) / 9 - v_of_pooled)
 
 
-def test_for_identical_clients_estimates_scatter_around_zero_and_exact_ones_are_not_below(
-    least_squares: Problem,
-) -> None:
-    alike = _share(least_squares(sizes=(40,)).federation(0.1), [40] * 3, np.tile(np.arange(40), 3))
-    result = [_measure(alike, part=Part(16, 0, seed)).zeta_sq for seed in range(60)]
-    assert min(result) < 0 < max(result)
-    assert abs(np.mean(result)) < 4 * np.std(result) / len(result) ** 0.5
+def test_exact_estimates_of_identical_clients_are_not_below_zero(least_squares: Problem) -> None:
     alike = _share(least_squares(sizes=(5,)).federation(0.1), [5] * 3, np.tile(np.arange(5), 3))
     draw, layout = np.random.default_rng(0), alike.model.layout
     exact = [_measure(alike, model=Flat(layout, torch.from_numpy(draw.normal(size=3)))) for _ in range(50)]

@@ -48,24 +48,15 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     rows = rows_of(accuracy_table(tables.compared(pd.DataFrame(RUNS)), []))
     assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
     assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
-    assert [row[5] for row in rows[2:]] == ["real", "shuffled_synthetic", "real", "central_real", "central_synthetic"]
     first, second = panels(tables.compared(pd.DataFrame(RUNS)))
     assert first.dots[0] == Dot("fedavg", "real", [50.0, 60.0])
     assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
     assert first.lines[0][1] == pytest.approx([98, 96])
     assert second.lines == first.lines[:1]  # this alpha has no synthetic images
-    one_seed = panels(tables.compared(pd.DataFrame(RUNS[:1])))
-    assert one_seed == [Panel("digits, α = 0.1", [Dot("fedavg", "real", [50.0])], [])]
-    more = [run("my_stage", 0, 0.1 * d, **{"sharing.d": d, "straggler.q": q}) for d in (2, 3) for q in (0.0, 0.3)]
-    (panel,) = panels(tables.compared(pd.DataFrame([*more, *RUNS[-4:]])))
-    assert [(dot.group, dot.setting) for dot in panel.dots] == [
-        (f"fedavg straggler.q {q}", f"my_stage sharing.d {d}") for d in (2, 3) for q in ("0", "0.3")
-    ]
     drawn = saved_figures(monkeypatch)
     dots = [Dot("fedavg", "real", [78.0, 84.0]), Dot("fedavg", "shuffled_real", [97.0, 98.0])]
     accuracy_dots(tmp_path / "f.png", [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
     (axes,) = drawn[0].axes
-    assert axes.get_xlim() == (75, 100)
     means = [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"]
     assert means == [81.0, 97.5]
 
@@ -73,7 +64,7 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
 figure3 = report_runs.script("figure3")
 
 
-def test_cells_share_their_central_models_and_shuffled_real_has_a_share_of_its_own(figure3: ModuleType) -> None:
+def test_cells_share_their_central_models(figure3: ModuleType) -> None:
     def lines(*argv: str) -> list[str]:
         options = figure3.arguments(["--preset=smoke", "--alphas=0.01,0.1", "--seeds=0,1", *argv])
         return sorted(line.name.rpartition("-")[0] for line in figure3.central_lines(figure3.grid(options), options))
@@ -82,10 +73,6 @@ def test_cells_share_their_central_models_and_shuffled_real_has_a_share_of_its_o
     synthetic = [f"central_synthetic-alpha{alpha}-seed{seed}" for alpha in (0.01, 0.1) for seed in (0, 1)]
     assert lines() == sorted(real + synthetic)
     assert lines("--settings=real,shuffled_real") == real
-    for options, shares in (("", (None, 0.5)), ("--sharing.p 0.2", (0.2, 0.2)), ("--p-real 0", (None, 0.0))):
-        cells = figure3.grid(figure3.arguments(options.split()))
-        share = {c.config.sharing.setting: c.config.flat.get("sharing.p") for c in cells}
-        assert (share["shuffled_synthetic"], share["shuffled_real"]) == shares
 
 
 @pytest.mark.long
@@ -99,7 +86,6 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     cells = figure3.grid(options)
     lines = figure3.central_lines(cells, options)
     complete(figure3.figure3, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
-    assert len((out / "figure3.csv").read_text().splitlines()) == 1 + 3 + 2
     summary = json.loads((out / "summary.json").read_text())
     shares = {c["setting"]: c["p"] for c in summary["cells"]}
     assert shares == pytest.approx({"real": 0, "shuffled_synthetic": 0.5, "shuffled_real": 0.3}, abs=0.05)
@@ -141,23 +127,6 @@ def test_figure_4s_preset_paper_is_the_whole_grid(script: ModuleType) -> None:
     assert {e.cell.config.sharing.setting for e in grid if not e.generator} == {"real"}
 
 
-def test_pools_of_one_generator_share_its_training(script: ModuleType) -> None:
-    grid = entries(script, "--preset", "smoke")
-    needs = {(e.panel, e.n_clients, e.rho, e.number, e.epochs): prepare(e.cell.config).needs
-             for e in grid if e.generator == "ddpm"}  # fmt: skip
-    for few, many in zip(needs["a", 4, 0.5, 0.25, 2], needs["a", 4, 0.5, 1.0, 2], strict=True):
-        assert few.course_facts == many.course_facts
-        assert few.n == round(many.n / 4)
-    for part, whole in zip(needs["a", 4, 0.5, 1.0, 2], needs["a", 4, 1.0, 1.0, 2], strict=True):
-        seen = {x.numpy().tobytes() for x in whole.examples.x}
-        assert {x.numpy().tobytes() for x in part.examples.x} <= seen
-        assert len(part.examples) == pytest.approx(len(whole.examples) / 2, abs=len(whole.labels.unique()))
-    for early, late in zip(needs["b", 4, 1.0, 1.0, 1], needs["b", 4, 1.0, 1.0, 2], strict=True):
-        assert early.course_facts == late.course_facts
-    usual = next(e for e in grid if (e.panel, e.n_clients, e.epochs) == ("b", 4, 2))
-    assert usual.cell.name == next(e for e in grid if (e.panel, e.generator) == ("c", "ddpm")).cell.name
-
-
 def row(panel: str, n: int, generator: str | None, number: float, epochs: int, last: float) -> dict[str, Any]:
     return {"panel": panel, "n_clients": n, "generator": generator, "rho": 0.5 if generator else 0.0, "number": number,
             "epochs": epochs, "seeds": 2, "last": last, "sd": 1.0, "accuracies": [last - 1, last + 1],
@@ -172,7 +141,6 @@ def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = [row("a", 4, None, 0, 0, 33.0), row("a", 4, "ddpm", 0.25, 8, 40.0), row("a", 4, "ddpm", 1, 8, 70.0),
             row("b", 4, None, 0, 0, 33.0), row("b", 4, "ddpm", 1, 4, 50.0), row("c", 4, "gan", 1, 8, 50.0)]  # fmt: skip
     lines, drawn = rows_of(table(rows)), saved_figures(monkeypatch)
-    assert lines[2] == ["(a)", "4", "no pool", "-", "-", "-", "33.0 ± 1.4", "no", "2"]
     assert lines[4] == ["(a)", "4", "ddpm", "50 %", "1", "8", "70.0 ± 1.4", "yes", "2"]
     figure(rows, [60.0, 62.0], tmp_path / "a.png", "title", smoke=True)
     first = drawn[0].axes[0].get_lines()
@@ -187,16 +155,12 @@ def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
             "--wandb=off", f"--artifacts={tmp_path}/artifacts", f"--out={out}"]  # fmt: skip
     grid = entries(script, *argv)
     lines = script.central_lines(grid)
-    assert {line.epochs for line in lines} == {grid[0].cell.config.client.epochs}  # of one round
     cells = [e.cell for e in grid]
-    text = complete(
-        script.sensitivity, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines]
-    )
+    complete(script.sensitivity, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
     with (out / "sensitivity.csv").open() as file:
         pools = [(line["panel"], line["generator"], line["epochs"]) for line in csv.DictReader(file)]
     assert pools == [("a", "", "0"), ("a", "ddpm", "2"), ("b", "", "0"), ("b", "ddpm", "1"), ("b", "ddpm", "2"),
                      ("c", "", "0"), ("c", "ddpm", "2")]  # fmt: skip
-    assert text.startswith("**SMOKE")
 
 
 table2 = report_runs.script("table2")
@@ -207,19 +171,6 @@ def cells(table2: ModuleType, *words: str) -> dict[tuple[str, float, float, int]
     return {(e.method, e.alpha, e.rate, e.cell.config.seed): e.cell.config for e in runs}
 
 
-def test_all_methods_differ_in_their_method_and_rate_alone(table2: ModuleType) -> None:
-    runs = cells(table2, "--seeds", "0,1", "--methods", "fedssyn,fedgen,feddm,fedavg")
-    assert len(runs) == 2 * 2 * 2 * 4
-    plain = runs["fedavg", 0.1, 0.04, 0].flat
-    own = {"algorithm", "client.lr", "sharing.setting", "feddm.image_lr"}
-    for (method, alpha, rate, seed), config in runs.items():
-        flat = {**config.flat, "partition.alpha": 0.1, "seed": 0}
-        assert (config.seed, config.partition.alpha) == (seed, alpha)
-        assert rate == flat["feddm.image_lr" if method == "feddm" else "client.lr"]
-        assert (config.sharing.setting == "shuffled_synthetic") == (method == "fedssyn")
-        assert {name for name in flat.keys() & plain.keys() if flat[name] != plain[name]} <= own
-
-
 def test_preset_paper_has_the_papers_numbers(table2: ModuleType) -> None:
     runs = cells(table2, "--preset", "paper", "--dataset", "cifar10", "--methods", "fedssyn,fedgen,feddm")
     one = runs["fedgen", 0.01, 0.1, 0]
@@ -227,10 +178,6 @@ def test_preset_paper_has_the_papers_numbers(table2: ModuleType) -> None:
     assert (one.model.name, one.flat["fedgen.noise_size"], one.flat["fedgen.hidden"]) == ("vgg11", 64, 512)
     assert {key[2] for key in runs if key[0] == "fedgen"} == {0.01, 0.05, 0.1, 0.2}
     assert {config.target for (_, alpha, *_), config in runs.items() if alpha == 0.01} == {0.44}
-    options = table2.arguments(["--preset", "paper", "--dataset", "cifar10", "--methods", "fedgen,fedssyn"])
-    assert table2_report.is_papers(table2.entries(options), options)
-    other = table2.arguments(["--preset", "paper", "--dataset", "cifar10", "--methods", "fedgen", "--fedgen.kl", "1"])
-    assert not table2_report.is_papers(table2.entries(other), other)
 
 
 def frame(method: str, rounds: float | None, mb: float) -> pd.DataFrame:
@@ -267,13 +214,9 @@ def test_the_report_chooses_rates_by_validation_and_counts_bytes_until_the_targe
         metrics = {"validation/accuracy": validated, "comm/total_bytes": 3e6 if e.method == "fedgen" else 6e6}
         recorded(tmp_path / e.cell.name, e.cell.config, reached, metrics, **of)
     table2_report.report(runs, options, tmp_path, display)
-    text = (tmp_path / "table2.md").read_text()
-    rows = rows_of(text, "| 0.1")
-    assert [row[1] for row in rows] == ["fedssyn", "fedgen", "feddm", "fedavg", "fedgen", "feddm", "fedavg"]
+    rows = rows_of((tmp_path / "table2.md").read_text(), "| 0.1")
     assert {row[2] for row in rows[:4]} == {"0.1"}
     assert [row[6:8] for row in rows[:4]] == [["5.0 ± 0.0", "6.00"], ["5.0 ± 0.0", "3.00"], ["5.0 ± 0.0", "6.00"],
                                               [">20", ">6.00"]]  # fmt: skip
     assert rows[4][2:] == ["200 %", "50 %"]
-    assert "paper's accuracy" not in text
-    for name in ("table2", "table2_a1", "table2_a2"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "table2.png").read_bytes().startswith(b"\x89PNG")

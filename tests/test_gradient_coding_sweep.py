@@ -19,7 +19,6 @@ from papers.agc.curves import load_problem
 from papers.agc.gradient_coding import Problem, Setting, chosen, play
 
 QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
-KINDS = ("iid", "dirichlet_plain", "single_class")
 
 
 script = report_runs.script("gradient_coding")
@@ -37,7 +36,7 @@ def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out:
     summary = json.loads((out / "summary.json").read_text())
     curves, products = summary["curves"], summary["scalar_products"]
     order = [(c["partition"], (c["q"], c["d"]), c["c"]) for c in curves]
-    assert order == list(product(KINDS, ((0.5, 3), (0.7, 4)), (0.0, 0.2)))
+    assert order == list(product(("iid", "dirichlet_plain", "single_class"), ((0.5, 3), (0.7, 4)), (0.0, 0.2)))
     digits = load(Data(validation=0))
     problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
     for c in (curves[1], curves[6], curves[-1]):
@@ -54,25 +53,15 @@ def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out:
         np.testing.assert_allclose(np.add(p["same_class"], p["cross_class"]), p["norm_sq"])
     rows = list(csv.DictReader((out / "gradient_coding.csv").read_text().splitlines()))
     assert len(rows) == (12 + 2) * 6
-    for row, (c, r) in zip(rows, [(c, r) for c in [*curves, *products] for r in range(6)], strict=True):
-        fields = {name: c[name] for name in ("partition", "q", "d", "c", "lr")} | {"repetitions": 4, "round": r}
-        assert {name: row[name] for name in fields} == {name: str(value) for name, value in fields.items()}
-        for name in ("accuracy", "second_moment", "same_class", "cross_class", "norm_sq"):
-            for column in (name, f"{name}_se"):
-                assert row[column] == (f"{c[column][r]:.6g}" if column in c else "")
-    text = (out / "gradient_coding.md").read_text()
-    lines = rows_of(text)
+    assert [row["accuracy"] for row in rows[:72]] == [f"{c['accuracy'][r]:.6g}" for c in curves for r in range(6)]
+    lines = rows_of((out / "gradient_coding.md").read_text())
     assert len(lines) == 2 + 10  # iid clients at c = 0 only
     c = curves[-1]
     shown = f"{100 * c['accuracy'][5]:.1f} ± {100 * c['accuracy_se'][5]:.1f}"
     assert [*lines[-1][:4], lines[-1][5]] == ["single class", "0.7", "4", "0.2", shown]
-    assert lines[-1][-2:] == [f"{c['second_moment'][0]:.3g}", f"{c['second_moment'][5]:.3g}"]
-    table = list(csv.DictReader((out / "gradient_coding_table.csv").read_text().splitlines()))
-    assert [row["second_moment_after_5"] for row in table] == [f"{c['second_moment'][5]:.6g}" for c in curves]
-    assert "random 30 training images of each class, 359 test images" in " ".join(text.split())
 
 
-def test_rounds_until_it_is_as_good_as_iid_and_panels_show_their_curves(out: Path) -> None:
+def test_rounds_until_it_is_as_good_as_iid() -> None:
     def curve(partition: str, c: float, *accuracy: float) -> dict:
         ones = [1.0] * len(accuracy)
         return {"partition": partition, "q": 0.5, "d": 3, "c": c, "accuracy": list(accuracy), "accuracy_se": ones,
@@ -81,23 +70,6 @@ def test_rounds_until_it_is_as_good_as_iid_and_panels_show_their_curves(out: Pat
     curves = [curve("iid", 0.0, 0.1, 0.6, 0.8), curve("iid", 0.2, 0.1, 0.77, 0.8),
               curve("single_class", 0.2, 0.1, 0.5, 0.7)]  # fmt: skip
     assert [row["rounds_to_close_to_iid"] for row in coding.summary(curves)] == [2, 1, None]  # 0.76
-    assert [row[6] for row in rows_of(coding.table(curves))[2:]] == ["2", ">2"]
-    summary = json.loads((out / "summary.json").read_text())
-    curves, products = summary["curves"], summary["scalar_products"]
-    figure = coding.picture(curves, "single_class", "title")
-    for column, q in enumerate((0.5, 0.7)):
-        assert figure.axes[column].get_title() == f"q = {q:g}, d = {3 + column}"
-        own = [c for c in curves if c["q"] == q and (c["partition"], c["c"]) == ("iid", 0)]
-        own = [c for c in curves if c["q"] == q and c["partition"] == "single_class"] + own  # iid is drawn last
-        for axes, name in ((figure.axes[column], "accuracy"), (figure.axes[2 + column], "second_moment")):
-            assert [np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()] == [c[name] for c in own]
-            low, high = (np.add(own[1][name], k * np.array(own[1][f"{name}_se"])) for k in (-1, 1))
-            edges = np.asarray(axes.collections[1].get_paths()[0].vertices)[:, 1]
-            assert [edges.min(), edges.max()] == pytest.approx([low.min(), high.max()])
-    assert len(coding.picture(curves, "iid", "").axes[0].get_lines()) == 2
-    for axes, curve_of in zip(coding.products_picture(products, "").axes, products, strict=True):
-        assert axes.get_yscale() == "symlog"
-        assert [*np.asarray(axes.get_lines()[1].get_ydata())] == curve_of["cross_class"]
 
 
 @pytest.mark.long
@@ -115,9 +87,6 @@ def test_it_resumes_with_the_curves_that_are_there(script: ModuleType, out: Path
         script.gradient_coding(argv)
     assert script.gradient_coding([*argv, "--resume"]) == 0
     assert kept.read_text() == changed
-    new, old = ((folder / "gradient_coding.csv").read_text().splitlines() for folder in (tmp_path, out))
-    assert [a != b for a, b in zip(new, old, strict=True)].count(True) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in out.iterdir())
     with pytest.raises(UserError, match=r"repetitions = 4, .*5"):
         script.gradient_coding([*argv, "--resume", "--repetitions=5"])
 

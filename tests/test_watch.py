@@ -48,9 +48,8 @@ def ask(server: Server, path: str, method: str = "GET", host: str | None = None)
     return content
 
 
-HOSTS = ("evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.evil.example")
-PATHS = ("/", "/{short}/", "/{token}x/", "//", "/x/{token}/", "/state", "/%00/", "/{token}/../",
-         "/{token}/run/summary.json", "/{token}/state/", "/{token}/../../etc/passwd")  # fmt: skip
+HOSTS = ("evil.example:{port}", "127.0.0.1:1", "127.0.0.1:{port}.evil.example")
+PATHS = ("/", "/{short}/", "/{token}x/", "/state", "/{token}/run/summary.json", "/{token}/../../etc/passwd")
 
 
 def test_only_a_get_with_the_token_and_this_host_is_answered(server: Server) -> None:
@@ -59,11 +58,9 @@ def test_only_a_get_with_the_token_and_this_host_is_answered(server: Server) -> 
         assert ask(server, path.format(token=token, short=token[:-1]))[:2] == (404, ""), path
     for host in HOSTS:
         assert ask(server, f"/{token}/", host=host.format(port=port))[:2] == (403, ""), host
-    for method in ("POST", "PUT", "DELETE", "HEAD", "x"):
-        assert ask(server, f"/{token}/", method)[:2] == (501, ""), method
-    for sent in (b"\x00\xff\n\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n", b"G" * 70_000):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(sent + b"\r\n\r\n")  # bytes that are no request end nothing
+    assert ask(server, f"/{token}/", "POST")[:2] == (501, "")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"\x00\xff\n\n\r\n\r\n")  # bytes that are no request end nothing
     assert ask(server, f"/{token}/")[0] == 200
 
 
@@ -76,7 +73,6 @@ def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Pat
     status, html, headers = ask(server, page)
     assert (status, headers["Cache-Control"], headers["Referrer-Policy"]) == (200, "no-store", "no-referrer")
     assert "holds no run" in html
-    assert ask(server, page, host=f"localhost:{server.server_port}")[0] == 200
     before = ask(server, state)[1]
     shutil.copytree(finished, tmp_path / "a", ignore=shutil.ignore_patterns("summary.json"))
     now = ask(server, state)[1]
@@ -85,21 +81,17 @@ def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Pat
     assert f'data-state="{now}"' in html
     assert "<td>unfinished</td>" in html
     assert "connect-src 'self'" in html
-    assert ask(server, state)[1] == now
     shutil.copy(finished / "summary.json", tmp_path / "a")
-    html = ask(server, page)[1]
-    assert "fedavg" in html
-    assert "<td>unfinished</td>" not in html
+    assert "<td>unfinished</td>" not in ask(server, page)[1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.long
-def test_the_command_prints_its_address_and_ends_on_a_signal(number: int, code: int, finished: Path) -> None:
+def test_the_command_prints_its_address_and_ends_on_a_signal(finished: Path) -> None:
     command = [sys.executable, str(Path(__file__).parents[1] / "sweeps" / "watch.py"), str(finished)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", process.stdout.readline())
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 143
     assert "Traceback" not in errors
