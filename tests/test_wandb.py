@@ -39,7 +39,6 @@ def config(tmp_path: Path) -> Experiment:
 
 
 def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_path: Path, wandb_file: Reader) -> None:
-    """No list of clients; a section for each part of config.yaml that concerns the experiment, and no other."""
     values = {"federation.rounds": 4, "measure.every": 2, "tracking.group": "g", "algorithm": "fedprox",
               "straggler.rule": "fastest", "target": 0.01, "tracking.wandb": "offline"}  # fmt: skip
     folder = tmp_path / "run"
@@ -48,10 +47,7 @@ def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_pat
     assert record[1]["late"]
     numbers = [{k: v for k, v in line.items() if k not in ("late", "partial")} for line in record]
     assert [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in file.history] == numbers
-    assert [row["_step"] for row in file.history] == list(range(5))
-    assert {"convergence/zeta_hat_sq", "comm/lost_bytes"} <= set(file.history[2])
     assert (file.run.run_group, file.run.job_type) == ("g", "federation")
-    assert file.run.run_id == (folder / "wandb-id.txt").read_text().strip()
     assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn", "fastest"}
     config = {name: value for name, value in file.config.items() if "/" not in name}
     written = yaml.safe_load((folder / "config.yaml").read_text())
