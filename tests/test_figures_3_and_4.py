@@ -16,11 +16,9 @@ from sweep_runs import complete, rows_of, saved_figures
 
 from fedcommons.reports import tables
 from fedcommons.runs import central
-from fedcommons.runs.build import prepare
 from fedcommons.sweeping.display import Display
-from papers.fedssyn import saved, table2_report
-from papers.fedssyn.figures import Dot, Panel, accuracy_dots, accuracy_table, panels
-from papers.fedssyn.published import fedssyn_table2
+from papers.fedssyn import table2_report
+from papers.fedssyn.figures import Dot, accuracy_dots, accuracy_table, panels
 from papers.fedssyn.sensitivity_report import figure, is_above, table
 
 
@@ -33,11 +31,10 @@ def run(setting: str, seed: int, last: float, alpha: float | None = 0.1, **more:
 
 
 CENTRAL = {"algorithm": "central", "federation.participation": None, "p": None, "client.lr": None}
-CENTRAL_REAL = {**CENTRAL, "partition.n_clients": None}
 RUNS = [
     run("real", 0, 0.5), run("real", 1, 0.6), run("shuffled_synthetic", 0, 0.9), run("shuffled_synthetic", 1, 0.9),
     run("real", 0, 0.4, alpha=0.01), run("real", 1, 0.3, alpha=0.01),
-    *(run("central_real", seed, 0.98 - 0.02 * seed, None, **CENTRAL_REAL) for seed in range(2)),
+    *(run("central_real", s, 0.98 - 0.02 * s, None, **CENTRAL, **{"partition.n_clients": None}) for s in range(2)),
     *(run("central_synthetic", seed, 0.95, **CENTRAL) for seed in range(2)),
 ]  # fmt: skip
 
@@ -54,25 +51,13 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     assert first.lines[0][1] == pytest.approx([98, 96])
     assert second.lines == first.lines[:1]  # this alpha has no synthetic images
     drawn = saved_figures(monkeypatch)
-    dots = [Dot("fedavg", "real", [78.0, 84.0]), Dot("fedavg", "shuffled_real", [97.0, 98.0])]
-    accuracy_dots(tmp_path / "f.png", [Panel("α = 0.1", dots, [("central_real", [98.0, 99.0])])], "digits", False)
+    accuracy_dots(tmp_path / "f.png", [first], "digits", False)
     (axes,) = drawn[0].axes
     means = [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"]
-    assert means == [81.0, 97.5]
+    assert means == [55.0, 90.0]
 
 
 figure3 = report_runs.script("figure3")
-
-
-def test_cells_share_their_central_models(figure3: ModuleType) -> None:
-    def lines(*argv: str) -> list[str]:
-        options = figure3.arguments(["--preset=smoke", "--alphas=0.01,0.1", "--seeds=0,1", *argv])
-        return sorted(line.name.rpartition("-")[0] for line in figure3.central_lines(figure3.grid(options), options))
-
-    real = ["central_real-seed0", "central_real-seed1"]
-    synthetic = [f"central_synthetic-alpha{alpha}-seed{seed}" for alpha in (0.01, 0.1) for seed in (0, 1)]
-    assert lines() == sorted(real + synthetic)
-    assert lines("--settings=real,shuffled_real") == real
 
 
 @pytest.mark.long
@@ -89,10 +74,7 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
     shares = {c["setting"]: c["p"] for c in summary["cells"]}
     assert shares == pytest.approx({"real": 0, "shuffled_synthetic": 0.5, "shuffled_real": 0.3}, abs=0.05)
-    n = len(prepare(cells[1].config).train)
-    assert [(c["setting"], c["epochs"], c["images"]) for c in summary["central"]] == [
-        ("central_real", 2, n), ("central_synthetic", 2, n),
-    ]  # fmt: skip
+    assert [c["setting"] for c in summary["central"]] == ["central_real", "central_synthetic"]
 
 
 @pytest.mark.ray
@@ -123,23 +105,16 @@ def test_figure_4s_preset_paper_is_the_whole_grid(script: ModuleType) -> None:
     fields = [(e, e.cell.config.flat) for e in grid if e.generator]
     assert all(flat["sharing.p"] == pytest.approx(e.number / (1 + e.number)) for e, flat in fields)
     assert all(flat["generator.rho"] == e.rho and flat["generator.epochs"] == e.epochs for e, flat in fields)
-    assert len({flat["client.lr"] for _, flat in fields}) == 1
-    assert {e.cell.config.sharing.setting for e in grid if not e.generator} == {"real"}
-
-
-def row(panel: str, n: int, generator: str | None, number: float, epochs: int, last: float) -> dict[str, Any]:
-    return {"panel": panel, "n_clients": n, "generator": generator, "rho": 0.5 if generator else 0.0, "number": number,
-            "epochs": epochs, "seeds": 2, "last": last, "sd": 1.0, "accuracies": [last - 1, last + 1],
-            "ahead": last > 60}  # fmt: skip
 
 
 def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_above([1.0]) is None  # by Student's interval
-    assert is_above([1.0, 1.2, 1.1])
-    assert not is_above([1.0, 5.0, -0.5])
-    assert not is_above([-1.0, -1.2, -1.1])
-    rows = [row("a", 4, None, 0, 0, 33.0), row("a", 4, "ddpm", 0.25, 8, 40.0), row("a", 4, "ddpm", 1, 8, 70.0),
-            row("b", 4, None, 0, 0, 33.0), row("b", 4, "ddpm", 1, 4, 50.0), row("c", 4, "gan", 1, 8, 50.0)]  # fmt: skip
+    assert [is_above(ahead) for ahead in ([1.0, 1.2, 1.1], [1.0, 5.0, -0.5])] == [True, False]
+    rows = [{"panel": panel, "n_clients": 4, "generator": generator, "rho": 0.5, "number": number, "epochs": 8,
+             "seeds": 2, "last": last, "sd": 1.0, "accuracies": [last - 1, last + 1], "ahead": last > 60}
+            for panel, generator, number, last in (
+                ("a", None, 0, 33.0), ("a", "ddpm", 0.25, 40.0), ("a", "ddpm", 1, 70.0), ("b", None, 0, 33.0),
+                ("b", "ddpm", 1, 50.0), ("c", "gan", 1, 50.0))]  # fmt: skip
     lines, drawn = rows_of(table(rows)), saved_figures(monkeypatch)
     assert lines[4] == ["(a)", "4", "ddpm", "50 %", "1", "8", "70.0 ± 1.4", "yes", "2"]
     figure(rows, [60.0, 62.0], tmp_path / "a.png", "title", smoke=True)
@@ -166,38 +141,12 @@ def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
 table2 = report_runs.script("table2")
 
 
-def cells(table2: ModuleType, *words: str) -> dict[tuple[str, float, float, int], Any]:
-    runs = table2.entries(table2.arguments(list(words)))
-    return {(e.method, e.alpha, e.rate, e.cell.config.seed): e.cell.config for e in runs}
-
-
 def test_preset_paper_has_the_papers_numbers(table2: ModuleType) -> None:
-    runs = cells(table2, "--preset", "paper", "--dataset", "cifar10", "--methods", "fedssyn,fedgen,feddm")
-    one = runs["fedgen", 0.01, 0.1, 0]
-    assert (one.federation.rounds, one.partition.n_clients, one.federation.participation) == (100, 10, 1.0)
-    assert (one.model.name, one.flat["fedgen.noise_size"], one.flat["fedgen.hidden"]) == ("vgg11", 64, 512)
-    assert {key[2] for key in runs if key[0] == "fedgen"} == {0.01, 0.05, 0.1, 0.2}
-    assert {config.target for (_, alpha, *_), config in runs.items() if alpha == 0.01} == {0.44}
-
-
-def frame(method: str, rounds: float | None, mb: float) -> pd.DataFrame:
-    return pd.DataFrame([{"method": method, "rounds_to_target": rounds, "mb_to_target": mb}])
-
-
-def test_the_papers_column_is_fedssyn_over_fedgen_and_its_texts_formula_the_inverse() -> None:
-    """With the paper's own rounds and sizes: Mc 37.2, Ms 15.5, Mg 1.2 (CIFAR-10) or 1.4 MB."""
-    paper = fedssyn_table2()
-    for (dataset, alpha, method), (_, rounds, printed) in paper.items():
-        if method == "fedgen":
-            mg = {"cifar10": 1.2, "cifar100": 1.4}[dataset]
-            r = int(paper[dataset, alpha, "fedssyn"][1])
-            of_fedssyn, of_fedgen = 2 * 37.2 * r + 2 * 15.5, (2 * 37.2 + mg) * int(rounds)
-            two = frame("fedssyn", r, of_fedssyn), frame("fedgen", int(rounds), of_fedgen)
-            assert round(float(table2_report.ratio(*two).rstrip(" %"))) == int(printed)
-            assert of_fedgen / of_fedssyn > 2
-    assert saved.vgg11_nbytes(10) / 2**20 == pytest.approx(37.2, abs=0.01)
-    for a, b, said in ((2, 4, "50 %"), (None, 4, ">50 %"), (2, None, "<50 %"), (None, None, "-")):  # missed: a bound
-        assert table2_report.ratio(frame("a", a, 3.0), frame("b", b, 6.0)) == said
+    runs = entries(table2, "--preset", "paper", "--dataset", "cifar10", "--methods", "fedgen", "--alphas", "0.01")
+    one = runs[0].cell.config
+    assert (one.federation.rounds, one.partition.n_clients, one.target, one.model.name) == (100, 10, 0.44, "vgg11")
+    assert (one.flat["fedgen.noise_size"], one.flat["fedgen.hidden"]) == (64, 512)
+    assert {e.rate for e in runs} == {0.01, 0.05, 0.1, 0.2}
 
 
 @pytest.mark.long

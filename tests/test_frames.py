@@ -1,4 +1,4 @@
-"""Frames of run folders have the numbers of the folders' own files; cells, clients, comparison, damaged folders."""
+"""Frames of run folders have the numbers of the folders' files; tables, cells, comparison, damaged folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,21 +6,26 @@ from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import report_runs
 import torch
+from matplotlib.patches import Rectangle
 from report_runs import change, copies, quiet, small_run, small_runs, summary
+from sweep_runs import rows_of, saved_figures
 from torch.nn import functional as F
 
 from fedcommons import experiment, load_rounds, load_runs, means, run
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CLIENTS
-from fedcommons.reports import series
+from fedcommons.reports import columns, series, tables
 from fedcommons.reports.cells import Cell, cells, once, varied
 from fedcommons.reports.frames import load_clients
 from fedcommons.runs import build
 from fedcommons.tracking.run_folder import STOPPED, read_clients, read_rounds
+from papers.fedssyn.published import fedssyn_table1
+from papers.fedssyn.table1_pictures import rounds_to_target
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +127,6 @@ def test_the_status_of_runs_that_are_not_finished(folder: Path, tmp_path: Path) 
     runs = load_runs(tmp_path, say=silent).set_index("status")
     assert set(runs.index) == {"unfinished", "failed", "stopped"}
     assert runs.loc["stopped", "rounds"] == 1
-    privacy = {"epsilon_of_messages": 2.5, "pool_epsilon_max": 1.5, "commons": "covered"}  # of an earlier version
-    (old,) = copies(folder / "slow", tmp_path / "earlier", "old")
-    change(old / "summary.json", privacy=privacy)
-    row = load_runs(old).iloc[0]
-    assert (row["epsilon_if_secret"], row["pool_epsilon_if_secret"]) == (2.5, 1.5)
-    assert not {"epsilon", "pool_epsilon"} & set(row.index)
 
 
 @pytest.mark.long
@@ -156,13 +155,6 @@ RECORDED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "run"
-    run(experiment("smoke", values=RECORDED), path, say=quiet)
-    return path
-
-
 @pytest.mark.long
 def test_each_clients_line_is_the_server_model_on_its_own_images(tmp_path: Path) -> None:
     """Clients are evaluated in two jobs."""
@@ -182,20 +174,20 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_rounds_name_the_worst_client_and_a_resumed_run_writes_the_same_lines(recording: Path, tmp_path: Path) -> None:
+def test_rounds_name_the_worst_client_and_a_resumed_run_writes_the_same_lines(tmp_path: Path) -> None:
+    recording = tmp_path / "run"
+    run(experiment("smoke", values=RECORDED), recording, say=quiet)
     lines, clients = read_rounds(recording), read_clients(recording)
     assert [line["round"] for line in clients] == [line["round"] for line in lines] == [0, 1, 2, 3]
     for line, of_clients in zip(lines, clients, strict=True):
         assert line["clients/worst_accuracy"] == min(of_clients["accuracy"])
         assert of_clients["accuracy"][line["clients/worst"]] == line["clients/worst_accuracy"]
-    whole = (recording / "clients.jsonl").read_text()
-    for number, kept in enumerate((whole[:-20], "")):
-        (path,) = copies(recording, tmp_path, str(number))
-        (path / "summary.json").unlink()
-        (path / "clients.jsonl").write_text(kept)
-        run(experiment("smoke", values=RECORDED), path, say=quiet)
-        for name in ("clients.jsonl", "rounds.jsonl", "summary.json"):
-            assert (path / name).read_bytes() == (recording / name).read_bytes()
+    (path,) = copies(recording, tmp_path, "resumed")
+    (path / "summary.json").unlink()
+    (path / "clients.jsonl").write_text((recording / "clients.jsonl").read_text()[:-20])
+    run(experiment("smoke", values=RECORDED), path, say=quiet)
+    for name in ("clients.jsonl", "rounds.jsonl", "summary.json"):
+        assert (path / name).read_bytes() == (recording / name).read_bytes()
 
 
 compare = report_runs.script("compare")
@@ -211,7 +203,6 @@ def test_rows_have_mean_and_sd(
     assert "also vary in algorithm" in capsys.readouterr().out
     assert compare.compare([*words, "--colour", "algorithm"]) == 0
     runs, table = load_runs(folder), pd.read_csv(out / "compare.csv")
-    assert sorted(table["seeds"]) == [1, 2, 2]
     for row in table.to_dict("records"):
         own = runs[(runs["lr"] == row["lr"]) & (runs["algorithm"] == row["algorithm"])]["zeta_hat_sq"].tolist()
         assert row["seeds"] == len(own)
@@ -222,20 +213,13 @@ def test_rows_have_mean_and_sd(
     panels = compare.panels(compare.cells(runs), names)
     assert [panel.title.rpartition(" = ")[2] for panel in panels] == ["fedavg", "fedprox"]
     assert [sorted(p.x for p in panel.points) for panel in panels] == [[0.02, 0.1], [0.1]]
+    for wrong, part in (("--y algorithm", "--y takes a number"), ("--y MB --facet seed", "over seeds")):
+        with pytest.raises(UserError, match=part):
+            compare.compare([str(folder), "--x", "lr", *wrong.split()])
     (again,) = copies(folder, tmp_path, "again")  # a run in two folders is one seed
     said: list[str] = []
     assert once(load_runs(folder, again), said.append).equals(runs)
     assert len(said) == 5
-
-
-@pytest.mark.long
-def test_bad_requests_are_refused(compare: ModuleType, folder: Path) -> None:
-    for words, part in (
-        ("--x lrr", "lr"), ("--y algorithm", "--y takes a number"), ("--facet seed", "over seeds"),
-        (f"--x=lr --out={folder}", "not empty"),
-    ):  # fmt: skip
-        with pytest.raises(UserError, match=part):
-            compare.compare([str(folder), *words.split()])
 
 
 def test_a_point_is_the_mean_over_seeds_and_a_bound_where_one_missed_the_target() -> None:
@@ -250,9 +234,124 @@ def test_a_point_is_the_mean_over_seeds_and_a_bound_where_one_missed_the_target(
     assert series.point(cell(model=["cnn"], MB=[1]), "model", "MB", "") == series.Point("cnn", 1.0, 0.0, "", False)
 
 
-def test_the_picture_is_drawn_for_numbers_names_and_bounds(tmp_path: Path) -> None:
-    points = [series.Point(x, 10.0 * i + 1, 1.0, f"{i % 2}", i == 3) for i, x in enumerate((0.01, 0.01, 1.0, 1.0))]
-    named = [series.Point(name, 5.0, 0.0, "0", False) for name in ("fedavg", "scaffold", "fedprox", "moon")]
-    panels = [series.Panel(title, "x", of) for title, of in (("a", points), ("b", named))]
-    series.draw(tmp_path / "p.png", panels, "rounds_to_target", "which", "digits, target 80 %")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+def row(setting: str, seed: int, reached: int | None, *, lr: float = 0.1, validation: float = 0.5, **more: Any) -> dict:
+    """A row of ``load_runs``."""
+    return {
+        "run": f"runs/{setting}-{seed}", "data.name": "digits", "dataset": "digits", "algorithm": "fedavg",
+        "sharing.setting": setting, "partition.alpha": 0.01, "partition.n_clients": 10, "federation.participation": 1.0,
+        "seed": seed, "client.lr": lr, "lr": lr, "target": 0.8, "rounds_to_target": reached, "rounds": 30,
+        "last_accuracy": 0.9, "best_accuracy": 0.95, "validation_accuracy": validation,
+        "p": 0.0 if setting == "real" else 0.5, "MB": 2.0, "partition": f"partition{seed}", **more,
+    }  # fmt: skip
+
+
+def compared(*runs: dict) -> list[Cell]:
+    return tables.compared(pd.DataFrame(runs))
+
+
+def test_the_table_of_four_runs() -> None:
+    runs = [row("real", 0, 16), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, 5)]
+    text = tables.table1_markdown(compared(*runs), {}, ["One note."])
+    assert rows_of(text, "| d")[::2] == [
+        ["data set", "N", "C", "alpha", "algorithm", "setting", "target", "rounds", "speed-up", "last acc.",
+         "best acc.", "p", "lr", "MB exchanged"],
+        ["digits", "10", "1", "0.01", "fedavg", "shuffled_synthetic", "80 %", "4.5 ± 0.7", "4.0x", "90.0 ± 0.0",
+         "95.0 ± 0.0", "0.50", "0.1", "2.0"],
+    ]  # fmt: skip
+    assert fedssyn_table1()["cifar10", 10, 1.0, 0.01, "fedavg", "real"] == (0.44, "88")  # Fedssyn, table 1
+
+
+def test_what_was_not_reached_is_censored() -> None:
+    runs = [row("real", 0, None), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, 4)]
+    text = tables.table1_markdown(compared(*runs), {}, [])
+    assert [row[7] for row in rows_of(text, "| digits")] == [">30 (missed by 1 of 2)", "4.0 ± 0.0"]
+    assert "| >6.2x " in text
+    both = compared(row("real", 0, None), row("shuffled_synthetic", 0, None))
+    assert tables.speed_up(both[0], both[1]) == "-"
+    pair = compared(row("shuffled_synthetic", 0, 3), row("real", 0, 24))
+    head = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
+    assert tables.effect(pair) == f"{head}  shuffled_synthetic 3 rounds  8.0x"
+    slower = compared(row("real", 0, 10), row("shuffled_synthetic", 0, None))
+    assert tables.speed_up(slower[0], slower[1]) == "<0.3x"
+
+
+def test_the_learning_rate_is_chosen_by_validation_alone_and_partitions_must_be_equal() -> None:
+    runs = [
+        row("real", 0, 3, lr=0.01, validation=0.9), row("real", 1, 3, lr=0.01, validation=0.2),
+        row("real", 0, 9, lr=0.1, validation=0.6), row("real", 1, 9, lr=0.1, validation=0.6),
+    ]  # fmt: skip
+    (cell,) = compared(*runs)
+    assert (cell.values("lr"), cell.values("seed")) == ([0.1, 0.1], [0, 1])
+    (tie,) = compared(*(row("real", 0, 3, lr=lr) for lr in (0.1, 0.01, 0.05)))
+    assert tie.values("lr") == [0.01]
+    with pytest.raises(UserError, match=r"no validation accuracy .* 0\.1, 0\.2"):
+        compared(*(row("real", 0, None, lr=lr, validation=float("nan")) for lr in (0.1, 0.2)))
+    with pytest.raises(UserError, match="different partitions cannot be compared: real-0 and shuffled_synthetic-0"):
+        compared(row("real", 0, 3), row("shuffled_synthetic", 0, 2, partition="another"))
+    assert len(compared(row("real", 0, 3), row("real", 0, 3, **{"partition.alpha": 0.1, "partition": "another"}))) == 2
+
+
+def test_csv_has_a_line_for_each_run_and_downloads_of_late_clients_are_noted() -> None:
+    runs = pd.DataFrame([row("real", 0, 3), row("real", 1, None)])
+    lines = tables.records(runs, ("seed", "rounds_to_target", "fedprox.mu"))
+    assert lines[0] == {"seed": 0, "rounds_to_target": 3, "fedprox.mu": None, "run_dir": "real-0"}
+    assert tables.to_csv(lines) == "seed,rounds_to_target,fedprox.mu,run_dir\n0,3,,real-0\n1,,,real-1\n"
+    late = {"run": "runs/a", "bytes_lost": 2_340_000, "straggler.rule": "fastest"}
+    (note,) = tables.lost_notes(pd.DataFrame([{"run": "runs/old"}, {**late, "run": "runs/b", "bytes_lost": 0}, late]))
+    assert note.startswith("a: 2.3 of the MB")
+
+
+def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = saved_figures(monkeypatch)
+    runs = [row("real", 0, 16), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, None)]
+    rounds_to_target(tmp_path / "t.png", compared(*runs), "digits", smoke=False)
+    (axes,) = drawn[0].axes
+    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [18, 17]
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[16, 20], [4, 30]]
+    assert [text.get_text() for text in axes.texts] == ["18", ">17"]
+
+
+def test_the_spread_between_algorithms() -> None:
+    def of(algorithm: str, setting: str, rounds: int | None, last: float) -> dict:
+        return row(setting, 0, rounds, algorithm=algorithm, last_accuracy=last)
+
+    runs = [
+        of("fedavg", "real", 20, 0.8), of("scaffold", "real", None, 0.7), of("feddyn", "real", 12, 0.75),
+        of("fedavg", "shuffled_synthetic", 4, 0.9), of("scaffold", "shuffled_synthetic", 5, 0.91),
+    ]  # fmt: skip
+    assert tables.spread(compared(*runs)) == (
+        "\nSpread between the algorithms:\n"
+        "- digits, N = 10, C = 1, alpha = 0.01: real 10.0 points of last accuracy, 12 to >30 rounds; "
+        "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
+    )
+    assert tables.spread(compared(*runs[-1:])) == ""
+
+
+def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:
+    more = [{"sharing.c": c, "straggler.q": q} for q in (0.0, 0.3) for c in (0.1, 0.5)]
+    pools = [row("my_stage", seed, 3 + seed, **one) for one in more for seed in (0, 1)]
+    reals = [row("real", seed, 24, **{"straggler.q": q}) for q in (0.0, 0.3) for seed in (0, 1)]
+    cells = compared(*reals, *pools)
+    lines = [[part.strip() for part in line.split("|")] for line in tables.table1_markdown(cells, {}, []).splitlines()]
+    head = lines[0]
+    assert head[6:9] == ["setting", "straggler.q", "sharing.c"]
+    assert [line[6:9] for line in lines[2:8]] == [
+        ["real", "0", "-"], ["real", "0.3", "-"],
+        *(["my_stage", q, c] for q in ("0", "0.3") for c in ("0.1", "0.5")),
+    ]  # fmt: skip
+    assert [line[head.index("rounds")] for line in lines[2:5]] == ["24.0 ± 0.0", "24.0 ± 0.0", "3.5 ± 0.7"]
+    assert [line[head.index("speed-up")] for line in lines[2:8]] == ["", "", *["6.9x"] * 4]
+    assert columns.without_sharing(cells) == [cells[i] for i in (0, 1, 0, 0, 1, 1)]
+
+
+def test_the_epsilon_of_what_was_shared_has_a_column_only_where_one_can_be_stated() -> None:
+    """The largest over seeds; none for a pool without a guarantee, a dash without sharing."""
+    pools: list[dict] = [{"generator.name": "private", "pool_epsilon": e, "commons": "covered"} for e in (3.0, 4.25)]
+    runs = [row("real", 0, 9, commons="nothing"), row("real", 1, 9, commons="nothing")]
+    bare = row("shuffled_synthetic", 0, 3, commons="uncovered") | {"generator.name": "ddpm"}
+    runs += [row("shuffled_synthetic", seed, 3) | one | {"dp.delta": 1e-5} for seed, one in enumerate(pools)]
+    lines = tables.table1_markdown(compared(*runs, bare), {}, []).splitlines()[2:5]
+    assert {line.split("|")[-2].strip() for line in lines} == {"-", "none", "4.25"}
+    (note,) = tables.private_notes(pd.DataFrame(runs))
+    assert "δ = 1e-05" in note
+    assert "ε" not in tables.table1_markdown(compared(*runs[:2], bare), {}, [])

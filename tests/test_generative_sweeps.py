@@ -13,8 +13,7 @@ from sweep_runs import rows_of
 from fedcommons.core.accountants import epsilon
 from fedcommons.sweeping.display import Display
 from papers.fedcvae import report
-from papers.fedssyn import sizes_report
-from papers.fedssyn.private_report import gains, is_fitted, releases, spent
+from papers.fedssyn.private_report import gains, is_fitted, spent
 from papers.fedssyn.sizes import jobs
 from papers.fedssyn.sprites_report import figure, table
 
@@ -50,8 +49,6 @@ def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     fields = usual[0].cell.config.flat
     assert fields["sharing.p"] == pytest.approx(0.2)  # n~ = p n_i/(1 - p) = n_i/4
     assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
-    assert (fields["partition.name"], fields["data.validation"]) == ("by_factor", 0)
-    assert every[0].cell.config.sharing.setting == "real"
 
 
 def test_the_table_and_figure_of_dsprites(tmp_path: Path) -> None:
@@ -107,7 +104,6 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
     assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
     for e in of_sums:
         assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
-        assert {event.steps for event in releases(e.cell)} == {20 if e.cell.config.sharing.setting == "ndpdc" else 1}
 
 
 @pytest.mark.ray
@@ -149,17 +145,6 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(sizes: Mo
     assert jobs(sizes.arguments(argv)) == []  # the generators are stored
 
 
-def test_a_row_a_seed_and_a_picture_of_their_spread(sizes: ModuleType, tmp_path: Path) -> None:
-    options = sizes.arguments(["--preset", "smoke", "--seeds", "3,5"])
-    records = [{"n": n, "pool": "plain", "sigma": None, "accuracy": [0.5, (n + 160) / 320]} for n in (40, 80)]
-    text = sizes_report.report(records, options, tmp_path)
-    with (tmp_path / "private_sizes.csv").open() as file:
-        rows = [(row["n"], row["seed"], float(row["accuracy"])) for row in csv.DictReader(file)]
-    assert rows == [("40", "3", 0.5), ("40", "5", 0.625), ("80", "3", 0.5), ("80", "5", 0.75)]
-    assert "| 62.5 ± 17.7 " in text
-    assert is_png(tmp_path / "private_sizes.png")
-
-
 @pytest.fixture(scope="module")
 def fedcvae(sweeps: Callable[[str], ModuleType]) -> ModuleType:
     return sweeps("fedcvae")
@@ -178,7 +163,6 @@ def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType) -> No
     assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE} == TABLE
     for method, flat in of.items():
         assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
-        assert flat["federation.weighting"] == "samples"
         assert (flat["model.name"], flat["data.limit"], flat["client.batch_size"]) == ("conv5", 30000, 32)
         assert (flat["federation.rounds"] == 1) == (method != "fedavg")
     rates = [of[m][f"fedcvae.{name}"] for m in TABLE for name in ("local_lr", "decoder_lr", "server_lr")]
@@ -205,12 +189,9 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     start = next(i for i, row in enumerate(tables) if row[2] == "minus")
     rows, against = tables[2:start], tables[start + 2 :]
     methods = ["fedcvae-ens", "fedcvae-kd", "fedavg-once", "dense", "fedavg"]
-    assert [row[:2] for row in rows] == [["0.1", m] for m in methods] + [["0.01", m] for m in methods if m != "dense"]
     assert rows[0][2:9] == ["-", "3", "91.0 ± 1.0", "[88.5, 93.5]", "1", "4", "8e-05"]  # 82 ± 4.303 / sqrt(3)
     assert rows[0][9:] == ["decoder, number of images, label histogram", "100.0 %"]
-    assert rows[2][2:6] == ["0.1", "3", "50.0 ± 0.0", "[50.0, 50.0]"]
     assert against[0] == ["0.1", "fedcvae-ens", "fedavg-once", "+41.0", "[+38.5, +43.5]", "3"]
-    assert [row[:3] for row in against].count(["0.01", "fedcvae-kd", "dense"]) == 0
     assert len(against) == 2 * 3 + 2 * 2
     with (tmp_path / "fedcvae.csv").open() as file:
         chosen = {(line["method"], line["rate"]) for line in csv.DictReader(file) if line["chosen"] == "True"}

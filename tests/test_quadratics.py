@@ -16,7 +16,6 @@ import torch
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics import Quadratics
-from papers.fedssyn.quadratics_tables import band, shown
 
 SMALL = (3, 7, 2)  # N, n, d
 ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
@@ -79,7 +78,6 @@ def test_a_swap_moves_whole_samples_and_as_many_of_each_client() -> None:
         kept.append(in_place)
     assert (~kept[1] & kept[2]).sum() < 5  # what p = 0.1 moves, 0.29 moves too, but for what comes back by chance
     assert (~kept[2][0] & ~kept[2][1]).sum() < 20  # of 29; every client's choice is its own
-    assert not np.array_equal(q.swap(own, 0.5, 1).b, q.swap(own, 0.5, 0).b)
     assert [q.n_swapped(p, 100) for p in (0.025, 0.29, 0.575, 0.999, 1)] == [2, 29, 57, 99, 100]
 
 
@@ -103,8 +101,6 @@ def test_the_samples_have_their_distribution() -> None:
     assert np.allclose(lengths, 7, rtol=5 * (2 / 25 / 400) ** 0.5)
     noise = q.draw(0, 0, 1000)
     assert np.allclose(np.square(noise.a[..., None] * noise.b).sum(2).mean(1), 1000, rtol=5 * (2 / 25 / 100) ** 0.5)
-    both = q.draw(0, 7, 1000)
-    assert np.allclose(both.b - noise.b, (both.b - noise.b)[:, :1], atol=1e-12)  # one mean for all of a client
 
 
 def test_constants_are_those_of_autograd(small: list[Quadratics]) -> None:
@@ -169,28 +165,13 @@ def test_the_bias_is_linear_in_the_step_size_with_the_known_factor() -> None:
     assert abs(errors / leading - 1)[2] < 0.6 * abs(errors / leading - 1)[1]
 
 
-def test_a_problem_ends_when_an_error_is_reached(small: list[Quadratics]) -> None:
-    whole = q.run(small, q.STEP_SIZES, 40, 3)
-    until = np.minimum.accumulate(whole[0].min(0))[20]
-    for errors, ended in zip(whole, q.run(small, q.STEP_SIZES, 40, 3, until=until), strict=True):
-        assert np.array_equal(ended, errors[:, : ended.shape[1]])
-        reached = np.flatnonzero(errors.min(0) <= until)
-        assert ended.shape[1] == (1 + reached[0] if len(reached) else 41)
-    assert np.array_equal(q.run(small[1:2], q.STEP_SIZES, 40, 3)[0], whole[1])  # no bit depends on the other p
-
-
-SEEDS = (0, 1)
-
-
 @pytest.mark.long
-def test_the_sweeps_rows_are_the_runs_and_their_theory_and_its_text_is_over_the_seeds(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_the_sweeps_rows_are_the_runs_and_their_theory(script: ModuleType, tmp_path: Path) -> None:
     assert script.quadratics(["--preset=smoke", "--seeds=0,1", f"--out={tmp_path}"]) == 0
     written = csv.DictReader((tmp_path / "quadratics.csv").read_text().splitlines())
     rows = [{name: float(value) for name, value in row.items()} for row in written]
-    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in SEEDS for p in (0, 0.25, 0.5, 0.75, 1)]
-    for seed in SEEDS:
+    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in (0, 1) for p in (0, 0.25, 0.5, 0.75, 1)]
+    for seed in (0, 1):
         own, some = q.draw(seed, 10, 0), [r for r in rows if r["seed"] == seed]
         swapped = [q.swap(own, r["p"], seed) for r in some]
         errors = q.run(swapped, q.STEP_SIZES, 250, seed)
@@ -212,15 +193,6 @@ def test_the_sweeps_rows_are_the_runs_and_their_theory_and_its_text_is_over_the_
         for name in ("rounds", "zeta_sq", "A_ratio_plain", "theory_rounds_authors"):
             values = [r[name] for r in of_p]
             assert cell[name] == pytest.approx([np.median(values), min(values), max(values)])
-    text = (tmp_path / "quadratics.md").read_text()
-    curves: dict[tuple[str, str, str], list[float]] = {}
-    for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
-        curves.setdefault((row["sigma_sq"], row["seed"], row["p"]), []).append(float(row["error"]))
-    last = {key: np.median(curve[-50:]) for key, curve in curves.items()}
-    fall = {s2: [last[s2, str(s), "0.0"] / last[s2, str(s), "1.0"] for s in SEEDS] for s2 in ("0.0", "1000.0")}
-    assert min(fall["0.0"]) > 10 * max(fall["1000.0"]) > 100  # figure 2 (a): shuffling helps less under noise
-    less, more = (shown(band(fall[s2])) for s2 in ("0.0", "1000.0"))
-    assert f"{less} times with sigma^2 = 0 and {more} times with 1000" in text
 
 
 def test_fewest_rounds_and_the_line_by_hand() -> None:
@@ -237,8 +209,6 @@ def test_fewest_rounds_and_the_line_by_hand() -> None:
     assert np.isnan(to[3])
     assert lines.fit(to, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
     assert lines.fit(to[1:], targets[1:]) is None
-    assert lines.fit(np.ones(4), targets) == pytest.approx((0, 1))
-    assert [len(lines.TARGETS), *lines.TARGETS[[0, -1]]] == pytest.approx([79, 10**-5.97848, 10**-4.3], rel=1e-5)
 
 
 X = lines.TARGETS**-0.5
@@ -257,10 +227,7 @@ def test_both_fits_recover_lines_and_the_constraints_of_the_authors_fit_bind() -
         assert np.allclose(fitted(kind, shares, [a * X + b for a, b in true]), true, rtol=0, atol=1e-9)
     rounds = [a * X - 4 for a in steep]
     plain, result = (fitted(kind, shares, rounds) for kind in lines.FITS)
-    assert np.allclose(plain[:, 1], -4)
     assert np.allclose(result[:, 1], [-4, -5, -6, -6.1, -6.2])
     best = [X @ (r - b) / (X @ X) for r, b in zip(rounds, result[:, 1], strict=True)]  # least squares, given B
     assert np.allclose(result[:, 0], best, rtol=1e-9)
     assert (result[1:, 0] > plain[1:, 0] + 1e-3).all()  # what B loses A gains
-    rising = fitted("authors", (0, 0.1), [0.1 * X, 0.2 * X])
-    assert np.allclose(rising, [[0.1, 0], [0.1, -1]], atol=1e-9)

@@ -1,6 +1,5 @@
 """Softmax regression in a federation: identities, closed forms, the swap of images, keyed draws, and its sweep."""
 
-import csv
 import json
 import math
 from itertools import product
@@ -63,17 +62,13 @@ def test_gradient_and_loss_are_pytorchs() -> None:
 
 @pytest.mark.parametrize(("name", "p"), KINDS)
 def test_one_local_step_is_centralised_gradient_descent(digits: Dataset, name: str, p: float) -> None:
-    """With all clients in every round, whatever the partition, the swap and the noise."""
     data, reference = clients(digits, name, p, seed=0), clients(digits, "iid", 0.0, seed=3)
     options = {"lr": 2.0, "rounds": 4, "noises": (0.0, 0.5), "seed": 0}
     x, losses = train(data, of_test(digits), steps=1, **options)
     torch.testing.assert_close(x[:, 0], central(data, 2.0, 4), rtol=0, atol=1e-13)
     torch.testing.assert_close(losses[-1], loss(x, of_test(digits)), rtol=0, atol=0)
-    assert losses.shape == (5, 2)
     assert losses[0].tolist() == pytest.approx([math.log(10) / 10] * 2)
     torch.testing.assert_close(x, train(reference, of_test(digits), steps=1, **options)[0], rtol=0, atol=1e-13)
-    more, _ = train(data, of_test(digits), steps=2, **options)
-    assert not torch.allclose(more[:, 0], central(data, 2.0, 8), atol=1e-5)
     single = Labelled(data.a.flatten(0, 1)[None], data.b.flatten(0, 1)[None])  # it continues where it stopped
     x, _ = train(single, of_test(digits), lr=1.0, steps=3, rounds=2, noises=(0.0,), seed=0)
     torch.testing.assert_close(x[:, 0], central(data, 1.0, 6), rtol=0, atol=1e-13)
@@ -104,17 +99,6 @@ def test_draws_are_keyed(digits: Dataset) -> None:
     assert not torch.equal(data.a, clients(digits, "single_class", 0.3, seed=1).a)
 
 
-def test_every_class_has_the_same_number_of_images_drawn_without_replacement() -> None:
-    whole = load(Data(validation=0))
-    for most, n in ((7, 7), (1024, int(whole.train.y.bincount().min()))):
-        some = balanced(whole, most, seed=0)
-        assert some.train.y.bincount().tolist() == [n] * 10
-        assert some.test is whole.test
-        assert len(np.unique(some.train.x.numpy(), axis=0)) > 0.99 * 10 * n
-    assert not torch.equal(some.train.x, balanced(whole, 1024, seed=1).train.x)
-    assert Labelled.of(whole.train, 10).a.max() == 1
-
-
 def sorted_examples(data: Labelled) -> np.ndarray:
     rows = torch.cat([data.a, data.b], -1).flatten(0, -2).numpy()
     return rows[np.lexsort(rows.T)]
@@ -123,9 +107,9 @@ def sorted_examples(data: Labelled) -> np.ndarray:
 @pytest.mark.parametrize(("name", "p"), KINDS)
 def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: float) -> None:
     """The platform's shuffled_real: int(p n) images of every client go through the pool, the others stay."""
+    assert digits.train.y.bincount().tolist() == [30] * 10
     before, after = clients(digits, name, 0.0, seed=0), clients(digits, name, p, seed=0)
     assert after.a.shape == before.a.shape == (10, 30, 64)
-    assert after.a.dtype == after.b.dtype == torch.float64
     assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.of(digits.train, 10)))
     stayed = sum(int((after.a[i][:, None] == before.a[i]).all(-1).any(1).sum()) for i in range(10))
     kept = 10 * (30 - int(p * 30))
@@ -134,8 +118,6 @@ def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: floa
         own = [int(labels[:, i].sum()) for i, labels in enumerate(after.b)]
         assert all(n >= 30 - int(p * 30) for n in own)
         assert sum(own) == stayed
-    else:
-        assert (before.b.sum(1) > 0).sum(1).min() > 5  # classes that a client sees
 
 
 def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
@@ -148,7 +130,6 @@ def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
     for name, p in (("single_class", 1.0), ("iid", 0.0), ("iid", 1.0)):
         result = np.array([zeta_sq(clients(digits, name, p, seed)) for seed in range(40)])
         assert abs(result.mean() - expected) < 4 * result.std(ddof=1) / 40**0.5
-        assert result.std() < 0.3 * expected
 
 
 def test_zeta_is_the_spread_of_gradients_and_falls_with_the_square_of_what_stays(digits: Dataset) -> None:
@@ -175,9 +156,7 @@ def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script
     cells = json.loads((out / "summary.json").read_text())["cells"]
     order = [(c["partition"], c["epochs"], c["noise"], c["p"]) for c in cells]
     assert order == list(product(("iid", "single_class"), (1, 5), (0.0, 0.5), (1.0, 0.0, 0.5)))
-    text = (out / "mnist_softmax.md").read_text()
-    lines = {tuple(row[:4]): row[4:] for row in rows_of(text)[2:]}
-    assert len(lines) == len(cells)
+    lines = {tuple(row[:4]): row[4:] for row in rows_of((out / "mnist_softmax.md").read_text())[2:]}
     for number, c in enumerate(cells):
         reached = [r for r, value in enumerate(c["losses"]) if value <= 0.185]
         assert c["rounds_to_target"] == (reached[0] if reached else None)
@@ -192,8 +171,6 @@ def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script
         values = [f"{int(c['p'] * 133)}", f"{c['zeta_sq']:.5f}", f"{c['losses'][-1]:.4f}", rounds]
         assert lines[key, f"{c['epochs']}", f"{c['noise']:g}", f"{c['p']:g}"] == values
     assert {c["rounds_to_target"] for c in cells} >= {None, 3}
-    rows = list(csv.DictReader((out / "mnist_softmax.csv").read_text().splitlines()))
-    assert [float(row["last_loss"]) for row in rows] == [c["last_loss"] for c in cells]
     assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
     with pytest.raises(UserError, match=r"--lr 1e\+308 .*not finite"):
         script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'other'}"])

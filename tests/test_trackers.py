@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +11,7 @@ import pytest
 from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
-from fedcommons.config.flat import deciding, override
-from fedcommons.config.parts import KINDS
+from fedcommons.config.flat import deciding
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
 from fedcommons.sweeping.sweep import cell
@@ -73,35 +69,21 @@ def of_mlflow(folder: Path) -> Rows:
     return {(value.step, value.key): value.value for history in of_each for value in history}
 
 
-def of_trackio(folder: Path) -> Rows:
-    """By a process of its own: trackio looks for its folder when it is imported."""
-    read = "import json; from trackio import SQLiteStorage as s; print(json.dumps(s.get_logs('fedcommons', 'run')))"
-    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
-    rows = json.loads(done.stdout.splitlines()[-1])
-    names = {name for row in rows for name in row} - {"step", "timestamp"}
-    return {(row["step"], name): row[name] for row in rows for name in names if row.get(name) is not None}
-
-
 READ: Mapping[str, Callable[[Path], Rows]] = {
-    "csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow, "trackio": of_trackio,
+    "csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow,
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages
-@pytest.mark.parametrize("name", sorted(KINDS["tracker"].known))
+@pytest.mark.parametrize("name", sorted(READ))
 @pytest.mark.long
-def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path) -> None:
     config = experiment("smoke", values={**FIELDS, "tracking.tracker": name, "measure.every": 2, "straggler.q": 0.3})
     if name != "csv" and find_spec(name) is None:
         with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
             run(config, tmp_path / "run", say=quiet)
         pytest.skip(f"{name} is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    said: list[str] = []
-    if name == "trackio":  # there the resumed run is one more
-        run(config, tmp_path / "run", say=said.append)
-    else:
-        said = resumed(config, tmp_path / "run", 1)
+    said = resumed(config, tmp_path / "run", 1)
     assert not [text for text in said if "goes on without it" in text]
     expected = {
         (line["round"], key): value
@@ -110,7 +92,6 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         if key != "round" and isinstance(value, int | float)
     }
     assert READ[name](tmp_path / "run") == pytest.approx(expected, rel=1e-6)
-    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "trackio")
 
 
 LAB = """
@@ -214,27 +195,14 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wron
     assert files(lab / "killed") == files(lab / "run")
     with pytest.raises(ClientError, match=r"my_lab\.py:wrong, round 1: .*numbers"):
         run(described(measure__every=1, measure__measure="my_lab.py:wrong"), lab / "wrong", say=quiet)
-    for values, part in ({"tracking__tracker": "excel"}, "csv, mlflow"), ({"measure__measure": MEASURE}, "every"):
-        with pytest.raises(UserError, match=part):
-            run(described(**values), lab / "none", say=quiet)
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_actors_give_the_numbers_of_one_process(lab: Path) -> None:
-    wanted = described(measure__every=1, measure__measure=MEASURE)
-    run(wanted, lab / "one", say=quiet)
-    run(override(wanted, {"federation.executor": "ray_actors"}), lab / "actors", say=quiet)
-    assert files(lab / "one") == files(lab / "actors")
+    with pytest.raises(UserError, match="csv, mlflow"):
+        run(described(tracking__tracker="excel"), lab / "none", say=quiet)
 
 
 @pytest.mark.usefixtures("lab")
 def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is() -> None:
-    plain = described(measure__every=1)
-    tracked = described(measure__every=1, tracking__tracker=TRACKER, tracking__fails="x")
-    measured = described(measure__every=1, measure__measure=MEASURE, measure__power=3.0)
+    plain, tracked = described(measure__every=1), described(measure__every=1, tracking__tracker=TRACKER)
     for identity in (deciding, lambda config: cell(config, {}).name, noise_key):
         assert identity(tracked) == identity(plain)
-    new = {"measure.measure", "source.measure", "measure.power"}
-    assert deciding(measured).keys() - deciding(plain).keys() == new
-    assert cell(measured, {}).name != cell(plain, {}).name
+    measured = deciding(described(measure__every=1, measure__measure=MEASURE, measure__power=3.0))
+    assert measured.keys() - deciding(plain).keys() == {"measure.measure", "source.measure", "measure.power"}

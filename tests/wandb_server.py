@@ -18,10 +18,7 @@ KEY = "0a1b2c3d" * 5
 
 
 class Server(ThreadingHTTPServer):
-    """What came: GraphQL as (operation, variables), the bodies of file streams, uploads by name, and all as bytes.
-
-    refuses: answer everything with 403.
-    """
+    """What came: GraphQL as (operation, variables), file streams, uploads, all bytes; ``refuses`` answers with 403."""
 
     daemon_threads = True
 
