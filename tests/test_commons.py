@@ -24,9 +24,8 @@ commons = report_runs.script("commons")
 def course(clients: Sequence[int], accuracies: Sequence[float]) -> list[dict[str, Any]]:
     """Lines of round 0 and of each round with this number of clients."""
     lines: list[dict[str, Any]] = [{"round": 0, "test/accuracy": 0.0, "validation/accuracy": 0.0}]
-    for number, (n, accuracy) in enumerate(zip(clients, accuracies, strict=True), 1):
-        line = {"round": number, "clients": n, "test/accuracy": accuracy, "validation/accuracy": 1 - accuracy}
-        lines.append(line)
+    for number, (n, a) in enumerate(zip(clients, accuracies, strict=True), 1):
+        lines.append({"round": number, "clients": n, "test/accuracy": a, "validation/accuracy": 1 - a})
     return lines
 
 

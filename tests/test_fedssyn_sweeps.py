@@ -97,11 +97,8 @@ def cells(parameters: ModuleType, figure: str, *options: str) -> dict[str, list[
 def test_a8_takes_shares_of_the_generators_epochs_and_preset_paper_is_the_papers(
     parameters: ModuleType,
 ) -> None:
-    for options, epochs in (
-        ("", [9, 27, 45, 63, 81]), ("--generator-epochs=40,5", [5, 40]), ("--preset=paper", [50, 150, 250, 350, 450]),
-    ):  # fmt: skip
-        curves = cells(parameters, "figure_a8", *options.split())
-        assert {label: c.generator.epochs for label, (c,) in curves.items()} == {f"{n} epochs": n for n in epochs}
+    curves = cells(parameters, "figure_a8", "--preset=paper")
+    assert [c.generator.epochs for c, *_ in curves.values()] == [50, 150, 250, 350, 450]
 
     def facts(figure: str, curve: str) -> tuple:
         c = cells(parameters, figure, "--preset=paper")[curve][0]

@@ -77,18 +77,6 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
     assert [c["setting"] for c in summary["central"]] == ["central_real", "central_synthetic"]
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_central_models_are_trained_by_ray(figure3: ModuleType, tmp_path: Path) -> None:
-    argv = ["--preset=smoke", "--alphas=0.1", "--federation.rounds=1", "--wandb=off", "--settings=real"]
-    argv += ["--data.limit=80", f"--out={tmp_path / 'out'}"]
-    assert figure3.figure3(argv) == 0
-    options = figure3.arguments(argv)
-    (line,) = figure3.central_lines(figure3.grid(options), options)
-    alone = central.run(line, tmp_path / "alone")
-    assert json.loads((tmp_path / "out" / line.name / "summary.json").read_text()) == alone
-
-
 script = report_runs.script("sensitivity")
 
 

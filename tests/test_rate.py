@@ -1,7 +1,6 @@
 """The rate on quadratics: a bound, and faults that exceed it; Corollary I by hand, the advisor and its probe."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -185,20 +184,16 @@ def test_local_work_is_counted_as_the_federation_counts_it(sweep: ModuleType) ->
     assert local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
 
 
-def _lines(relative: Sequence[float]) -> list[dict]:
-    return [
-        {"p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p, "rounds": "5", "outcome": 0.4,
-         "outcome_least": 0.3, "outcome_most": 0.45}
-        for p, r in zip((0.1, 0.5, 0.9), relative, strict=True)
-    ]  # fmt: skip
-
-
 def test_the_advice_is_the_smallest_share_that_is_enough() -> None:
-    some = Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "")
+    same = {"rounds": "5", "outcome": 0.4, "outcome_least": 0.3, "outcome_most": 0.45}
+    lines: list[dict] = [
+        {**same, "p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p}
+        for p, r in ((0.1, 0.9), (0.5, 0.5), (0.9, 0.1))
+    ]
+    some = Advice(0.1, "the pool", lines, "")
     assert "2 times faster: 0.5, which discloses 50 images" in some.sentence(2)
     assert some.sentence(11) == "No p of the grid is predicted to be 11 times faster."
-    tried = advice_table([Advice(0.1, "the pool", _lines([0.9, 0.5, 0.1]), "12")], 2)
-    rows = rows_of(tried)
+    rows = rows_of(advice_table([Advice(0.1, "the pool", lines, "12")], 2))
     assert [row[-3:] for row in rows[2:]] == [["5", "0.40 [0.30, 0.45]", said] for said in ("no", "yes", "no")]
     assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from report_runs import change, copies, quiet, small_run, small_runs, summary
+from report_runs import change, copies, quiet, small_runs, summary
 
 from fedcommons import report
 from fedcommons.errors import UserError
@@ -177,13 +177,6 @@ def test_a_command_writes_it_and_leaves_a_users_file(
     assert out.read_text(encoding="utf-8") == "a file of the user"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("finished") / "run"
-    small_run(path, {"federation.rounds": 1, "measure.every": 0})
-    return path
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A server that watches an empty folder."""
@@ -224,8 +217,8 @@ def test_only_a_get_with_the_token_and_this_host_is_answered(server: Server) -> 
     assert ask(server, f"/{token}/")[0] == 200
 
 
-@pytest.mark.long
-def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Path) -> None:
+def test_a_page_follows_its_folder(server: Server, folder: Path, tmp_path: Path) -> None:
+    finished = folder / "fedavg-0"
     assert len(server.token) >= 32
     assert server.socket.getsockname()[0] == "127.0.0.1"
     page, state = f"/{server.token}/", f"/{server.token}/state"
@@ -244,9 +237,8 @@ def test_a_page_follows_its_folder(server: Server, finished: Path, tmp_path: Pat
     assert "<td>unfinished</td>" not in ask(server, page)[1]
 
 
-@pytest.mark.long
-def test_the_command_prints_its_address_and_ends_on_a_signal(finished: Path) -> None:
-    command = [sys.executable, str(Path(__file__).parents[1] / "sweeps" / "watch.py"), str(finished)]
+def test_the_command_prints_its_address_and_ends_on_a_signal(folder: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parents[1] / "sweeps" / "watch.py"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", process.stdout.readline())

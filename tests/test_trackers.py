@@ -69,9 +69,7 @@ def of_mlflow(folder: Path) -> Rows:
     return {(value.step, value.key): value.value for history in of_each for value in history}
 
 
-READ: Mapping[str, Callable[[Path], Rows]] = {
-    "csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow,
-}  # fmt: skip
+READ: Mapping[str, Callable[[Path], Rows]] = {"csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages

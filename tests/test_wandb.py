@@ -6,7 +6,6 @@ import platform
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from getpass import getuser
 from importlib.util import find_spec
@@ -188,11 +187,6 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: 
 
 
 LINE, BAR, MEDIA = "Run History Line Plot", "Bar Chart", "Media Browser"
-PANELS = {
-    "What decides": 3, "Accuracy": 7, "Client dissimilarity": 3, "Gradient noise": 1, "Privacy": 3, "Bytes": 2,
-    "Pictures": 3,
-}  # fmt: skip
-"""The number of panels of each section."""
 
 
 @pytest.fixture(scope="module")
@@ -223,34 +217,36 @@ def view(dashboard: ModuleType, folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "dashboard.json").read_text())
 
 
-def panels(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Section, type, x axis and names of the metrics of each panel, in order."""
+def panels(spec: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Type, x axis and names of the metrics of each panel, in order."""
     for section in spec["section"]["panelBankConfig"]["sections"]:
         for panel in section["panels"]:
             kind, config = panel["viewType"], panel["config"]
             if kind == "Parallel Coordinates Plot":
-                yield section["name"], kind, "", [column["accessor"] for column in config["columns"]]
+                yield kind, "", [column["accessor"] for column in config["columns"]]
             elif kind == "Scatter Plot":
-                yield section["name"], kind, config["xAxis"], [config["yAxis"]]
+                yield kind, config["xAxis"], [config["yAxis"]]
             else:
                 names = config["mediaKeys" if kind == MEDIA else "metrics"]
-                yield section["name"], kind, config.get("xAxis", ""), names
+                yield kind, config.get("xAxis", ""), names
 
 
 def test_every_panel_shows_what_some_run_has_at_wandb(view: dict[str, Any], folder: Path, wandb_file: Reader) -> None:
     """W&B leaves out a run that lacks a value: without zeta^2 its line is in the second picture."""
-    assert Counter(section for section, *_ in panels(view["spec"])) == PANELS
+    assert [len(section["panels"]) for section in view["spec"]["section"]["panelBankConfig"]["sections"]] == [
+        3, 7, 3, 1, 3, 2, 3,
+    ]  # fmt: skip
     assert (view["entity"], view["project"]) == ("ENTITY", "mine")  # the runs' own project
     files = {name: wandb_file(folder / name) for name in ("plain", "swapped", "private", "made")}
     rows = [row for one in files.values() for row in one.history]
-    for _, kind, x, names in panels(view["spec"]):
+    for kind, x, names in panels(view["spec"]):
         if kind == LINE:
             assert [row for row in rows if {x, *names} <= row.keys()], names
         if kind == MEDIA:  # a row has several facts of it
             assert [row for row in rows if f"{names[0]}.path" in row], names
         if kind == BAR:
             assert any(isinstance(one.summary.get(names[0]), int | float) for one in files.values()), names
-    plots = [names for _, kind, _, names in panels(view["spec"]) if kind == "Parallel Coordinates Plot"]
+    plots = [names for kind, _, names in panels(view["spec"]) if kind == "Parallel Coordinates Plot"]
     for name, one in files.items():
         held = {f"config:{key}.value": value for key, value in one.config.items()}
         held |= {f"summary:{key}": value for key, value in one.summary.items()}

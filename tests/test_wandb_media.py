@@ -1,6 +1,5 @@
 """Pictures of a run for W&B: what they show, and what they must not disclose."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from report_runs import quiet
 
 from fedcommons import experiment, run
-from fedcommons.tracking.wandb_media import CLASSES, EXAMPLES, KEYS, allowed, grid, heat_map, histogram, pool_images
+from fedcommons.tracking.wandb_media import CLASSES, KEYS, allowed, heat_map, histogram, pool_images
 
 POOL, PARTITION, SIZES = KEYS
 SMALL = {"wandb": "offline", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
@@ -69,7 +68,7 @@ def test_a_pool_that_an_epsilon_covers_may_be_shown_and_class_counts_may_not() -
     assert allowed(statement("secret", "uncovered", **{"dp.noise": "secret"})) == {SIZES}
     assert allowed(statement("seeded", "uncovered")) == {SIZES}
     assert allowed(statement(None, "uncovered", **{"generator.name": "mine.py:Painter"})) == {PARTITION, SIZES}
-    assert allowed(statement(None, "uncovered", **{"sharing.setting": "local_synthetic"})) == {PARTITION, SIZES}
+    assert allowed(statement(None, "uncovered", **{"sharing.setting": "shuffled_real"})) == {PARTITION, SIZES}
 
 
 def test_a_pool_with_one_real_row_has_no_images() -> None:
@@ -81,12 +80,7 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
     assert pool_images(x.astype(np.float32), y, np.arange(24)) == ()
 
 
-def test_pictures_are_small_and_as_dark_or_high_as_their_counts() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (CLASSES, EXAMPLES, 3, 64, 64), dtype=np.uint8)
-    grid([(f"{c} (5000)", list(images)) for c, images in enumerate(noise)], "noise").save(
-        content := io.BytesIO(), "PNG"
-    )
-    assert len(content.getvalue()) <= 200_000
+def test_pictures_are_as_dark_or_high_as_their_counts() -> None:
     counts = np.array([[0, 40], [20, 0], [10, 30]])
     pixels = np.array(heat_map(counts)).astype(int)
     cell = {(i, c): pixels[14 * (i + 2) + 1, 48 * (c + 1) + 44] for i, c in np.ndindex(counts.shape)}

@@ -1,8 +1,7 @@
 """A stub of W&B's server on 127.0.0.1, which records what it is sent. The client, wandb with its core, is the real one.
 
-Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks no key and no type, answers only those
-GraphQL operations that are asked for here, says that no run is there yet (so nothing is resumed), takes every upload
-under an address of its own, and swallows telemetry. What the real server would refuse, or draw, is not seen.
+Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks nothing, and says that no run is there
+yet (so nothing is resumed). What the real server would refuse, or draw, is not seen.
 """
 
 import gzip
