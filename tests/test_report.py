@@ -122,7 +122,8 @@ def test_texts_of_others_are_no_markup(folder: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_and_unfinished_runs(folder: Path, tmp_path: Path) -> None:
-    odd, bad, unfinished = copies(folder / "fedavg-0", tmp_path, "odd", "bad", "unfinished")
+    odd, bad = copies(folder / "fedavg-0", tmp_path, "odd", "bad")
+    (unfinished,) = copies(folder / "fedavg-1", tmp_path, "unfinished")
     change(odd / "summary.json", privacy={**summary(odd)["privacy"], "in_words": 5}, zeta_sq="many")
     change(bad / "summary.json", p="x")
     (unfinished / "summary.json").unlink()

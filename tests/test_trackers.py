@@ -136,8 +136,9 @@ class Weights:
         return {"size": size, "seed": seed % 1000, "drawn": torch.rand(()), "round": round}
 
 
-def wrong(work, data, round, seed):
-    return [1.0] if round else {"a": 1}
+class Wrong:
+    def __call__(self, work, data, round, seed):
+        return [1.0] if round else {"a": 1}
 """
 TRACKER, MEASURE = "my_lab.py:Mine", "my_lab.py:Weights"
 
@@ -191,8 +192,8 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wron
     assert load_runs(lab / "run")["measure/size"].tolist() == [new[-1]["size"]]
     resumed(wanted, lab / "killed", 2)
     assert files(lab / "killed") == files(lab / "run")
-    with pytest.raises(ClientError, match=r"my_lab\.py:wrong, round 1: .*numbers"):
-        run(described(measure__every=1, measure__measure="my_lab.py:wrong"), lab / "wrong", say=quiet)
+    with pytest.raises(ClientError, match=r"my_lab\.py:Wrong, round 1: .*numbers"):
+        run(described(measure__every=1, measure__measure="my_lab.py:Wrong"), lab / "wrong", say=quiet)
     with pytest.raises(UserError, match="csv, mlflow"):
         run(described(tracking__tracker="excel"), lab / "none", say=quiet)
 
