@@ -186,7 +186,6 @@ def sweep(recorded: Callable[..., None], tmp_path: Path) -> Callable[..., Path]:
 def test_the_papers_rounds_give_the_papers_percentages(table: Callable[[Path], Lines]) -> None:
     lines = table(PAPER)
     result = {(r["data set"], int(r["N"]), float(r["C"]), float(r["alpha"]), r["algorithm"]): r for r in lines}
-    assert len(result) == 80
     assert result["cifar10", 10, 1.0, 0.01, "fedavg"][FORMULA] == "95.0"  # Fedssyn, table A.2
     assert {key: r[PRINTED] for key, r in result.items() if r[PRINTED]} == fedssyn_table_a2()
     for key, percent in fedssyn_table_a2().items():

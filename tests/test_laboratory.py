@@ -276,7 +276,6 @@ def test_standard_errors_are_of_the_mean_over_parts_and_l_is_of_all_parts_togeth
     assert zeta_sq.value == pytest.approx(np.mean(values))
     assert zeta_sq.interval == pytest.approx((zeta_sq.value - half, zeta_sq.value + half), rel=1e-3)
     rows = [np.unique(np.concatenate([part.rows("own", i, len(a)) for part in parts])) for i, a in enumerate(problem.a)]
-    assert [len(r) for r in rows] == [32, 32, 10]
     expected = max(np.linalg.norm(a[r], 2) ** 2 / len(r) for a, r in zip(problem.a, rows, strict=True))
     assert result["L_max"].value == pytest.approx(expected, rel=5e-3)
     assert result["L_max"].standard_error == 0

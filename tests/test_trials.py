@@ -23,10 +23,10 @@ from fedcommons.errors import UserError
 from fedcommons.runs import experiment as runs
 from fedcommons.sweeping import kept, trials
 from fedcommons.sweeping import sweep as tuning
-from fedcommons.sweeping.display import EVERY, Display
+from fedcommons.sweeping.display import EVERY, Display, duration
 from fedcommons.sweeping.order import InOrder, Lacking
 from fedcommons.sweeping.progress import Pile, Progress
-from fedcommons.sweeping.screen import ending, line
+from fedcommons.sweeping.screen import Rounds, ending, line
 
 FIELDS = {"wandb": "off", "data.limit": 80, "client.epochs": 1, "measure.every": 0, "federation.rounds": 1}
 QUICK = ["--preset=smoke", *(f"--{name}={value}" for name, value in FIELDS.items())]
@@ -60,6 +60,16 @@ LINES = [
 def test_the_line_of_a_round_has_its_metrics_and_fits() -> None:
     for metrics, left, width, expected in LINES:
         assert line(3, 30, metrics, left, width) == f"round  3/30  {expected}".rstrip()
+
+
+def test_the_time_left_follows_the_pace_of_the_rounds() -> None:
+    display, written, clock = plain()
+    rounds = Rounds(display, 10, clock)
+    for number in (4, 5, 6, 10):  # a resumed run begins in the middle
+        rounds(number, {"test/accuracy": 0.5})
+        clock.now += 20
+    lefts = [text.rpartition("  ")[2] for text in written.getvalue().splitlines()]
+    assert lefts == ["accuracy 0.500", duration(5 * 20) + " left", duration(4 * 20) + " left", "accuracy 0.500"]
 
 
 def test_in_a_pipe_progress_has_a_line_now_and_then_and_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

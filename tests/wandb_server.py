@@ -37,17 +37,14 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def variables(self, operation: str) -> list[dict[str, Any]]:
-        """Of each time that this was asked, in order."""
         return [variables for name, variables in self.asked if name == operation]
 
     @property
     def bucket(self) -> dict[str, Any]:
-        """What the run is, after all that was said of it: what is None changes nothing."""
         return {k: v for told in self.variables("upsertBucket") for k, v in told.items() if v is not None}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's config, without W&B's own entry."""
         return {k: v["value"] for k, v in json.loads(self.bucket["config"]).items() if k != "_wandb"}
 
     @property
@@ -57,7 +54,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last one."""
         return self._file("wandb-summary.json")[-1]
 
     def _file(self, name: str) -> list[dict[str, Any]]:
@@ -86,7 +82,6 @@ VIEWER = {"id": "VXNlcg==", "username": "me", "entity": "me", "email": "", "flag
 
 
 def answer(operation: str, variables: dict[str, Any], url: str) -> dict[str, Any]:
-    """Return what the real server would answer, as far as the client looks at it."""
     name = variables.get("name")
     if operation == "upsertBucket":
         project = {"id": "UHJvamVjdA==", "name": variables["project"], "entity": ENTITY}
