@@ -161,7 +161,9 @@ def test_without_a_login_it_is_offline_off_writes_nothing_and_a_failure_does_not
     assert any("disk full" in text for text in said)
 
 
-def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: "Server", tmp_path: Path) -> None:
+def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
+    wandb_online: "Server", tmp_path: Path, wandb_file: Reader
+) -> None:
     """A run that the server refuses stays offline."""
     online = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
     fields = {**online, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
@@ -183,6 +185,7 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(wandb_online: 
     wandb_online.refuses = True
     fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=said.append)
     assert [text for text in said if "kept offline" in text]
+    assert [row["round"] for row in wandb_file(tmp_path / "refused").history] == [0, 1, 2]
 
 
 LINE, BAR, MEDIA = "Run History Line Plot", "Bar Chart", "Media Browser"
