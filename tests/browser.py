@@ -33,16 +33,9 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
-    browser: Browser, url: str, *, size: tuple[int, int] = (1280, 900), dark: bool = False, quiet: bool = True
-) -> Iterator[Page]:
-    """A page of this address. In the end it must have said no error on its console, thrown nothing and lacked no file.
-
-    quiet: False where a test means to see such errors.
-    """
-    context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light"
-    )
+def opened(browser: Browser, url: str) -> Iterator[Page]:
+    """A page of this address, which in the end must have raised no error and lacked no file."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
     page, said = context.new_page(), list[str]()
     page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -52,4 +45,4 @@ def opened(
         yield page
     finally:
         context.close()
-    assert not (quiet and said), said
+    assert not said

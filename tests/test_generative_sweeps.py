@@ -7,35 +7,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
+import report_runs
 from rich.console import Console
-from sklearn.linear_model import LogisticRegression
 from sweep_runs import rows_of
 
-from fedcommons import Examples, generator
 from fedcommons.core.accountants import epsilon
-from fedcommons.runs.build import prepare
 from fedcommons.sweeping.display import Display
 from papers.fedcvae import report
-from papers.fedssyn import sizes_report
-from papers.fedssyn.private_report import gains, is_fitted, releases, shown_images, spent
-from papers.fedssyn.sizes import configs, enough, jobs, released, taught
+from papers.fedssyn.private_report import gains, is_fitted, spent
+from papers.fedssyn.sizes import jobs
 from papers.fedssyn.sprites_report import figure, table
 
-
-@pytest.fixture(scope="module")
-def dsprites(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("dsprites")
-
-
-@pytest.fixture(scope="module")
-def private(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("private_fedssyn")
-
-
-@pytest.fixture(scope="module")
-def sizes(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("private_sizes")
+dsprites, private = report_runs.script("dsprites"), report_runs.script("private_fedssyn")
+sizes, fedcvae = report_runs.script("private_sizes"), report_runs.script("fedcvae")
 
 
 def entries(script: ModuleType, *argv: str) -> list[Any]:
@@ -50,41 +34,20 @@ def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     every = entries(dsprites, "--preset", "paper", "--seeds", "0,1")
     assert len(every) == 2 * (1 + 8 * 4 + 4 * 4)  # no pool; figure A.9, left; what its right has besides
     usual = [e for e in every if e.number == 0.25 and e.cell.config.seed == 0]
-    assert [e.rho for e in usual[::4]] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1]
-    assert [e.epochs for e in usual[:4]] == [36, 90, 180, 360]
     fields = usual[0].cell.config.flat
     assert fields["sharing.p"] == pytest.approx(0.2)  # n~ = p n_i/(1 - p) = n_i/4
     assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
-    assert (fields["partition.name"], fields["data.validation"]) == ("by_factor", 0)
-    assert every[0].cell.config.sharing.setting == "real"
 
 
-def test_table_and_figure(tmp_path: Path) -> None:
-    rows = [
-        {"rho": rho, "epochs": epochs, "number": number, "seeds": 2, "last": last, "sd": 1.0, "best": last,
-         "accuracies": [last - 1, last + 1]}
-        for rho, epochs, number, last in ((None, 0, 0.0, 33.0), (0.5, 8, 0.25, 40.0), (1.0, 8, 0.25, 50.0),
-                                          (1.0, 8, 1.0, 60.0))
-    ]  # fmt: skip
-    for some in (rows[:3], rows):  # with and without the paper's right half
-        first, second, *_ = rows_of(table(some))[2:]
-        assert first[:3] == ["no pool", "-", "-"]
-        assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
-        figure(some, tmp_path / "a.png", "title", smoke=False)
-        assert is_png(tmp_path / "a.png")
-
-
-@pytest.mark.ray
-def test_the_dsprites_command(dsprites: ModuleType, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    argv = ["--preset", "smoke", "--rhos", "0.5", "--artifacts", str(tmp_path / "artifacts"), "--out", str(out)]
-    assert dsprites.dsprites(argv) == 0
-    with (out / "dsprites.csv").open() as file:
-        pools = [(line["rho"], line["epochs"]) for line in csv.DictReader(file)]
-    assert pools == [("", "0"), ("0.5", "4"), ("0.5", "8")]
-    assert (out / "dsprites.md").read_text().startswith("**SMOKE")
-    for name in ("dsprites.png", "dsprites_images.png"):
-        assert is_png(out / name)
+def test_the_table_and_figure_of_dsprites(tmp_path: Path) -> None:
+    same = {"seeds": 2, "sd": 1.0, "best": 0.0, "accuracies": [39.0, 41.0]}
+    rows = [{**same, "epochs": 8 if rho else 0, "rho": rho, "number": n, "last": last}
+            for rho, n, last in ((None, 0.0, 33.0), (0.5, 0.25, 40.0), (1.0, 1.0, 60.0))]  # fmt: skip
+    first, second, *_ = rows_of(table(rows))[2:]
+    assert first[:3] == ["no pool", "-", "-"]
+    assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
+    figure(rows, tmp_path / "a.png", "title", smoke=False)
+    assert is_png(tmp_path / "a.png")
 
 
 def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: ModuleType) -> None:
@@ -93,25 +56,14 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in result if e.last]
     pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
     assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
-    early = [(e.pool, e.cell.config.flat["generator.epochs"]) for e in result if not e.last]
-    assert early == [(pool, epochs) for pool in pools[2:] for epochs in (2, 10)] * 2  # of the first method, each seed
     fields = {e.pool: e.cell.config.flat for e in result if e.last}
-    assert fields["plain"]["generator.name"] == "ddpm"
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
-    assert {e.cell.config.flat["generator.target_epochs"] for e in result if e.pool == "epsilon 1"} == {20}
-    others = entries(private, "--generator.delta", "1e-6", "--dp.delta", "1e-6")
-    assert {e.cell.config.dp.delta for e in others} == {1e-6}
-
-
-def test_preset_paper_has_the_noise_of_the_paper_at_the_batch_where_it_gives_ten(private: ModuleType) -> None:
     result = entries(private, "--preset", "paper", "--dataset", "cifar10")
     one = next(e.cell.config.flat for e in result if e.pool == "noise multiplier 1.906" and e.last)
     names = ("generator.noise_multiplier", "generator.batch_size", "generator.epochs", "generator.clip",
              "generator.rho", "dp.delta")  # fmt: skip
     assert [one[name] for name in names] == [1.906, 128, 500, 1.0, 1.0, 1e-5]
-    epochs = {e.cell.config.flat["generator.epochs"] for e in result if e.pool == "epsilon 10"}
-    assert epochs == {50, 250, 500}
 
 
 def test_gains_are_above_the_same_seeds_run_without_a_pool(
@@ -140,9 +92,6 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
     assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
     for e in of_sums:
         assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
-        assert {event.steps for event in releases(e.cell)} == {20 if e.cell.config.sharing.setting == "ndpdc" else 1}
-    images = shown_images(of_sums[-1].cell, 1, 3)
-    assert (len(images), images.dtype) == (10, torch.uint8)
 
 
 @pytest.mark.ray
@@ -160,142 +109,46 @@ def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_
     assert rows["plain", "2"]["epsilon_if_secret"] == ""
     assert 29.98 < float(rows["epsilon 30", "3"]["epsilon_if_secret"]) <= 30
     assert 10 < float(rows["epsilon 30", "1"]["epsilon_if_secret"]) < 25
-    assert (out / "private_fedssyn.md").read_text().startswith("**SMOKE")
-    for name in ("private_fedssyn.png", "private_fedssyn_images.png"):
-        assert is_png(out / name)
+    assert is_png(out / "private_fedssyn_images.png")
 
 
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.long
-def test_each_size_has_real_images_the_plain_pool_and_each_private_one(
-    sizes: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_size_has_real_images_the_plain_pool_and_each_private_one(sizes: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset", "smoke", "--sizes", "32", "--epsilons", "50", "--clients", "1", "--generator.epochs", "1",
             "--generator.batch_size", "32", "--artifacts", str(tmp_path / "artifacts"),
             "--out", str(tmp_path / "out")]  # fmt: skip
-    assert sizes.private_sizes([*argv, "--dry-run"]) == 0
-    assert "2 generators to make, 2 pools to fit to noisy sums" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
     assert sizes.private_sizes(argv) == 0
     with (tmp_path / "out" / "private_sizes.csv").open() as file:
         rows = list(csv.DictReader(file))
     of_sums = ["FedMERF alone, epsilon 50", "NDPDC alone, epsilon 50"]
     assert [row["pool"] for row in rows] == ["real images", "plain", "epsilon 50", *of_sums]
     assert float(rows[0]["accuracy"]) > 0.3  # 32 real digits teach something
-    courses = {"NDPDC": (1.0, 20)}  # at L = 10 a client of 32 images of ten classes draws all, in 20 steps
-    for row in rows[2:]:
-        q, steps = courses.get(row["pool"].partition(" ")[0], (1.0, 1))
-        spent = epsilon(q, float(row["noise_multiplier"]), steps, 1e-5)
-        assert spent == pytest.approx(float(row["pool"].rpartition(" ")[2]), abs=0.01)
+    for row in rows[2:]:  # at L = 10 a client of 32 images of ten classes draws all, in 20 steps
+        steps = 20 if row["pool"].startswith("NDPDC") else 1
+        assert epsilon(1.0, float(row["noise_multiplier"]), steps, 1e-5) == pytest.approx(50, abs=0.01)
     assert max(float(row["accuracy"]) for row in rows[3:]) > 0.4
-    assert "± is the sample" in capsys.readouterr().out
-    for name in ("private_sizes.md", "private_sizes.png"):
-        assert (tmp_path / "out" / name).exists()
     assert jobs(sizes.arguments(argv)) == []  # the generators are stored
-
-
-def test_a_row_a_seed_and_a_picture_of_their_spread(sizes: ModuleType, tmp_path: Path) -> None:
-    options = sizes.arguments(["--preset", "smoke", "--seeds", "3,5"])
-    records = [{"n": n, "pool": "plain", "sigma": None, "accuracy": [0.5, (n + 160) / 320]} for n in (40, 80)]
-    text = sizes_report.report(records, options, tmp_path)
-    with (tmp_path / "private_sizes.csv").open() as file:
-        rows = [(row["n"], row["seed"], float(row["accuracy"])) for row in csv.DictReader(file)]
-    assert rows == [("40", "3", 0.5), ("40", "5", 0.625), ("80", "3", 0.5), ("80", "5", 0.75)]
-    assert "| 56.2 ± 8.8 " in text
-    assert "| 62.5 ± 17.7 " in text
-    assert is_png(tmp_path / "private_sizes.png")
-
-
-def test_only_the_ways_that_are_asked_for_are_judged(sizes: ModuleType, tmp_path: Path) -> None:
-    """Without generators nothing is trained, and NDPDC has no summed noise.
-
-    Clients together are left out where there are not as many images.
-    """
-    options = sizes.arguments(["--ways", "ndpdc,merf", "--epsilons", "1,10", "--artifacts", str(tmp_path)])
-    assert (jobs(options), configs(options, 129, 0)) == ([], {})
-    of = {name: config.flat for name, config in released(options, 129, 0).items()}
-    names = ["NDPDC alone", "NDPDC 10 clients, local", "FedMERF alone", "FedMERF 10 clients, local",
-             "FedMERF 10 clients, summed"]  # fmt: skip
-    assert list(of)[:5] == [f"{name}, epsilon 1" for name in names]
-    assert {f["data.limit"] // f["partition.n_clients"] for f in of.values()} == {129}
-    assert not any(name.startswith("generator.") for f in of.values() for name in f)
-    only = sizes.arguments(["--ways", "private", "--epsilons", "1,10"])
-    assert (list(configs(only, 129, 0)), released(only, 129, 0)) == (["epsilon 1", "epsilon 10"], {})
-    for n, there in ((129, 3), (322, 1), (1290, 1)):
-        pools = released(sizes.arguments(["--ways", "merf"]), n, 0).values()
-        assert [enough(config) is not None for config in pools] == [True] * there + [False] * (3 - there)
-
-
-@pytest.mark.long
-def test_the_judge_is_the_regression_of_least_loss() -> None:
-    """Few noisy images: stopped early it would be another one, by its solver and the number of threads."""
-    draws = generator(0, "judge")
-    means = 60 * torch.rand(10, 1, 6, 6, generator=draws)
-    y = torch.arange(10).repeat(200)
-    x = (means[y] + 90 * torch.randn(len(y), 1, 6, 6, generator=draws)).clamp(0, 255).to(torch.uint8)
-    train, test = Examples(x[:200], y[:200]), Examples(x[200:], y[200:])
-    pixels, tested = ((e.x.flatten(1) / 255).double().numpy() for e in (train, test))
-    best = LogisticRegression(solver="newton-cholesky", tol=1e-10).fit(pixels, train.y.numpy())
-    assert taught(train, test) == best.score(tested, test.y.numpy())
-
-
-# FedCVAE
-
-
-@pytest.fixture(scope="module")
-def fedcvae(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("fedcvae")
 
 
 NAMES = ("truncate", "latent", "local_epochs", "decoder_epochs", "server_epochs", "samples")
 TABLE = {  # of the released code: w, z, local epochs, decoder epochs, classifier epochs, images
-    "mnist": {"fedcvae-ens": (3, 10, 15, 7, 10, 5000), "fedcvae-kd": (1, 10, 15, 7, 10, 5000)},
-    "fmnist": {"fedcvae-ens": (3, 10, 25, 10, 5, 5000), "fedcvae-kd": (2, 100, 25, 10, 5, 5000)},
+    "fedcvae-ens": (3, 10, 25, 10, 5, 5000),
+    "fedcvae-kd": (2, 100, 25, 10, 5, 5000),
 }
 
 
-@pytest.mark.parametrize("dataset", TABLE)
-def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType, dataset: str) -> None:
-    result = entries(fedcvae, "--preset", "paper", "--dataset", dataset)
+def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType) -> None:
+    result = entries(fedcvae, "--preset", "paper", "--dataset", "fmnist")
     of = {e.method: e.cell.config.flat for e in result if e.alpha == 0.01}
-    assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE[dataset]} == TABLE[dataset]
+    assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE} == TABLE
     for method, flat in of.items():
         assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
-        assert flat["federation.weighting"] == "samples"
         assert (flat["model.name"], flat["data.limit"], flat["client.batch_size"]) == ("conv5", 30000, 32)
         assert (flat["federation.rounds"] == 1) == (method != "fedavg")
-    rates = [of[m][f"fedcvae.{name}"] for m in TABLE[dataset] for name in ("local_lr", "decoder_lr", "server_lr")]
+    rates = [of[m][f"fedcvae.{name}"] for m in TABLE for name in ("local_lr", "decoder_lr", "server_lr")]
     assert rates == [1e-3, 0.01, 1e-3] * 2
     assert {e.alpha for e in result} == {0.05, 0.01, 0.001}
-
-
-def test_all_rows_have_the_same_data_and_as_many_local_epochs(fedcvae: ModuleType) -> None:
-    for words, rounds, each in (("", 2, 1), ("--client.epochs 3", 2, 3), ("--federation.rounds 4", 4, 1)):
-        result = entries(fedcvae, "--preset", "smoke", "--alphas", "0.01", *words.split())
-        configs = {e.method: e.cell.config for e in result}
-        assert {c.federation.rounds * c.client.epochs for c in configs.values()} == {rounds * each}
-        assert configs["fedavg"].federation.rounds == rounds
-        for method in ("fedcvae-ens", "fedcvae-kd"):
-            assert configs[method].flat["fedcvae.local_epochs"] == rounds * each
-        assert configs["dense"].flat["dense.client_epochs"] is None  # client.epochs
-        own = {"algorithm", "federation.rounds", "client.epochs"}
-        plain = configs["fedavg"].flat
-        for config in configs.values():
-            assert {name for name in config.flat.keys() & plain.keys() if config.flat[name] != plain[name]} <= own
-    assert len({prepare(config).partition.fingerprint for config in configs.values()}) == 1  # pyright: ignore
-
-
-def test_clients_of_the_classifier_try_every_rate_and_a_field_of_the_user_is_that_of_all_rows(
-    fedcvae: ModuleType,
-) -> None:
-    tried: dict[str, list[float | None]] = {}
-    for e in entries(fedcvae, "--alphas", "0.01", "--rates", "0.2,0.7", "--seeds", "3,4", "--fedcvae.latent", "7"):
-        tried.setdefault(e.method, []).append(e.rate)
-        assert e.rate is None or e.rate == e.cell.config.client.lr
-        assert e.cell.config.flat.get("fedcvae.latent", 7) == 7
-    assert tried == {m: [None] * 2 if "cvae" in m else [0.2, 0.2, 0.7, 0.7] for m in tried}
-    assert len(tried) == 5
-    assert {e.rate for e in entries(fedcvae, "--lr", "0.2", "--data.validation", "0")} == {None, 0.2}
 
 
 @pytest.mark.long
@@ -304,8 +157,6 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
 ) -> None:
     options = fedcvae.arguments(["--seeds", "0,1,2", "--alphas", "0.1,0.01", "--rates", "0.1,0.3"])
     result, display = fedcvae.entries(options), Display(Console(quiet=True))
-    report.report(result, options, tmp_path, display)
-    assert not [*tmp_path.iterdir()]
     for e in result:
         if (e.method, e.alpha) == ("dense", 0.01):
             continue  # not finished
@@ -319,28 +170,11 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     start = next(i for i, row in enumerate(tables) if row[2] == "minus")
     rows, against = tables[2:start], tables[start + 2 :]
     methods = ["fedcvae-ens", "fedcvae-kd", "fedavg-once", "dense", "fedavg"]
-    assert [row[:2] for row in rows] == [["0.1", m] for m in methods] + [["0.01", m] for m in methods if m != "dense"]
     assert rows[0][2:9] == ["-", "3", "91.0 ± 1.0", "[88.5, 93.5]", "1", "4", "8e-05"]  # 82 ± 4.303 / sqrt(3)
     assert rows[0][9:] == ["decoder, number of images, label histogram", "100.0 %"]
-    assert rows[2][2:] == ["0.1", "3", "50.0 ± 0.0", "[50.0, 50.0]", "1", "1", "8e-05", "change of the classifier",
-                           "0.0 %"]  # fmt: skip
-    assert (rows[3][9], rows[4][6]) == ("classifier", "10")
     assert against[0] == ["0.1", "fedcvae-ens", "fedavg-once", "+41.0", "[+38.5, +43.5]", "3"]
-    assert [row[:3] for row in against].count(["0.01", "fedcvae-kd", "dense"]) == 0
     assert len(against) == 2 * 3 + 2 * 2
-    assert report.ends([81.0]) == "-"
     with (tmp_path / "fedcvae.csv").open() as file:
         chosen = {(line["method"], line["rate"]) for line in csv.DictReader(file) if line["chosen"] == "True"}
     assert chosen == {(m, "" if "cvae" in m else "0.1") for m in methods}
-    assert (tmp_path / "fedcvae.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.ray
-def test_the_fedcvae_command(fedcvae: ModuleType, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert fedcvae.fedcvae(["--preset", "smoke", "--alphas", "0.01", "--out", str(out)]) == 0
-    text = (out / "fedcvae.md").read_text()
-    assert text.startswith("**SMOKE")
-    ens, kd, *others = rows_of(text)[2:7]
-    assert ens[6:] == [*kd[6:9], "decoder, number of images, label histogram", "100.0 %"]
-    assert [row[-1] for row in others] == ["0.0 %"] * 3
+    assert is_png(tmp_path / "fedcvae.png")

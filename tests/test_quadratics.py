@@ -2,25 +2,20 @@
 
 import csv
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import pytest
 import report_runs
 import torch
-from scipy.optimize import curve_fit
-from threadpoolctl import threadpool_limits
 
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics import Quadratics
-from papers.fedssyn.quadratics_tables import band, shown, table
 
 SMALL = (3, 7, 2)  # N, n, d
 ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
@@ -57,7 +52,6 @@ def plain_loop(problem: Quadratics, eta: float, rounds: int, seed: int, models: 
 def test_equals_a_plain_loop_on_every_step_size(small: list[Quadratics], models: str) -> None:
     steps = np.append(q.STEP_SIZES, 30.0)  # so few samples need a larger step to overflow
     result = q.run(small, steps, ROUNDS, 3, models)
-    assert [errors.shape for errors in result] == [(len(steps), 1 + ROUNDS)] * len(small)
     for problem, errors in zip(small, result, strict=True):
         slow = np.array([plain_loop(problem, eta, ROUNDS, 3, models) for eta in steps])
         finite = np.isfinite(slow)
@@ -65,15 +59,6 @@ def test_equals_a_plain_loop_on_every_step_size(small: list[Quadratics], models:
         assert np.array_equal(np.isfinite(errors), finite)
         assert np.isinf(errors[~finite]).all()  # no nan
         assert np.allclose(errors[finite], slow[finite], rtol=1e-9, atol=1e-20)
-
-
-def test_no_bit_depends_on_the_cores_or_on_the_other_p(small: list[Quadratics]) -> None:
-    result = q.run(small, q.STEP_SIZES, ROUNDS, 3)
-    assert np.array_equal(q.run(small[1:2], q.STEP_SIZES, ROUNDS, 3)[0], result[1])
-    problem = q.swap(q.draw(1, 10, 0), 0.5, 1)
-    many = q.run([problem], q.STEP_SIZES, 20, 1)
-    with threadpool_limits(1):
-        assert np.array_equal(q.run([problem], q.STEP_SIZES, 20, 1), many)
 
 
 def pairs(problem: Quadratics, client: int) -> Counter:
@@ -90,12 +75,8 @@ def test_a_swap_moves_whole_samples_and_as_many_of_each_client() -> None:
         assert (in_place.sum(1) >= 100 - m).all()
         assert m == 0 or (in_place.sum(1) < 100 - 0.7 * m).all()  # a tenth comes back
         kept.append(in_place)
-        assert np.allclose(q.optimum(after), q.optimum(own), rtol=1e-12)
-        assert q.constants(after, np.ones(25)).l_avg == pytest.approx(38.5)
     assert (~kept[1] & kept[2]).sum() < 5  # what p = 0.1 moves, 0.29 moves too, but for what comes back by chance
     assert (~kept[2][0] & ~kept[2][1]).sum() < 20  # of 29; every client's choice is its own
-    assert all(len(np.unique(of_client)) > 5 for of_client in q.swap(own, 1, 0).a)  # from all over
-    assert not np.array_equal(q.swap(own, 0.5, 1).b, q.swap(own, 0.5, 0).b)
     assert [q.n_swapped(p, 100) for p in (0.025, 0.29, 0.575, 0.999, 1)] == [2, 29, 57, 99, 100]
 
 
@@ -104,7 +85,6 @@ def test_the_grid_is_the_papers_and_every_client_and_round_has_an_order_of_its_o
     assert q.STEP_SIZES[0] == 1e-6
     assert np.allclose(np.diff(np.log10(q.STEP_SIZES)), 8 / 39)
     assert [q.n_swapped(p, 100) for p in q.SHARES] == [5 * k // 2 for k in range(41)]
-    assert q.SHARES[:3] == (0, 0.025, 0.05)
     orders = [tuple(q.order(0, r, i, 50)) for r in (1, 2, 3) for i in range(4)]
     assert len(set(orders)) == 12
     assert all(sorted(result) == list(range(50)) for result in orders)
@@ -120,8 +100,6 @@ def test_the_samples_have_their_distribution() -> None:
     assert np.allclose(lengths, 7, rtol=5 * (2 / 25 / 400) ** 0.5)
     noise = q.draw(0, 0, 1000)
     assert np.allclose(np.square(noise.a[..., None] * noise.b).sum(2).mean(1), 1000, rtol=5 * (2 / 25 / 100) ** 0.5)
-    both = q.draw(0, 7, 1000)
-    assert np.allclose(both.b - noise.b, (both.b - noise.b)[:, :1], atol=1e-12)  # one mean for all of a client
 
 
 def test_constants_are_those_of_autograd(small: list[Quadratics]) -> None:
@@ -183,64 +161,15 @@ def test_the_bias_is_linear_in_the_step_size_with_the_known_factor() -> None:
     drift = (np.arange(1, 4)[:, None] ** 2 * q.gradients(own, q.optimum(own)).mean(1)).mean(0)
     leading = np.square(steps / 2 * 5 * np.linalg.norm(drift) / np.mean([1, 4, 9]))
     assert np.allclose(errors / leading, 1, atol=0.1)
-    assert abs(errors / leading - 1)[2] < 0.6 * abs(errors / leading - 1)[1]
-
-
-def test_a_problem_ends_when_an_error_is_reached(small: list[Quadratics]) -> None:
-    whole = q.run(small, q.STEP_SIZES, 40, 3)
-    until = np.minimum.accumulate(whole[0].min(0))[20]
-    for errors, ended in zip(whole, q.run(small, q.STEP_SIZES, 40, 3, until=until), strict=True):
-        assert np.array_equal(ended, errors[:, : ended.shape[1]])
-        reached = np.flatnonzero(errors.min(0) <= until)
-        assert ended.shape[1] == (1 + reached[0] if len(reached) else 41)
-    assert q.run(small[:1], q.STEP_SIZES, 40, 3, until=until)[0].shape[1] < 41
-    assert q.run(small[:1], q.STEP_SIZES, 40, 3, until=1e9)[0].shape == (31, 1)
-
-
-def test_no_ratio_is_taken_to_a_line_without_slope_and_a_band_is_median_minimum_maximum() -> None:
-    own = q.draw(0, 0, 0)
-    options: Any = SimpleNamespace(shares=[0.0, 0.5], target=1e-6, fit=lines.FITS)
-    rows = table([own, q.swap(own, 0.5, 0)], [*np.zeros((2, 31, 3))], 7, options)
-    for kind in lines.FITS:
-        assert [(r["rounds"], r[f"A_ratio_{kind}"], r[f"theory_rounds_{kind}"]) for r in rows] == [(0, None, None)] * 2
-    assert rows[1]["theory_ratio"] > 0.3
-    assert band([3, None, 1, 7, 5]) == (4, 1, 7)
-    assert band([None, None]) is None
-    assert [shown(value) for value in (None, 0.25, (4, 1, 7), (2, 2, 2))] == ["-", "0.25", "4 [1, 7]", "2"]
 
 
 @pytest.mark.long
-def test_an_unreachable_target_exits_with_2(script: ModuleType, command: Callable[..., Any], tmp_path: Path) -> None:
-    argv = ["--preset=smoke", "--p=0.5", "--rounds=30", "--seeds=1", f"--out={tmp_path}"]
-    own = q.draw(1, 10, 0)
-    errors = np.stack(q.run([own, q.swap(own, 0.5, 1)], q.STEP_SIZES, 30, 1))
-    floor = float(errors.min())
-    done = command("quadratics", *argv, "--target=1e-20", cwd=tmp_path)
-    assert (done.returncode, float(done.stderr.partition("rounds is ")[2].partition(",")[0])) == (2, floor)
-    assert re.search(r"p = 0\.5.*seed 1\.", done.stderr)
-    assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
-    assert script.quadratics([*argv, "--fit=authors", f"--target={floor!r}"]) == 0
-    none, one = json.loads((tmp_path / "summary.json").read_text())["cells"]
-    assert (none["p"], none["reached"], none["rounds"]) == (0, 0, None)
-    last = np.unravel_index(errors.argmin(), errors.shape)[2]
-    assert (one["p"], one["reached"], one["rounds"]) == (0.5, 1, [last] * 3)
-    names = (tmp_path / "quadratics.csv").read_text().splitlines()[0]
-    assert "A_ratio_authors" in names
-    assert "plain" not in names
-
-
-SEEDS = (0, 1, 4)
-
-
-@pytest.mark.long
-def test_the_sweeps_rows_are_the_runs_and_their_theory_and_its_text_is_over_the_seeds(
-    script: ModuleType, tmp_path: Path
-) -> None:
-    assert script.quadratics(["--preset=smoke", "--seeds=0,1,4", f"--out={tmp_path}"]) == 0
+def test_the_sweeps_rows_are_the_runs_and_their_theory(script: ModuleType, tmp_path: Path) -> None:
+    assert script.quadratics(["--preset=smoke", "--seeds=0,1", f"--out={tmp_path}"]) == 0
     written = csv.DictReader((tmp_path / "quadratics.csv").read_text().splitlines())
     rows = [{name: float(value) for name, value in row.items()} for row in written]
-    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in SEEDS for p in (0, 0.25, 0.5, 0.75, 1)]
-    for seed in SEEDS:
+    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in (0, 1) for p in (0, 0.25, 0.5, 0.75, 1)]
+    for seed in (0, 1):
         own, some = q.draw(seed, 10, 0), [r for r in rows if r["seed"] == seed]
         swapped = [q.swap(own, r["p"], seed) for r in some]
         errors = q.run(swapped, q.STEP_SIZES, 250, seed)
@@ -252,43 +181,22 @@ def test_the_sweeps_rows_are_the_runs_and_their_theory_and_its_text_is_over_the_
             assert course[step, rounds] <= q.TARGET < course[:, :rounds].min()
             values = [row[key] for key in ("theory_ratio", "(1-p)^2", "L_p", "zeta_sq", "sigma_sq")]
             assert values == pytest.approx([ratio, (1 - p) ** 2, here.l_max, here.zeta_sq, here.sigma_sq], abs=1e-12)
-        for kind in lines.FITS:
-            line = np.array(lines.fit_all(kind, [r["p"] for r in some], to))
-            assert np.allclose(line, [[r[f"A_{kind}"], r[f"B_{kind}"]] for r in some], rtol=1e-9)
-            assert np.allclose(line[:, 0] / line[0, 0], [r[f"A_ratio_{kind}"] for r in some])
-            theory = line[0, 0] * np.array([r["theory_ratio"] for r in some]) / q.TARGET**0.5 + line[:, 1]
-            assert np.allclose(theory, [r[f"theory_rounds_{kind}"] for r in some])
-        assert all(r["rounds"] < (1 - r["p"]) * some[0]["rounds"] for r in some if 0 < r["p"] < 1)  # super-linear
+        line = np.array(lines.fit_all("authors", [r["p"] for r in some], to))
+        assert np.allclose(line, [[r["A_authors"], r["B_authors"]] for r in some], rtol=1e-9)
+        theory = line[0, 0] * np.array([r["theory_ratio"] for r in some]) / q.TARGET**0.5 + line[:, 1]
+        assert np.allclose(theory, [r["theory_rounds_authors"] for r in some])
     for cell in json.loads((tmp_path / "summary.json").read_text())["cells"]:
         of_p = [r for r in rows if r["p"] == cell["p"]]
-        assert cell["reached"] == 3
+        assert cell["reached"] == 2
         for name in ("rounds", "zeta_sq", "A_ratio_plain", "theory_rounds_authors"):
             values = [r[name] for r in of_p]
             assert cell[name] == pytest.approx([np.median(values), min(values), max(values)])
-    text = (tmp_path / "quadratics.md").read_text()
-    near = [r for r in rows if 0 < r["p"] <= 0.6]
-    off = [float(np.mean([abs(r["A_ratio_plain"] - (1 - r["p"]) ** 2) for r in near if r["seed"] == s])) for s in SEEDS]
-    assert f"{shown(band(off))} from (1-p)^2" in text
-    curves: dict[tuple[str, str, str], list[float]] = {}
-    for row in csv.DictReader((tmp_path / "figure2a.csv").read_text().splitlines()):
-        curves.setdefault((row["sigma_sq"], row["seed"], row["p"]), []).append(float(row["error"]))
-    assert len(curves) == 2 * 3 * 3
-    (own,) = q.run([q.draw(4, 10, 1000)], q.STEP_SIZES[[8]], 250, 4)
-    assert np.allclose(curves["1000.0", "4", "0.0"], own[0], rtol=1e-12)
-    last = {key: np.median(curve[-50:]) for key, curve in curves.items()}
-    fall = {s2: [last[s2, str(s), "0.0"] / last[s2, str(s), "1.0"] for s in SEEDS] for s2 in ("0.0", "1000.0")}
-    assert min(fall["0.0"]) > 10 * max(fall["1000.0"]) > 100  # figure 2 (a): shuffling helps less under noise
-    less, more = (shown(band(fall[s2])) for s2 in ("0.0", "1000.0"))
-    assert f"{less} times with sigma^2 = 0 and {more} times with 1000" in text
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["figure2.png", "fitted_lines.png"]
 
 
 def test_fewest_rounds_and_the_line_by_hand() -> None:
     errors = np.array([[9, 5, 3, 2, 1], [9, 7, 0.5, 4, 4], [9, np.inf, np.inf, np.inf, np.inf]])
     assert lines.fewest_rounds(errors, 9) == (0, 0)
-    assert lines.fewest_rounds(errors, 5) == (1, 0)
     assert lines.fewest_rounds(errors, 3) == (2, 1)  # two step sizes get there: the lower error
-    assert lines.fewest_rounds(errors, 0.5) == (2, 1)
     assert lines.fewest_rounds(errors, 0.4) is None
     targets = np.array([1.0, 1 / 4, 1 / 9, 1e-9])
     steep = np.full((1, 20), 2.0)
@@ -299,8 +207,6 @@ def test_fewest_rounds_and_the_line_by_hand() -> None:
     assert np.isnan(to[3])
     assert lines.fit(to, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
     assert lines.fit(to[1:], targets[1:]) is None
-    assert lines.fit(np.ones(4), targets) == pytest.approx((0, 1))
-    assert [len(lines.TARGETS), *lines.TARGETS[[0, -1]]] == pytest.approx([79, 10**-5.97848, 10**-4.3], rel=1e-5)
 
 
 X = lines.TARGETS**-0.5
@@ -319,35 +225,7 @@ def test_both_fits_recover_lines_and_the_constraints_of_the_authors_fit_bind() -
         assert np.allclose(fitted(kind, shares, [a * X + b for a, b in true]), true, rtol=0, atol=1e-9)
     rounds = [a * X - 4 for a in steep]
     plain, result = (fitted(kind, shares, rounds) for kind in lines.FITS)
-    assert np.allclose(plain[:, 1], -4)
     assert np.allclose(result[:, 1], [-4, -5, -6, -6.1, -6.2])
     best = [X @ (r - b) / (X @ X) for r, b in zip(rounds, result[:, 1], strict=True)]  # least squares, given B
     assert np.allclose(result[:, 0], best, rtol=1e-9)
     assert (result[1:, 0] > plain[1:, 0] + 1e-3).all()  # what B loses A gains
-    few = fitted("authors", shares[::2], rounds[::2])
-    assert (few[1:, 0] < result[2::2, 0]).all()  # and so more with every share that is looked at
-    rising = fitted("authors", (0, 0.1), [0.1 * X, 0.2 * X])
-    assert np.allclose(rising, [[0.1, 0], [0.1, -1]], atol=1e-9)
-    missing = [rounds[0], np.full(len(X), np.nan), rounds[1]]
-    assert lines.fit_all("authors", (0, 0.1, 0.25), missing) == [tuple(result[0]), None, pytest.approx(result[1])]
-
-
-@pytest.mark.long
-def test_both_fits_of_figure_2_c() -> None:
-    """The plain one lies on (1-p)^2, the authors' on theory's line; and it is what the released code's solver finds."""
-    shares = q.SHARES[:25]  # p up to 0.6
-    own = q.draw(0, 10, 0)
-    problems = [q.swap(own, p, 0) for p in shares]
-    rounds = [lines.rounds_to(e) for e in q.run(problems, q.STEP_SIZES, 400, 0, until=lines.TARGETS[0])]
-    plain, authors = (fitted(kind, shares, rounds) for kind in lines.FITS)
-    smooth = np.sqrt([q.constants(problem, np.ones(25)).l_max for problem in problems])
-    p = np.array(shares)
-    theory, square = (1 - p) * smooth / smooth[0], (1 - p) ** 2
-    for fit, near, far in ((plain, square, theory), (authors, theory, square)):
-        ratio = fit[:, 0] / fit[0, 0]
-        assert abs(ratio - near).mean() < 0.05 < 0.1 < abs(ratio - far).mean()
-    assert np.allclose(plain[0], authors[0])
-    for share, result, before, line in zip(shares[1:], rounds[1:], authors, authors[1:], strict=False):
-        most = before - (0, 1 if share <= 0.5 else 0.1)
-        theirs, _ = curve_fit(lambda x, a, b: a * x + b, X, result, most, bounds=((-np.inf, -np.inf), most))
-        assert np.allclose(line, theirs, rtol=1e-6)

@@ -1,11 +1,9 @@
 """The report in a real browser: it draws, filters, sorts and saves, makes no request, and runs no text of a user."""
 
 import csv
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from threading import Thread
 
 import browser
 import pytest
@@ -13,7 +11,6 @@ from playwright.sync_api import Browser, Page, expect
 from report_runs import change, quiet, small_runs, summary
 
 from fedcommons import report
-from fedcommons.reports.watching import Server, Watched
 
 pytestmark = browser.needed
 
@@ -24,12 +21,12 @@ LINES = '.chart[data-kind="rounds"] svg path[aria-roledescription="line mark"]'
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods at two alphas with three seeds each; one has a hostile statement."""
+    """Two methods at two alphas with two seeds each; one has a hostile statement."""
     runs = {
         f"{name}-{alpha:g}-{seed}": {"algorithm": name, "alpha": alpha, "seed": seed, "federation.rounds": 3}
         for name in ("fedavg", "fedprox")
         for alpha in (0.1, 1.0)
-        for seed in (0, 1, 2)
+        for seed in (0, 1)
     }
     out = small_runs(tmp_path_factory.mktemp("runs"), runs)
     of = out / "fedavg-1-0"
@@ -72,13 +69,6 @@ def tick(page: Page, dim: str, value: str) -> None:
     page.keyboard.press("Escape")
 
 
-def head(page: Page, table: str, column: str) -> tuple[str | None, list[str]]:
-    """Click on a head; its order, and its column then."""
-    found = page.locator(f'table[data-name="{table}"] thead th', has_text=column)
-    found.locator("button").click()
-    return found.get_attribute("aria-sort"), texts(page, table, column)
-
-
 def test_it_draws_every_chart_without_a_request_and_runs_no_text(chromium: Browser, url: str) -> None:
     with browser.opened(chromium, url) as page:
         asked: list[str] = []
@@ -87,79 +77,31 @@ def test_it_draws_every_chart_without_a_request_and_runs_no_text(chromium: Brows
         assert page.locator(".chart svg").count() == 8
         assert page.locator(LINES).count() == 4
         assert not asked
-        assert page.evaluate("performance.getEntriesByType('resource').length") == 0
-        assert page.locator("nav a").count() == page.locator("main > section").count()
         assert page.title() == page.locator("h1").inner_text() == HOSTILE
         assert page.locator("#privacy").get_by_text(HOSTILE).count() == 1
-        assert page.locator("script").count() == 3
         link = page.locator('table[data-name="results"] tr[data-line]').first.locator('td[data-c="last_accuracy"] a')
         link.click()
         names = page.locator("tr.hit th").all_inner_texts()
-        assert names == [f"fedavg-0.1-{seed}" for seed in (0, 1, 2)]
-        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert names == [f"fedavg-0.1-{seed}" for seed in (0, 1)]
 
 
-def test_filters_filter_tables_runs_and_curves(chromium: Browser, url: str, folder: Path) -> None:
+def test_filters_filter_tables_and_curves_and_a_file_has_what_is_shown(
+    chromium: Browser, url: str, folder: Path, tmp_path: Path
+) -> None:
     with browser.opened(chromium, url) as page:
         see_all(page)
-        before = texts(page, "results", "last accuracy")
         tick(page, "method", "fedprox")
         tick(page, "alpha", "0.1")
         assert texts(page, "results", "method") == ["fedprox"]
-        assert texts(page, "runs", "run") == [f"fedprox-0.1-{seed}" for seed in (0, 1, 2)]
-        assert page.locator("#filters output").inner_text() == "3 of 12 runs"
         expect(page.locator(f".group:not([hidden]) {LINES}")).to_have_count(1)
-        assert page.locator("details.group:visible").count() == 1
-        tick(page, "seed", "0")
-        tick(page, "seed", "2")
-        two = [100 * summary(folder / f"fedprox-0.1-{seed}")["last_accuracy"] for seed in (0, 2)]
+        two = [100 * summary(folder / f"fedprox-0.1-{seed}")["last_accuracy"] for seed in (0, 1)]
         mean, half = fmean(two), 12.706204736 * abs(two[0] - two[1]) / 2  # t with one degree of freedom
         interval = f"{mean:.1f} ({max(mean - half, 0):.1f} to {min(mean + half, 100):.1f})"
         assert texts(page, "results", "last accuracy") == [interval]
-        assert texts(page, "results", "seeds") == ["2 of 3"]
+        with page.expect_download() as started:
+            page.locator("#results .files").get_by_role("button", name="CSV").click()
+        started.value.save_as(tmp_path / "csv")
+        lines = csv.DictReader((tmp_path / "csv").read_text().splitlines())
+        assert [line["method"] for line in lines] == ["fedprox"]
         page.get_by_role("button", name="show all").click()
-        expect(page.locator("#filters output")).to_have_text("12 of 12 runs")
-        assert texts(page, "results", "last accuracy") == before
-
-
-def test_sorting_is_within_groups_and_files_have_what_is_shown(chromium: Browser, url: str, tmp_path: Path) -> None:
-    with browser.opened(chromium, url) as page:
-        order, values = head(page, "runs", "last accuracy")
-        assert (order, values) == ("ascending", sorted(values, key=float))
-        assert len(set(values)) > 1
-        page.keyboard.press("Enter")
-        assert texts(page, "runs", "last accuracy") == sorted(values, key=float, reverse=True)
-        head(page, "results", "method")
-        assert head(page, "results", "method")[1] == ["fedprox", "fedavg"] * 2
-        tick(page, "alpha", "1")
-        saved = {}
-        for name, ending in (("CSV", "csv"), ("LaTeX", "tex")):
-            with page.expect_download() as started:
-                page.locator("#results .files").get_by_role("button", name=name).click()
-            assert started.value.suggested_filename == f"results.{ending}"
-            started.value.save_as(tmp_path / name)
-            saved[name] = (tmp_path / name).read_text()
-        lines = list(csv.DictReader(saved["CSV"].splitlines()))
-        assert [line["method"] for line in lines] == ["fedprox", "fedavg"]
-        assert all("alpha = 1" in line["group"] for line in lines)
-        assert saved["LaTeX"].count(r"\\") == 3
-        assert saved["LaTeX"].index("fedprox") < saved["LaTeX"].index("fedavg")
-        assert saved["LaTeX"].rstrip().endswith(r"\end{tabular}")
-
-
-def test_a_watched_page_follows_its_folder_keeping_filters(chromium: Browser, folder: Path, tmp_path: Path) -> None:
-    for name in ("fedavg-0.1-0", "fedprox-0.1-0"):
-        shutil.copytree(folder / name, tmp_path / name)
-    server = Server(Watched([tmp_path]))
-    thread = Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        with browser.opened(chromium, server.address) as page:
-            tick(page, "method", "fedavg")
-            shutil.copytree(folder / "fedavg-0.1-1", tmp_path / "fedavg-0.1-1")
-            expect(page.locator("#filters output")).to_have_text("2 of 3 runs", timeout=60_000)
-            assert texts(page, "results", "seeds") == ["2"]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        expect(page.locator("#filters output")).to_have_text("8 of 8 runs")

@@ -42,59 +42,19 @@ def _symmetric(eigenvalues: list[float], seed: int = 0) -> Tensor:
     return q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ q.T
 
 
-MATRICES = {
-    "positive": _symmetric([3, 2, 1, 0.1]),
-    "the negative eigenvalue dominates": _symmetric([-3, 2, 1, 0]),
-    "a tie of plus and minus": _symmetric([3, -3, 1, 0]),
-    "a multiple of the identity": _symmetric([2, 2, 2, 2]),
-    "of rank one": _symmetric([-2, 0, 0, 0]),
-    "one by one": _symmetric([-4]),
-    "zero": torch.zeros(4, 4, dtype=torch.float64),
-    **{f"random {seed}": _symmetric(list(np.random.default_rng(seed).normal(size=20)), seed) for seed in range(5)},
-}
-
-
 def test_the_iteration_approaches_the_largest_modulus_from_below() -> None:
-    for name, matrix in MATRICES.items():
+    tie, one, zero = _symmetric([3, -3, 1, 0]), _symmetric([-4]), torch.zeros(4, 4, dtype=torch.float64)
+    for matrix in (_symmetric([3, 2, 1, 0.1]), _symmetric([-3, 2, 1, 0]), tie, one, zero):
         largest = float(np.abs(np.linalg.eigvalsh(matrix.numpy())).max())
         for seed in range(5):
             start = 10 * torch.randn(len(matrix), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             exact = spectral_norm(matrix.mv, start, 1e-12, 1000)
-            assert exact == pytest.approx(largest, rel=1e-9, abs=0), name
-            assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12), name
-    for value in (math.nan, math.inf):
-        matrix = torch.eye(4, dtype=torch.float64)
-        matrix[2, 2] = value
-        assert math.isnan(spectral_norm(matrix.mv, torch.ones(4, dtype=torch.float64)))
-
-
-def test_large_eigenvalues_close_together_do_not_end_it_early() -> None:
-    """Where ||H v|| rises slowly from product to product: that it does is no reason to stop."""
-    spectrum = torch.tensor([1, 0.93, -0.9, 0.88, *(0.8 * 0.95**k for k in range(200))], dtype=torch.float64)
-    for seed in range(100):
-        start = torch.randn(204, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        assert spectral_norm(lambda v: spectrum * v, start, most=40) == pytest.approx(1, rel=1e-6)
-
-
-def test_it_takes_no_more_products_than_it_may() -> None:
-    """With eigenvalues this close it would go on, and its result never falls."""
-    matrix, steps = _symmetric([1 - 1e-3 * k for k in range(30)]), 0
-
-    def apply(v: Tensor) -> Tensor:
-        nonlocal steps
-        steps += 1
-        return matrix.mv(v)
-
-    start, result = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0.0]
-    for most in (1, 2, 5, 10):
-        steps = 0
-        result.append(spectral_norm(apply, start, tolerance=0, most=most))
-        assert steps == most
-    assert result == sorted(set(result))
-    assert result[-1] < 1
-    steps = 0
-    assert spectral_norm(apply, start, tolerance=1) == result[1]
-    assert steps == 1
+            assert exact == pytest.approx(largest, rel=1e-9, abs=0)
+            assert 0.999 * largest <= spectral_norm(matrix.mv, start) <= largest * (1 + 1e-12)
+    assert math.isnan(spectral_norm(lambda v: v * math.inf, torch.ones(4, dtype=torch.float64)))
+    close, steps = torch.linspace(0.9, 1, 30, dtype=torch.float64), list[float]()
+    spectral_norm(lambda v: steps.append(0.0) or close * v, torch.ones(30, dtype=torch.float64), tolerance=0, most=5)
+    assert len(steps) == 5  # no more products than it may
 
 
 class _Tiny(nn.Module):
@@ -139,14 +99,8 @@ def test_products_are_with_the_hessian_of_the_mean_loss_over_all_batches() -> No
     dense = _dense(module, x, y)
     assert torch.allclose(_rows(module, batches), dense, rtol=1e-10, atol=1e-14)
     assert dense.norm() > 0.1
-    drawing = Classifier(nn.Sequential(_Tiny(), Noise(0.5)), lr=0.1).double()
-    rows = _rows(drawing, batches, 7)
+    rows = _rows(Classifier(nn.Sequential(_Tiny(), Noise(0.5)), lr=0.1).double(), batches, 7)
     assert torch.allclose(rows, rows.T, rtol=1e-10, atol=1e-14)
-    first = torch.eye(len(rows), dtype=torch.float64)[0]
-    assert not torch.allclose(rows[0], hessian_vector(drawing, batches, first, 8))
-    single = hessian_vector(module.float(), [(x.float(), y)], torch.ones(len(dense), dtype=torch.float64))
-    assert single.dtype == torch.float64
-    assert torch.allclose(single, dense.sum(1), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"float16.* use float32"):
         hessian_vector(module.half(), [(x.half(), y)], torch.zeros(len(dense)))
 
@@ -196,15 +150,13 @@ def test_closed_forms_on_least_squares(blocks: int, least_squares: Problem) -> N
 
 
 def test_the_hessian_is_that_of_a_part_and_has_the_weights_of_the_examples(least_squares: Problem) -> None:
-    """A^T diag(w) A / sum_j w_j; with weights of one as without any."""
+    """A^T diag(w) A / sum_j w_j."""
     problem, draw = least_squares(sizes=(50, 70, 60)), np.random.default_rng(1)
     executor, at, _, _ = _with_pool(problem, 2)
     part = Part(16, 3, seed=1)
     rows = [problem.a[i][part.rows("own", i, len(problem.a[i]))] for i in range(2)]
     expected = [np.linalg.norm(a, 2) ** 2 / len(a) for a in rows]
     assert smoothness_of_each(executor, at, "own", 2, 2, part) == pytest.approx(expected, rel=5e-3)
-    mean = np.mean([a.T @ a / len(a) for a in rows], 0)
-    assert smoothness(executor, at, "own", 2, 2, part) == pytest.approx(np.linalg.norm(mean, 2), rel=5e-3)
     plain = problem.federation(0.1)
 
     def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
@@ -217,8 +169,6 @@ def test_the_hessian_is_that_of_a_part_and_has_the_weights_of_the_examples(least
     result, of_mean = each(weights)
     assert result == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=1e-4)
     assert of_mean == pytest.approx(np.linalg.norm(np.mean(hessians, 0), 2), rel=1e-4)
-    ones = each([np.ones(len(b)) for b in problem.b])[0]
-    assert ones == smoothness_of_each(plain.serial(ALGORITHM), at, "own", 3, 2)
 
 
 class _Saddle(LightningModule):
@@ -244,6 +194,5 @@ def test_of_a_saddle_l_is_the_largest_modulus_and_mu_is_negative() -> None:
     for w in (1, 3):
         executor, at = federation.serial(ALGORITHM), ModelTask(Flat(layout, torch.full((3,), w, dtype=torch.float64)))
         assert smoothness_of_each(executor, at, "own", 2, 1) == pytest.approx([8 * w**2, 2 * w**2], rel=5e-3)
-        executor = federation.serial(ALGORITHM)
         assert smoothness(executor, at, "own", 2, 1) == pytest.approx(3 * w**2, rel=5e-3)
         assert strong_convexity(executor, at, "own", 2, 1) == pytest.approx(-3 * w**2, abs=3e-5)

@@ -1,12 +1,10 @@
 """Softmax regression in a federation: identities, closed forms, the swap of images, keyed draws, and its sweep."""
 
-import csv
 import json
 import math
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from papers.fedssyn.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
-from papers.fedssyn.softmax_report import band, drawn
+from papers.fedssyn.softmax_report import band
 
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]
 
@@ -64,17 +62,13 @@ def test_gradient_and_loss_are_pytorchs() -> None:
 
 @pytest.mark.parametrize(("name", "p"), KINDS)
 def test_one_local_step_is_centralised_gradient_descent(digits: Dataset, name: str, p: float) -> None:
-    """With all clients in every round, whatever the partition, the swap and the noise."""
     data, reference = clients(digits, name, p, seed=0), clients(digits, "iid", 0.0, seed=3)
     options = {"lr": 2.0, "rounds": 4, "noises": (0.0, 0.5), "seed": 0}
     x, losses = train(data, of_test(digits), steps=1, **options)
     torch.testing.assert_close(x[:, 0], central(data, 2.0, 4), rtol=0, atol=1e-13)
     torch.testing.assert_close(losses[-1], loss(x, of_test(digits)), rtol=0, atol=0)
-    assert losses.shape == (5, 2)
     assert losses[0].tolist() == pytest.approx([math.log(10) / 10] * 2)
     torch.testing.assert_close(x, train(reference, of_test(digits), steps=1, **options)[0], rtol=0, atol=1e-13)
-    more, _ = train(data, of_test(digits), steps=2, **options)
-    assert not torch.allclose(more[:, 0], central(data, 2.0, 8), atol=1e-5)
     single = Labelled(data.a.flatten(0, 1)[None], data.b.flatten(0, 1)[None])  # it continues where it stopped
     x, _ = train(single, of_test(digits), lr=1.0, steps=3, rounds=2, noises=(0.0,), seed=0)
     torch.testing.assert_close(x[:, 0], central(data, 1.0, 6), rtol=0, atol=1e-13)
@@ -102,24 +96,7 @@ def test_draws_are_keyed(digits: Dataset) -> None:
     assert torch.equal(final(0), final(0))
     assert torch.equal(final(0)[:, 0], final(1)[:, 0])
     assert not torch.isclose(final(0)[:, 1], final(1)[:, 1], rtol=0, atol=1e-9).any()
-    x = [clients(digits, "single_class", 0.3, seed).a for seed in (0, 0, 1)]
-    assert torch.equal(x[0], x[1])
-    assert not torch.equal(x[0], x[2])
-
-
-def test_every_class_has_the_same_number_of_images_drawn_without_replacement() -> None:
-    whole = load(Data(validation=0))
-    for most, n in ((7, 7), (1024, int(whole.train.y.bincount().min()))):
-        some = balanced(whole, most, seed=0)
-        assert some.train.y.bincount().tolist() == [n] * 10
-        assert some.test is whole.test
-        known = {image.tobytes() for image in whole.train.x.numpy()}
-        assert {image.tobytes() for image in some.train.x.numpy()} <= known
-        assert len(np.unique(some.train.x.numpy(), axis=0)) > 0.99 * 10 * n
-    x = [balanced(whole, 30, seed).train.x for seed in (0, 0, 1)]
-    assert torch.equal(x[0], x[1])
-    assert not torch.equal(x[0], x[2])
-    assert Labelled.of(whole.train, 10).a.max() == 1
+    assert not torch.equal(data.a, clients(digits, "single_class", 0.3, seed=1).a)
 
 
 def sorted_examples(data: Labelled) -> np.ndarray:
@@ -130,20 +107,13 @@ def sorted_examples(data: Labelled) -> np.ndarray:
 @pytest.mark.parametrize(("name", "p"), KINDS)
 def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: float) -> None:
     """The platform's shuffled_real: int(p n) images of every client go through the pool, the others stay."""
+    assert digits.train.y.bincount().tolist() == [30] * 10
     before, after = clients(digits, name, 0.0, seed=0), clients(digits, name, p, seed=0)
     assert after.a.shape == before.a.shape == (10, 30, 64)
-    assert after.a.dtype == after.b.dtype == torch.float64
-    assert np.array_equal(sorted_examples(after), sorted_examples(before))
     assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.of(digits.train, 10)))
     stayed = sum(int((after.a[i][:, None] == before.a[i]).all(-1).any(1).sum()) for i in range(10))
     kept = 10 * (30 - int(p * 30))
     assert kept <= stayed <= kept + 10 * int(p * 30) * 0.2  # a tenth of the swapped images comes back on average
-    if name == "single_class":
-        own = [int(labels[:, i].sum()) for i, labels in enumerate(after.b)]
-        assert all(n >= 30 - int(p * 30) for n in own)
-        assert sum(own) == stayed
-    else:
-        assert (before.b.sum(1) > 0).sum(1).min() > 5  # classes that a client sees
 
 
 def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
@@ -156,7 +126,6 @@ def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
     for name, p in (("single_class", 1.0), ("iid", 0.0), ("iid", 1.0)):
         result = np.array([zeta_sq(clients(digits, name, p, seed)) for seed in range(40)])
         assert abs(result.mean() - expected) < 4 * result.std(ddof=1) / 40**0.5
-        assert result.std() < 0.3 * expected
 
 
 def test_zeta_is_the_spread_of_gradients_and_falls_with_the_square_of_what_stays(digits: Dataset) -> None:
@@ -176,19 +145,14 @@ script = report_runs.script("mnist_softmax")
 
 @pytest.mark.long
 def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script: ModuleType, tmp_path: Path) -> None:
-    """With one seed the number itself, with several the median, minimum and maximum."""
     options = ["--preset=smoke", "--p=1,0,0.5", "--noise=0,0.5", "--target=0.185", "--lr=3"]
-    whole, out = load(Data(validation=0)), tmp_path / "new" / "7"
-    for seeds in ("7", "7,8,9"):
-        assert script.mnist_softmax([*options, f"--seeds={seeds}", f"--out={tmp_path / 'new' / seeds}"]) == 0
-    names = [".lock", "mnist_softmax.csv", "mnist_softmax.md", "mnist_softmax.png", "summary.json"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    whole, out = load(Data(validation=0)), tmp_path / "out"
+    assert script.mnist_softmax([*options, "--seeds=7", f"--out={out}"]) == 0
+    assert (out / "mnist_softmax.png").read_bytes().startswith(b"\x89PNG")
     cells = json.loads((out / "summary.json").read_text())["cells"]
     order = [(c["partition"], c["epochs"], c["noise"], c["p"]) for c in cells]
     assert order == list(product(("iid", "single_class"), (1, 5), (0.0, 0.5), (1.0, 0.0, 0.5)))
-    text = (out / "mnist_softmax.md").read_text()
-    lines = {tuple(row[:4]): row[4:] for row in rows_of(text)[2:]}
-    assert len(lines) == len(cells)
+    lines = {tuple(row[:4]): row[4:] for row in rows_of((out / "mnist_softmax.md").read_text())[2:]}
     for number, c in enumerate(cells):
         reached = [r for r, value in enumerate(c["losses"]) if value <= 0.185]
         assert c["rounds_to_target"] == (reached[0] if reached else None)
@@ -203,42 +167,6 @@ def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script
         values = [f"{int(c['p'] * 133)}", f"{c['zeta_sq']:.5f}", f"{c['losses'][-1]:.4f}", rounds]
         assert lines[key, f"{c['epochs']}", f"{c['noise']:g}", f"{c['p']:g}"] == values
     assert {c["rounds_to_target"] for c in cells} >= {None, 3}
-    rows = list(csv.DictReader((out / "mnist_softmax.csv").read_text().splitlines()))
-    assert [float(row["last_loss"]) for row in rows] == [c["last_loss"] for c in cells]
-    assert [
-        part for part in ("133 training images", "359 images", "rate 3,") if part not in " ".join(text.split())
-    ] == []
-    several = json.loads((tmp_path / "new" / "7,8,9" / "summary.json").read_text())["cells"]
-    assert [c for c in several if c["seed"] == 7] == cells
-    same = [c for c in several if (c["partition"], c["epochs"], c["noise"], c["p"]) == order[22]]
-    low, middle, high = sorted(c["last_loss"] for c in same)
-    of_several = (tmp_path / "new" / "7,8,9" / "mnist_softmax.md").read_text()
-    assert f"{middle:.4f} [{low:.4f}, {high:.4f}] | >3 " in of_several
     assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
-
-
-def test_panels_show_medians_and_ranges_of_their_cells(script: ModuleType) -> None:
-    options = script.arguments(["--epochs=1", "--noise=0.5,0", "--p=0,0.5", "--target=0.4", "--seeds=1,2,3"])
-    grid = list(product(("iid", "single_class"), (1,), (0.0, 0.5)))
-    cells = [
-        {"seed": seed, "partition": name, "epochs": e, "noise": s, "p": p, "losses": [1.0, seed + i / 100 + p / 1000]}
-        for seed, (i, (name, e, s)), p in product((2, 1, 3), enumerate(grid), (0.0, 0.5))
-    ]
-    figure: Any = drawn(cells, options)
-    for axes, (name, e, s) in zip(figure.axes, grid, strict=True):
-        own = [c for c in cells if (c["seed"], c["partition"], c["epochs"], c["noise"]) == (2, name, e, s)]
-        *curves, target = axes.get_lines()
-        assert [list(line.get_ydata()) for line in curves] == [c["losses"] for c in own]
-        assert target.get_ydata()[0] == 0.4
-        for filled, c in zip(axes.collections, own, strict=True):
-            edges = filled.get_paths()[0].vertices[:, 1]
-            assert [edges.min(), edges.max()] == pytest.approx([min(1, c["losses"][1] - 1), c["losses"][1] + 1])
-
-
-def test_a_folder_that_cannot_be_made_and_a_loss_that_overflows(script: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--out: .*cannot be written"):
-        script.mnist_softmax([f"--out={tmp_path / 'file' / 'out'}"])
     with pytest.raises(UserError, match=r"--lr 1e\+308 .*not finite"):
-        script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'out'}"])
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+        script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'other'}"])

@@ -1,8 +1,7 @@
 """A stub of W&B's server on 127.0.0.1, which records what it is sent. The client, wandb with its core, is the real one.
 
-Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks no key and no type, answers only those
-GraphQL operations that are asked for here, says that no run is there yet (so nothing is resumed), takes every upload
-under an address of its own, and swallows telemetry. What the real server would refuse, or draw, is not seen.
+Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks nothing, and says that no run is there
+yet (so nothing is resumed). What the real server would refuse, or draw, is not seen.
 """
 
 import gzip
@@ -18,10 +17,7 @@ KEY = "0a1b2c3d" * 5
 
 
 class Server(ThreadingHTTPServer):
-    """What came: GraphQL as (operation, variables), the bodies of file streams, uploads by name, and all as bytes.
-
-    refuses: answer everything with 403.
-    """
+    """What came: GraphQL as (operation, variables), file streams, uploads, all bytes; ``refuses`` answers with 403."""
 
     daemon_threads = True
 
@@ -41,17 +37,14 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def variables(self, operation: str) -> list[dict[str, Any]]:
-        """Of each time that this was asked, in order."""
         return [variables for name, variables in self.asked if name == operation]
 
     @property
     def bucket(self) -> dict[str, Any]:
-        """What the run is, after all that was said of it: what is None changes nothing."""
         return {k: v for told in self.variables("upsertBucket") for k, v in told.items() if v is not None}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's config, without W&B's own entry."""
         return {k: v["value"] for k, v in json.loads(self.bucket["config"]).items() if k != "_wandb"}
 
     @property
@@ -61,7 +54,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last one."""
         return self._file("wandb-summary.json")[-1]
 
     def _file(self, name: str) -> list[dict[str, Any]]:
@@ -90,7 +82,6 @@ VIEWER = {"id": "VXNlcg==", "username": "me", "entity": "me", "email": "", "flag
 
 
 def answer(operation: str, variables: dict[str, Any], url: str) -> dict[str, Any]:
-    """Return what the real server would answer, as far as the client looks at it."""
     name = variables.get("name")
     if operation == "upsertBucket":
         project = {"id": "UHJvamVjdA==", "name": variables["project"], "entity": ENTITY}

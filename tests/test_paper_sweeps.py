@@ -1,0 +1,294 @@
+"""Sweeps of FedDM, FedDPMS, gradient coding and replications: presets, verdicts, tables of small runs."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import report_runs
+from scipy.stats import t
+from sweep_runs import complete, rows_of
+
+from fedcommons.config.sections import Data
+from fedcommons.errors import UserError
+from fedcommons.runs.inputs import load
+from fedcommons.tracking.run_folder import read_summary
+from papers.agc import coding, curves
+from papers.agc.curves import load_problem
+from papers.agc.gradient_coding import Problem, Setting, chosen, play
+from papers.feddm import tables as feddm_tables
+from papers.feddpms import exchange
+from papers.replications import report
+from papers.replications.report import Compared
+from papers.replications.rows import Published, Quantity
+
+feddm = report_runs.script("feddm")
+
+
+def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
+    result = feddm.entries(feddm.arguments(["--rates=0.2,2", "--image-rates=1,0.03", "--noisy=feddm,scaffold"]))
+    names = {(e.table, e.method, e.rate): e.cell.name for e in result if e.alpha == 0.1 and e.cell.config.seed == 0}
+    same = [("methods", "feddm", 1), ("images per class", "feddm, ipc 3", 1), ("radius", "feddm, radius 5", 1),
+            ("noise level", "feddm, noise level 0", 1)]  # fmt: skip
+    assert len({names[each] for each in same}) == 1
+    assert next(e for e in result if e.method == "REAL").cell.config.flat["feddm.iterations"] == 0
+    for e in result:
+        name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e.method else ("client.lr", (0.2, 2))
+        assert e.method == "REAL" or e.cell.config.flat[name] == e.rate in rates
+    one = feddm.entries(feddm.arguments(["--preset", "paper", "--dataset", "cifar100"]))[0].cell.config.flat
+    wanted = {"iterations": 1000, "ipc": 5, "radius": 5.0, "server_epochs": 500, "image_lr": 1.0, "match_batch": 256}
+    assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
+    assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
+
+
+def frame(*lines: tuple[str, str, float | None, int, float, float]) -> pd.DataFrame:
+    """Runs: table, method, rate, seed, validation and test accuracy; as the sweep's frame has them."""
+    same: dict[str, Any] = {"at": 0.1, "level": 0.0, "rounds": 8, "bytes_once": 0, "bytes_up": 4e6, "bytes_down": 8e6}
+    names = ("table", "method", "rate", "seed", "validation_accuracy", "last_accuracy")
+    rows = [{**same, **dict(zip(names, line, strict=True)), "run": str(i)} for i, line in enumerate(lines)]
+    made = pd.DataFrame(rows).astype({"rate": float})
+    algorithm = made["method"].str.replace(r",.*|REAL", "", regex=True).replace("", "feddm")
+    return made.assign(algorithm=algorithm, best_accuracy=made["last_accuracy"], rounds_to_target=4)
+
+
+def kept(result: pd.DataFrame) -> list[str]:
+    return result.loc[feddm_tables.with_choice(result)["chosen"], "run"].tolist()
+
+
+def test_rates_are_chosen_by_the_mean_validation_accuracy_over_seeds() -> None:
+    """For each method, table and alpha alone; REAL keeps its only runs, the run of one round that of the longer run.
+
+    Ties go to the smaller rate; a rate without all seeds is left out.
+    """
+    noise = "feddm, noise level 0"
+    one = frame(
+        ("methods", "feddm", 0.03, 0, 0.90, 0.50), ("methods", "feddm", 0.03, 1, 0.80, 0.50),
+        ("methods", "feddm", 0.3, 0, 0.70, 0.99), ("methods", "feddm", 0.3, 1, 0.99, 0.99),
+        ("methods", "REAL", None, 0, 0.1, 0.1), ("methods", "REAL", None, 1, 0.1, 0.1),
+        ("methods", "fedavg", 0.3, 0, 0.2, 0.9), ("methods", "fedavg", 1.0, 0, 0.3, 0.8),
+        ("noise level", noise, 0.03, 0, 0.6, 0.6), ("noise level", noise, 0.3, 0, 0.7, 0.5),
+        ("round", "feddm, round 1", 0.03, 0, 0.4, 0.4), ("round", "feddm, round 1", 0.3, 0, 0.2, 0.2),
+    )  # fmt: skip
+    assert kept(one) == ["0", "1", "4", "5", "7", "9", "11"]
+    lines = [("methods", "fedavg", rate, seed, 0.5, 0.5) for rate in (2.0, 0.3, 1.0) for seed in (0, 1)]
+    assert kept(frame(*lines)) == ["2", "3"]
+    assert kept(frame(*lines, ("methods", "fedavg", 0.1, 0, 0.9, 0.9))) == ["2", "3"]  # its seed 1 failed
+
+
+@pytest.mark.long
+def test_tables_and_pictures_from_small_runs(feddm: ModuleType, tmp_path: Path) -> None:
+    argv = ["--preset=smoke", "--seeds=0", "--alphas=0.5", "--study-alpha=0.5", "--algorithms=feddm", "--sigmas=2",
+            "--wandb=off", "--noisy=feddm,fedavg", "--image-rates=0.1,0.3", "--ipcs=", "--radii=",
+            "--feddm.server_epochs=2", f"--out={tmp_path}"]  # fmt: skip
+    entries = feddm.entries(feddm.arguments(argv))
+    text = complete(feddm.feddm, argv, [e.cell for e in entries], tmp_path)
+    every = pd.read_csv(tmp_path / "feddm.csv")
+    assert len(every) == len(entries)
+    chosen = every[every["chosen"]]
+    of_methods = chosen[chosen["table"] == "methods"]
+    lines = rows_of(text, "| 0.5 ")[:2]
+    assert [line[4] for line in lines] == [f"{100 * a:.1f}" for a in of_methods["last_accuracy"]]
+    first = chosen.iloc[0]
+    of_class = 4 * 64 * 3 + 8  # three images of 8x8 float32, and a label of 8 bytes
+    sent = first["bytes_up"] / first["rounds"] / of_class
+    assert sent == pytest.approx(round(sent), abs=1e-6)
+    assert 10 <= sent <= 40
+
+
+feddpms = report_runs.script("feddpms")
+
+
+def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
+    words = ["--dataset", "cifar10", "--algorithms", "feddpms", "--preset"]
+    paper, authors = (
+        feddpms.grid(feddpms.arguments([*words, preset]))["Table 1"][0].config.flat for preset in ("paper", "authors")
+    )
+    names = ("feddpms.quota", "feddpms.classes", "model.latent", "federation.rounds", "client.batch_size", "client.lr")
+    assert [paper[name] for name in names] == [200, 3, 128, 50, 64, 1e-3]
+    assert {n: (paper[n], value) for n, value in authors.items() if paper[n] != value and n[:9] != "tracking."} == {
+        "federation.weighting": ("samples", "uniform"), "model.batch_norm": (False, True),
+        "model.classify": ("code", "features"), "model.reconstruction": ("squares", "cross_entropy"),
+        "feddpms.sigma": (4.0, 2.0),
+    }  # fmt: skip
+
+
+@pytest.mark.long
+def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: Path) -> None:
+    argv = ["--preset=smoke", "--feddpms.sigma=0.3", "--client.epochs=3", "--wandb=off", "--quotas=", "--sigmas=0.3",
+            "--algorithms=feddpms,fedavg", f"--out={tmp_path}"]  # fmt: skip
+    cells = feddpms.grid(feddpms.arguments(argv))["Table 1"]
+    text = complete(feddpms.feddpms, argv, cells, tmp_path, again=True)
+    first, second = (read_summary(tmp_path / cell.name) or {} for cell in cells)
+    own, other = (100 * one["last_accuracy"] for one in (first, second))
+    rows = [[row[4], row[6], row[8]] for row in rows_of(text, "| dig")]
+    assert rows == [["feddpms", f"{own:.1f}", f"{own - other:.1f}"], ["fedavg", f"{other:.1f}", ""]]
+    assert exchange.read(tmp_path / cells[1].name) is None
+    e = exchange.read(tmp_path / cells[0].name)
+    assert e is not None
+    assert (e.latent, e.preliminary) == (16, 2)
+    assert np.array_equal((e.after - e.before).sum(0), [len(e.images.get(c, ())) for c in range(10)])
+    # Each way 4 bytes a number of the model; decoders up once and down once; codes with their labels; a byte to ask
+    # for decoders, and one in each round of stage II.
+    k, rounds, received = 4, 4, sum(map(len, e.images.values()))
+    up = 4 * (k * rounds * e.model + k * e.decoder) + e.kept * (4 * 16 + 8)
+    down = 4 * (k * rounds * e.model + k * e.decoder) + received * (4 * 16 + 8) + k * 3
+    assert (first["bytes_up"], first["bytes_down"]) == (up, down)
+    assert f"| counted        | {up + down}" in text
+
+
+QUICK = ["--preset=smoke", "--workers=1", "--shares=0.2", "--pairs=0.5:3,0.7:4"]
+
+
+agc = report_runs.script("gradient_coding")
+
+
+@pytest.fixture(scope="module")
+def out(agc: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep") / "new" / "out"
+    assert agc.gradient_coding([*QUICK, f"--out={folder}"]) == 0
+    return folder
+
+
+@pytest.mark.long
+def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out: Path) -> None:
+    summary = json.loads((out / "summary.json").read_text())
+    curves, products = summary["curves"], summary["scalar_products"]
+    order = [(c["partition"], (c["q"], c["d"]), c["c"]) for c in curves]
+    assert order == list(product(("iid", "dirichlet_plain", "single_class"), ((0.5, 3), (0.7, 4)), (0.0, 0.2)))
+    digits = load(Data(validation=0))
+    problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
+    for c in (curves[1], curves[6], curves[-1]):
+        result = play(problem, Setting(c["partition"], c["q"], c["d"], c["c"], per_class=True, rounds=6), range(4), 0)
+        assert c["accuracy"] == result.accuracy.mean(0).tolist()
+        assert c["second_moment"] == result.second_moment.mean(0).tolist()
+        assert c["accuracy_se"] == pytest.approx(result.accuracy.std(0, ddof=1) / 2)
+    assert [(p["partition"], p["q"], p["c"]) for p in products] == [("single_class", 0, 0), ("single_class", 0.5, 0.2)]
+    slow = Setting("single_class", 0.5, 3, 0.2, per_class=True, lr=0.01, decay=1.0, rounds=6)
+    result = play(problem, slow, range(4), 0)
+    assert products[1]["same_class"] == result.same_class.mean(0).tolist()
+    assert products[1]["cross_class"] == result.cross_class.mean(0).tolist()
+    for p in products:
+        np.testing.assert_allclose(np.add(p["same_class"], p["cross_class"]), p["norm_sq"])
+    rows = list(csv.DictReader((out / "gradient_coding.csv").read_text().splitlines()))
+    assert [row["accuracy"] for row in rows[:72]] == [f"{c['accuracy'][r]:.6g}" for c in curves for r in range(6)]
+    lines = rows_of((out / "gradient_coding.md").read_text())
+    c = curves[-1]
+    shown = f"{100 * c['accuracy'][5]:.1f} ± {100 * c['accuracy_se'][5]:.1f}"
+    assert [*lines[-1][:4], lines[-1][5]] == ["single class", "0.7", "4", "0.2", shown]
+
+
+def test_rounds_until_it_is_as_good_as_iid() -> None:
+    def curve(partition: str, c: float, *accuracy: float) -> dict:
+        ones = [1.0] * len(accuracy)
+        return {"partition": partition, "q": 0.5, "d": 3, "c": c, "accuracy": list(accuracy), "accuracy_se": ones,
+                "second_moment": ones, "second_moment_se": ones}  # fmt: skip
+
+    curves = [curve("iid", 0.0, 0.1, 0.6, 0.8), curve("iid", 0.2, 0.1, 0.77, 0.8),
+              curve("single_class", 0.2, 0.1, 0.5, 0.7)]  # fmt: skip
+    assert [row["rounds_to_close_to_iid"] for row in coding.summary(curves)] == [2, 1, None]  # 0.76
+
+
+@pytest.mark.long
+def test_it_resumes_with_the_curves_that_are_there(agc: ModuleType, out: Path, tmp_path: Path) -> None:
+    """A curve that is there is kept, also a changed one; the others are computed."""
+    argv = [*QUICK, f"--out={tmp_path}"]
+    (tmp_path / "curves").mkdir()
+    (tmp_path / ".lock").write_bytes((out / ".lock").read_bytes())
+    kept = tmp_path / "curves" / "iid_q0.5_d3_c0.json"
+    before = (out / "curves" / kept.name).read_text()
+    accuracy = json.loads((out / "summary.json").read_text())["curves"][0]["accuracy"][1]
+    kept.write_text(changed := before.replace(json.dumps(accuracy), "0.125", 1))
+    assert changed != before
+    assert agc.gradient_coding([*argv, "--resume"]) == 0
+    assert kept.read_text() == changed
+    with pytest.raises(UserError, match=r"repetitions = 4, .*5"):
+        agc.gradient_coding([*argv, "--resume", "--repetitions=5"])
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_workers_change_no_bit(agc: ModuleType, tmp_path: Path) -> None:
+    options = ["--preset=smoke", "--shares=0", "--pairs=0.5:3", f"--repetitions={curves.CHUNK + 1}"]
+    for workers in (1, 2):
+        assert agc.gradient_coding([*options, f"--workers={workers}", f"--out={tmp_path / str(workers)}"]) == 0
+    one, two = (json.loads((tmp_path / str(workers) / "summary.json").read_text()) for workers in (1, 2))
+    assert one["curves"] == two["curves"]
+    assert one["scalar_products"] == two["scalar_products"]
+
+
+def test_the_problem_of_the_released_code_and_of_the_paper(agc: ModuleType) -> None:
+    authors, paper = (agc.arguments([f"--preset={name}", "--dataset=digits"]) for name in ("authors", "paper"))
+    assert (authors.repetitions, authors.sharing, authors.pairs) == (1000, "exact", [(0.3, 2), (0.5, 3), (0.7, 4)])
+    assert len(agc.settings(authors)) == 3 * 3 * 6 + 2
+    assert {s.rounds for s in agc.settings(paper).values()} == {50}
+    problem, digits = load_problem(authors), load(Data(validation=0))
+    assert (problem.x[:, :-1] == chosen(digits, 30, first=True, seed=0).x.flatten(1)).all()
+    assert (problem.x.max(), len(problem.test_y)) == (255, 359)
+    assert load_problem(agc.arguments([])).x.max() == 1
+
+
+DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+replicate = report_runs.script("replicate")
+
+
+def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:
+    quantity = Quantity("one", None, ())
+    return Compared("R1", quantity, Published(published, "a paper", note), dict(enumerate(values))).verdict
+
+
+def test_the_interval_is_the_one_for_a_run_more() -> None:
+    values = [40.0, 44.0, 43.0, 45.0, 41.0]
+    one = Compared("R1", Quantity("one", None, ()), Published(1, "a paper"), dict(enumerate(values)))
+    half = t.ppf(0.975, 4) * stdev(values) * sqrt(1 + 1 / 5)
+    assert one.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+    five = replace(one, published=Published(1, "a paper", runs=5), quantity=Quantity("one", 3, ()))
+    half *= sqrt(2 / 5) / sqrt(6 / 5)
+    assert five.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
+    wide = replace(five, values={0: 96.0, 1: 92.0, 2: 99.0}).predicted
+    assert wide is not None
+    assert wide[1] == 100.0  # no accuracy lies above
+
+
+def test_verdicts() -> None:
+    for values, published, note, expected in (
+        ([99.0, 100.0, 101.0], 104, "", "inside"), ([1.0, 2.0, 3.0], 2, "", "inside, wide"),
+        ([1.0, 2.0, 3.0], 12, "", "outside"), ([1.0, 2.0, None], 2, "", "cannot tell"),
+        ([99.0, 100.0, 101.0], 110, "read off to ± 6", "outside"),  # a note moves no verdict
+        ([1.0, 2.0], 2, "", "cannot tell"), ([2.0, 2.0, 2.0], 2, "", "inside"), ([2.0, 2.0, 2.0], 3, "", "outside"),
+    ):  # fmt: skip
+        assert verdict(values, published, note) == expected
+
+
+def test_the_committed_numbers_have_their_verdicts() -> None:
+    file = Path(__file__).parents[1] / "docs" / "results" / "replications.csv"
+    lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
+    for line in lines:
+        of_seed = runs.setdefault((line["row"], line["variant"]), {}).setdefault(int(line["seed"]), {})
+        of_seed[line["quantity"]] = float(line["ours"]) if line["ours"] else None
+    verdicts = [str(one["verdict"]) for one in report.records(report.compared(runs))]
+    assert verdicts == [line["verdict"] for line in lines]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (DATA / "MNIST").is_dir(), reason="no MNIST (FEDCOMMONS_DATA names another folder)")
+def test_a_rows_page_is_made_of_its_runs(replicate: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
+    argv = ["--rows=R6", "--seeds=0,1", f"--data-dir={DATA}", f"--out={tmp_path}"]
+    for entry, accuracy in zip(replicate.entries(replicate.arguments(argv)), (0.8, 0.9), strict=True):
+        recorded(tmp_path / entry.cell.name, entry.cell.config, None, {"test/accuracy": accuracy})
+    assert replicate.replicate([*argv, "--resume"]) == 0
+    (line,) = rows_of((tmp_path / "replicate.md").read_text(), "| R6")
+    assert line[:4] == ["R6", "FedAvg", "accuracy after round 100, %", "81 (FLUTE, about)"]
+    assert line[4:] == ["2", "80.00, 90.00", "cannot tell"]
