@@ -1,10 +1,8 @@
 """Every kind of store in which a client's data could outlive it differs when it has changed, or is named as unknown."""
 
 import contextvars
-import ctypes
 import functools
 import importlib
-import io
 import logging
 import os
 import queue
@@ -17,7 +15,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -106,20 +103,12 @@ def _weak() -> Any:
     return weakref.ref(REFERRED)
 
 
-def _append(x: Any) -> None:
-    x.append(1.0)
-
-
 def _fill(x: torch.Tensor) -> None:
     x.detach().fill_(1.0)
 
 
 def _set(name: str, value: Any) -> Callable[[Any], None]:
     return lambda x: setattr(x, name, value)
-
-
-def _item(key: Any, value: Any = 1.0) -> Callable[[Any], None]:
-    return lambda x: x.__setitem__(key, value)
 
 
 def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -131,57 +120,41 @@ IMAGINARY = torch.tensor([1j])
 
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # numbers and texts
-    "np.float32": _new(lambda: np.float32(0), np.float32(1)),
     "a number's attribute": (lambda: Number(0), _set("row", 1.0)),
-    "bytearray": (lambda: bytearray(2), _item(0, 1)),
-    "memoryview": (lambda: memoryview(bytearray(2)), _item(0, 1)),
-    "BytesIO": (io.BytesIO, lambda x: x.write(b"a")),
-    "ctypes": (lambda: (ctypes.c_double * 2)(), _item(0)),
+    "memoryview": (lambda: memoryview(bytearray(2)), lambda x: x.__setitem__(0, 1)),
     # tensors and arrays
     "array's view": (lambda: np.zeros(4)[:2], lambda x: x.base.__setitem__(3, 1.0)),
-    "array of objects": (lambda: np.array([[0.0], None], dtype=object), lambda x: _append(x[0])),
-    "masked array": (lambda: np.ma.zeros(2), _item(0, np.ma.masked)),
+    "array of objects": (lambda: np.array([[0.0], None], dtype=object), lambda x: x[0].append(1.0)),
     "tensor": (lambda: torch.zeros(2), _fill),
     "conjugate of the same memory": _new(lambda: IMAGINARY, IMAGINARY.conj()),
-    "negative of the same memory": _new(lambda: IMAGINARY.imag, IMAGINARY.conj().imag),
     "tensor's attribute": (lambda: torch.zeros(2), _set("row", 1.0)),
-    "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _set("grad", torch.ones(2))),
     "tensor's hook": (lambda: nn.Parameter(torch.zeros(2)), lambda x: x.register_hook(lambda g: g)),
+    "tensor's gradient": (lambda: nn.Parameter(torch.zeros(2)), _set("grad", torch.ones(2))),
     "tensor's memory beyond a view": (lambda: torch.zeros(4)[:2], lambda x: x.as_strided((4,), (1,)).fill_(1.0)),
     "sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda x: x._values().fill_(2.0)),
     "compressed sparse tensor": (lambda: torch.eye(2).to_sparse_csr(), lambda x: x.values().fill_(2.0)),
     "sparse columns": (lambda: torch.eye(2).to_sparse_csc(), lambda x: x.values().fill_(2.0)),
-    "tensor with a graph": (lambda: torch.zeros(2, requires_grad=True) * 2, _fill),
     "nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), lambda x: _fill(x[0])),
+    "tensor with a graph": (lambda: torch.zeros(2, requires_grad=True) * 2, _fill),
     "quantised tensor": (
         lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), lambda x: x.copy_(torch.ones(2))
     ),
-    "storage": (lambda: torch.zeros(2).untyped_storage(), lambda x: x.fill_(1)),
     # containers
-    "deque": (deque, _append),
+    "deque": (deque, lambda x: x.append(1.0)),
     "order of an OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
     "container that hides": (Deaf, lambda x: dict.__setitem__(x, "a", 1.0)),
-    "set of objects": (lambda: {Slots()}, lambda x: setattr(next(iter(x)), "row", 1.0)),
-    "view of a dict": (lambda: {"a": [0.0]}.values(), lambda x: _append(next(iter(x)))),
-    "mapping proxy": (lambda: types.MappingProxyType({"a": [0.0]}), lambda x: _append(x["a"])),
     "queue": (queue.Queue, lambda x: x.put(1.0)),
     # objects
     "slot": (Slots, _set("row", 1.0)),
-    "attribute beside slots": (Slots, _set("other", 1.0)),
     "object that denies": (Denies, lambda x: vars(Denies)["__dict__"].__get__(x).__setitem__("row", 1.0)),
-    "name of an attribute": (SimpleNamespace, _set("a0_25", 0)),
     "class": (lambda: type("Made", (), {"row": 0.0}), _set("row", 1.0)),
-    "metaclass": (lambda: OfMeta, lambda x: _append(type(x).rows)),
+    "metaclass": (lambda: OfMeta, lambda x: type(x).rows.append(1.0)),
     "module that is no file": (lambda: types.ModuleType("made"), _set("row", 1.0)),
-    "exception": (lambda: ValueError([]), lambda x: _append(x.args[0])),
     "logger": (lambda: logging.getLogger("of the tests"), _set("row", 1.0)),
-    "property": (lambda: property(_closure([])), lambda x: _append(x.fget())),
     # functions and iterators
-    "closure": (lambda: _closure([]), lambda x: _append(x())),
-    "partial of a closure": (lambda: functools.partial(_closure([])), lambda x: _append(x())),
     "function's attribute": (lambda: lambda: None, _set("row", 1.0)),
+    "closure": (lambda: _closure([]), lambda x: x().append(1.0)),
     "function's constant": _new(lambda: eval("lambda: 0.5"), eval("lambda: 0.25")),
-    "bound method": (lambda: [].append, lambda x: x(1.0)),
     "cache": (lambda: functools.lru_cache(lambda x: x), lambda x: x(1.0)),
     "iterator": (lambda: iter([1.0, 2.0]), lambda x: next(x)),
     "generator": (_generator, lambda x: next(x)),
@@ -191,13 +164,11 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     # generators of random numbers
     "random.Random": (lambda: random.Random(0), lambda x: x.random()),
     "numpy's generator": (lambda: np.random.default_rng(0), lambda x: x.random()),
-    "torch's generator": (lambda: torch.Generator(), lambda x: torch.rand(1, generator=x)),
     # what cannot be read is named
     "file": (lambda: Path(os.devnull).open("w", encoding="utf-8"), lambda x: x.close()),  # noqa: SIM115
-    "frame": (sys._getframe, lambda x: None),
 }  # fmt: skip
 
-UNKNOWN = {"ctypes", "tensor with a graph", "file", "frame"}
+UNKNOWN = {"tensor with a graph", "file"}
 
 
 @pytest.fixture(scope="module")
@@ -240,29 +211,21 @@ class Module(Classifier):
         from package import four
         return super().forward(x)
 """,
-    "two.py": "from collections import deque\nfrom dataclasses import dataclass\nQUEUE = deque()\nCLOCK = None\n",
-    "package/__init__.py": "rows = {}\n",
-    "package/three.py": "from . import five\nROWS = []\n",
+    "two.py": "from collections import deque\nQUEUE = deque()\n",
+    "package/__init__.py": "",
+    "package/three.py": "ROWS = []\n",
     "package/four.py": "def cached(x, rows=[]):\n    rows.append(x)\n",
-    "package/five.py": "import numpy as np\nROW = np.float32(0)\n",
 }
 
 PLACES: dict[str, str] = {
     "global state (one.ROWS)": "one.ROWS = (0.5,)",
-    "global state (one.FRESH)": "one.FRESH = 0.5",
     "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
-    "global state (two.CLOCK)": "two.CLOCK = object()",
-    "global state (package.rows)": "package.rows['a'] = 0.5",
     "global state (package.three.ROWS)": "three.ROWS.append(0.5)",
     "global state (package.four.cached)": "four.cached(0.5)",
-    "global state (package.five.ROW)": "five.ROW = np.float32(0.5)",
     "class state (Module.seen)": "one.Module.seen = 0.5",
-    "class state (Module.forward)": "one.Module.forward.seen = 0.5",
     "process state (os.environ)": "os.environ['FEDCOMMONS_TEST'] = '0.5'",
     "work (names)": "work.seen = 0.5",
-    "work (hooks)": "work.hooks = [0.5]",
     "work (loop)": "object.__setattr__(work.loop, 'seen', 0.5)",
-    "work (clock)": "work.clock.seen = 0.5",
     "optimizer state (seen)": "work.optimizer.seen = 0.5",
     "optimizer state (0.seen)": "work.optimizer.param_groups[0]['seen'] = 0.5",
     "module state (network.last.seen)": "work.module.network.last.seen = 0.5",
@@ -280,7 +243,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, types
         (root / name).write_text(text, encoding="utf-8")
     sys.path.insert(0, str(root))
     try:
-        names = ("one", "two", "package", "package.three", "package.four", "package.five")
+        names = ("one", "two", "package", "package.three", "package.four")
         yield {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(root))
@@ -298,8 +261,5 @@ def test_a_store_is_named_wherever_it_stands(place: str, folder: Any, monkeypatc
     work, method, commons = replace(federation, module=folder["one"].Module).work(), Method(), list[float]()
     before = watched.state(work, method, {"commons": commons})
     assert not watched.differing(before, watched.state(work, method, {"commons": commons}))
-    exec(
-        PLACES[place],
-        {**folder, "work": work, "method": method, "Method": Method, "commons": commons, "np": np, "os": os},
-    )
+    exec(PLACES[place], {**folder, "work": work, "method": method, "Method": Method, "commons": commons, "os": os})
     assert place in watched.differing(before, watched.state(work, method, {"commons": commons}))
