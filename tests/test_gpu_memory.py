@@ -1,7 +1,6 @@
 """A GPU without memory, and one that is lost, as injected faults: one more try with the same bits, then a sentence."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from said_gpu import said_gpu
 from torch import Tensor, nn
 
-from fedcommons import experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import gpu_memory
 from fedcommons.core.algorithm import Algorithm
@@ -134,40 +132,3 @@ def test_clients_that_lose_the_gpu_are_named(batched: bool, named: str, loses: C
     assert gpu_memory.is_lost()
     with said_gpu(), pytest.raises(UserError, match="start a new process"):
         default_device()
-
-
-LOSES = '''
-import os
-from pathlib import Path
-
-import torch
-from fedcommons.algorithms.fedavg import FedAvg
-
-class Loses(FedAvg):
-    """The first process that trains a client loses its GPU."""
-    def client(self, *args):
-        here = Path(__file__).parent
-        with (here / "pids").open("a") as file:
-            file.write(f"{os.getpid()}\\n")
-        if (here / "lost").exists():
-            return super().client(*args)
-        (here / "lost").touch()
-        torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, fail
-        fail()
-
-def fail(*_):
-    raise RuntimeError("CUDA error: device-side assert triggered")
-'''
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_a_sweep_goes_on_in_other_processes_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lab.py").write_text(LOSES)
-    monkeypatch.chdir(tmp_path)
-    fields = {"tracking.wandb": "off", "federation.rounds": 1, "client.epochs": 1, "data.limit": 60, "measure.every": 0}
-    experiments = [experiment("smoke", values={**fields, "algorithm": "lab.py:Loses", "seed": s}) for s in (0, 1)]
-    found = [sweep(experiments, tmp_path / name).sort_values("seed")["last_accuracy"].tolist() for name in ("a", "b")]
-    assert found[0] == found[1]  # nothing is lost in the second
-    pids = (tmp_path / "pids").read_text().split()
-    assert pids.count(pids[0]) == 1
