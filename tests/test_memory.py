@@ -1,24 +1,19 @@
 """What clients keep: bounded in RAM, the rest in files, and never another value for it."""
 
-import ctypes
 import json
-import os
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.worker import give_back_freed, set_up_process
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
-from fedcommons.files import checksum_of
 from fedcommons.tensors import Flat, Layout, Payload, data, nbytes
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import raw
@@ -64,22 +59,6 @@ def test_an_earlier_memory_is_left_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["client-best.safetensors"]
 
 
-def _resident() -> int:
-    """Bytes of this process in RAM."""
-    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="of glibc")
-def test_what_is_freed_goes_back_to_the_system() -> None:
-    set_up_process()  # else it might go back at once
-    payloads = [torch.ones(250_000) for _ in range(100)]  # 1 MB each
-    before = _resident()
-    payloads = payloads[::2]
-    give_back_freed()
-    assert _resident() < before - 40e6
-    assert len(payloads) == 50
-
-
 def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5), 6: _payload(6)})
     (tmp_path / memory.in_files[5]).write_bytes(b"short")
@@ -94,27 +73,11 @@ def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
         memory[6]
 
 
-@pytest.mark.parametrize("facts", ["[]", "{}", '{"keys": ["other"]}', '{"layouts": [[["w"], [[11]]]]}'])
-def test_a_file_whose_facts_are_malformed_is_named(facts: str, tmp_path: Path) -> None:
-    memory = ClientMemory(cap_bytes=0, folder=tmp_path).updated(1, {5: _payload(5)})
-    path = tmp_path / f"{memory.in_files[5]}.json"
-    if new := json.loads(facts):  # as if another version had written them
-        new = {**json.loads(path.read_text()), **new}
-        new["facts_sha256"] = checksum_of({n: x for n, x in new.items() if n not in ("sha256", "facts_sha256")})
-    path.write_text(json.dumps(new))
-    with pytest.raises(ClientError, match="memory of client 5 cannot be read"):
-        memory[5]
-
-
-def _standing(number: int, memory: ClientMemory) -> Standing:
-    return Standing(number, {"model": Flat(LAYOUT, torch.zeros(10))}, memory)
-
-
 def test_a_checkpoint_names_files_and_removes_those_that_nothing_names(tmp_path: Path) -> None:
     memory = ClientMemory(cap_bytes=2 * 48, folder=tmp_path / "memory")
     for number in range(1, 9):
         memory = memory.updated(number, {i: _payload(100 * number + i) for i in (number % 4, (number + 1) % 4)})
-        checkpoint.save(tmp_path / "checkpoints", _standing(number, memory))
+        checkpoint.save(tmp_path / "checkpoints", Standing(number, {"model": Flat(LAYOUT, torch.zeros(10))}, memory))
         back = checkpoint.load_latest(tmp_path / "checkpoints", ClientMemory(cap_bytes=96, folder=tmp_path / "memory"))
         assert back is not None
         assert _values(back.memory) == _values(memory)
@@ -129,11 +92,9 @@ def test_a_checkpoint_names_files_and_removes_those_that_nothing_names(tmp_path:
     assert (back.round, _values(back.memory)[0]) == (7, 700)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "fedbn", "moon", "fedvae"])
+@pytest.mark.parametrize("name", ["scaffold", "fedbn"])
 @pytest.mark.long
-def test_a_federation_is_the_same_wherever_memory_is(
-    name: str, quick: Callable[[str], Algorithm], tmp_path: Path
-) -> None:
+def test_a_federation_is_the_same_wherever_its_memory_is(name: str, quick: Any, tmp_path: Path) -> None:
     """With no RAM at all for it, broken off half-way and continued: the bits of one that kept all in RAM."""
     algorithm = quick(name)
     federation = digits(dropout=0.3, method=algorithm).training(LocalSGD(1, 5))
