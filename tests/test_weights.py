@@ -18,9 +18,9 @@ from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.runs import build, inputs
+from fedcommons.runs import build
 from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import build_module, noise_key
+from fedcommons.runs.worker import noise_key
 from fedcommons.testing import digits
 
 NET = """
@@ -68,27 +68,22 @@ def _saved(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
 @pytest.mark.long
 def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted(lab: Path) -> None:
     save_file(state(), lab / "start.safetensors")
-    result = run(asked(model__weights="start.safetensors", measure__every=1), lab / "run", say=lambda _: None)
+    result = run(asked(model__weights="start.safetensors", measure__every=0), lab / "run", say=lambda _: None)
     model, sent = result.model, 10 * 16 + 10
     found = {name.removeprefix("network."): p for name, p in model.state_dict().items()}
     for name, start in state().items():
         assert torch.equal(found[name], start) == name.startswith("body"), name
     down = result.rounds["comm/down_bytes"].iloc[-1]
     assert down == 4 * sent * result.summary["n_clients"]
-    assert not result.rounds["sigma_sq"].isna().to_numpy().any()
 
 
-@pytest.mark.parametrize("names", [["network.last.bias"], ["network.last.weight", "network.last.bias"]])
-def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -> None:
+def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters() -> None:
     """The parts of the whole gradient, and the block of the whole Hessian, in the rows and columns that are trained."""
-    federation = digits()
+    federation, frozen = digits(), "network.last.bias"
     batch = federation.data.clients[1].columns
     whole, part = federation.module(), federation.module()
-    for name in names:
-        part.get_parameter(name).requires_grad = False
-    kept = torch.cat([
-        torch.full((p.numel(),), name not in names) for name, p in whole.named_parameters()
-    ])  # fmt: skip
+    part.get_parameter(frozen).requires_grad = False
+    kept = torch.cat([torch.full((p.numel(),), name != frozen) for name, p in whole.named_parameters()])
     mean, sq_norms = per_sample.gradients(part, batch)
     assert torch.allclose(mean, per_sample.gradients(whole, batch)[0][kept], rtol=0, atol=1e-6)
     each = [per_sample.gradients(part, [t[i : i + 1] for t in batch])[0] for i in range(len(batch[1]))]
@@ -99,23 +94,15 @@ def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -
     assert torch.allclose(along, hessian_vector(whole, [batch], v)[kept], rtol=0, atol=1e-5)
 
 
-FILES: Mapping[str, Callable[[Path], object]] = {
-    "lightning.ckpt": _torch({"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}),
-    "half.safetensors": _saved({n: t.half() for n, t in state().items()}),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.long
-def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
-    FILES[name](lab / name)
-    config = asked(model__weights=name)
-    ready = build.assemble(prepare(config))
+def test_every_worker_starts_from_the_file(lab: Path) -> None:
+    """A checkpoint of Lightning, in half precision."""
+    _torch({"state_dict": {f"network.{n}": t.half() for n, t in state().items()}, "e": 3})(lab / "half.ckpt")
+    ready = build.assemble(prepare(asked(model__weights="half.ckpt")))
     executor = ready.executor()
     work = executor.worker.work  # pyright: ignore[reportAttributeAccessIssue]
-    for one, tensor in state().items():
-        expected = tensor.half().float() if "half" in name else tensor
-        assert torch.equal(work.module.get_parameter(f"network.{one}"), expected)
+    for name, tensor in state().items():
+        assert torch.equal(work.module.get_parameter(f"network.{name}"), tensor.half().float())
     start = ready.start(ClientMemory()).model
     assert torch.equal(start["network.last.bias"], work.initial["network.last.bias"])
     executor.close()
@@ -151,13 +138,9 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),
     "nan.safetensors": (_saved({**state(), "last.bias": NAN}), "network.last.bias .*not finite"),
-    "large.safetensors": (_saved({**state(), "more": torch.zeros(2**20)}), "has .* bytes, and at most"),
     "bomb.pt": (_bomb, "unpacks to .* bytes, and at most"),
-    "text.pt": (lambda path: path.write_text("weights"), "neither .safetensors nor"),
     "text.safetensors": (lambda path: path.write_text("weights"), "cannot be read as weights"),
-    "list.pt": (_torch([1, 2]), "holds list"),
     "code.pt": (_torch({"last.bias": _Code()}), "cannot be read as weights"),
-    "folder": (lambda path: path.mkdir(), "must be a file"),
 }
 
 
@@ -180,6 +163,3 @@ def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
     assert noise_key(first) != noise_key(second)
     with pytest.raises(UserError, match=r"'?start.safetensors'? is not the file it was when this experiment was"):
         prepare(first)
-    with pytest.raises(UserError, match="is not the file it was"):
-        build_module(first, inputs.load(first.data))
-    assert "source.weights" not in asked().flat

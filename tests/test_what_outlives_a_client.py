@@ -24,7 +24,6 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.written import STEERED, WRITTEN
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing import Federation, digits
-from fedcommons.testing.elsewhere import Apart
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -85,11 +84,6 @@ def _steer_momentum(module: Any, x: Tensor) -> None:
         state["momentum_buffer"].data.mul_(1 + x)
 
 
-def _copy_momentum(module: Any, x: Tensor) -> None:
-    for state in module.optimizers(False).state.values():
-        state["momentum_buffer"] = state["momentum_buffer"].clone()
-
-
 def _write(module: Any, x: Tensor) -> None:
     with torch.no_grad():
         _weight(module).mul_(1 + x)
@@ -108,10 +102,7 @@ PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], 
         None, lambda m, x: _group(m).update(params=_group(m)["params"][:1]), "optimizer state (0.params)", STEERED.why
     ),
     "momentum": (None, _steer_momentum, "", STEERED.why),
-    "momentum in other memory": (None, _copy_momentum, "", STEERED.why),
-    "weights in other memory": (None, lambda m, x: setattr(_weight(m), "data", _weight(m).data + x), "", WRITTEN.why),
     "weights": (None, _write, "", WRITTEN.why),
-    "weights past autograd": (None, lambda m, x: _weight(m).data.add_(1e-3 * x), "", WRITTEN.why),
 }  # fmt: skip
 """What a step may leave its batch in: how the module begins, what it does with a batch; the name, and why."""
 
@@ -154,37 +145,11 @@ class Tensors(Plain):
         return torch.optim.Adam(self.parameters(), torch.tensor(0.1), amsgrad=True, foreach=False)
 
 
-class Diverges(Plain):
-    """Its weights are not finite after a step, and nan differs from nan."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=float("inf"))
-
-
-@pytest.mark.parametrize("module", [Honest, Plain, Tensors, Diverges])
+@pytest.mark.parametrize("module", [Honest, Tensors])
 def test_an_honest_module_is_not_blamed(module: Callable[[], LightningModule]) -> None:
-    for loop in (PRIVATE, replace(PRIVATE, epochs=2)):
-        work = replace(digits().training(loop), module=module).work()
-        trained = work.local(work.initial, digits().data.clients[0], 0)
-        assert trained.spent.covered
-        assert trained.model.buffer.isfinite().all() != (module is Diverges)
-    if module is not Diverges:
-        ledger = _ledger(digits((7, 9)).training(PRIVATE), module)
-        assert not ledger.uncovered
-        assert len(ledger.updates.covered) == 2
-
-
-def test_the_ledger_does_not_depend_on_the_workers() -> None:
-    def make_table(module: Any, x: Tensor) -> None:  # as each worker does in its first client
-        if module.table is None:
-            module.table = torch.arange(8)
-
-    federation = replace(digits().training(PRIVATE), module=partial(Plain, None, make_table))
-    plan = federation.plan(3, participation=0.6, blocks=3)
-    executors = (federation.serial(FedAvg()), Apart(federation, FedAvg()))
-    one, two = (federation.play(FedAvg(), plan, executor)[-1][0].ledger for executor in executors)
-    assert one == two
-    assert not one.updates.covered
+    ledger = _ledger(digits((7, 9)).training(replace(PRIVATE, epochs=2)), module)
+    assert not ledger.uncovered
+    assert len(ledger.updates.covered) == 2
 
 
 def test_what_is_named_once_counts_for_all_later_rounds() -> None:
@@ -214,11 +179,8 @@ def _one_after_another(sgd: torch.optim.Optimizer) -> Any:
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda sgd: sgd,
-    "epoch": lambda sgd: {"optimizer": sgd, "lr_scheduler": lr_scheduler.StepLR(sgd, 1, gamma=0.5)},
     "momentum too": lambda sgd: _each_step(sgd, lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=99)),
-    "cyclic": lambda sgd: _each_step(sgd, lr_scheduler.CyclicLR(sgd, 0.01, 0.1, 3)),
     "one after another": _one_after_another,
-    "a function": lambda sgd: ([sgd], [lr_scheduler.LambdaLR(sgd, lambda n: 1 / (1 + n))]),
 }
 
 
@@ -261,14 +223,11 @@ def test_values_are_compared_and_not_objects() -> None:
         del module.held
         return found
 
-    nested = {"a": [torch.ones(2), (1, "b")], 3: np.arange(2)}
-    alike = {"a": [torch.ones(2), (1, "b")], 3: np.arange(2)}
+    nested, alike = ({"a": [torch.ones(2), (1, "b")], 3: np.arange(2)} for _ in range(2))
     round_about: list[Any] = [1]
     round_about.append(round_about)
-    for same, other in ((nested, alike), (float("nan"), float("nan")), (torch.tensor(-0.0), torch.tensor(-0.0))):
+    for same, other in ((nested, alike), (float("nan"), float("nan")), (round_about, round_about), (sys.stdout,) * 2):
         assert not changes(same, other)
-    assert not changes(round_about, round_about)
-    assert not changes(sys.stdout, sys.stdout)
     for one, two in (
         (torch.ones(2), torch.ones(2).double()), (torch.zeros(2), torch.zeros(1, 2)), (0.0, -0.0), (1, True),
         ([1, 2], [2, 1]), ({1}, {2}), ("a", "b"), (nested, {**alike, "a": [torch.zeros(2), (1, "b")]}),
