@@ -1,20 +1,28 @@
-"""A GPU without memory, and one that is lost, as injected faults: one more try with the same bits, then a sentence."""
+"""A process with a GPU, tried without one: no memory, a lost GPU, its settings, and its share of the memory."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from said_gpu import said_gpu
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core import gpu_memory
+from fedcommons.config import parts, presets
+from fedcommons.core import gpu_memory, torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.worker import default_device
+from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import ClientError, UserError
+from fedcommons.federation.variables import OURS, variables
+from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.gpu_need import measured, play, share, with_share
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
@@ -86,8 +94,8 @@ def test_a_share_bounds_what_a_process_may_take(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: type("", (), {"total_memory": 80 * 2**30}))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
-    for share in (0.25, 0.0001, 1.0):
-        gpu_memory.bound(share)
+    for part in (0.25, 0.0001, 1.0):
+        gpu_memory.bound(part)
     assert asked == [0.25 - 600 / 80 / 1024, 0.0]  # a process alone on its GPU is not bounded
 
 
@@ -132,3 +140,114 @@ def test_clients_that_lose_the_gpu_are_named(batched: bool, named: str, loses: C
     assert gpu_memory.is_lost()
     with said_gpu(), pytest.raises(UserError, match="start a new process"):
         default_device()
+
+
+# Settings
+
+GB = 2**30
+NAME, VALUE = OURS
+
+
+@pytest.fixture
+def with_gpu() -> Iterator[None]:
+    """A process with a GPU; what it sets is set back."""
+    with said_gpu() as patch, torch_settings.usual():
+        patch.setenv(NAME, "")  # to be restored
+        patch.delenv(NAME)
+        torch.set_deterministic_debug_mode(0)
+        torch.backends.cudnn.benchmark = True
+        yield
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_gives_the_same_bits_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without a GPU does not set the variable of cuBLAS, and its actors do."""
+    assert default_device() == torch.device("cuda")
+    assert torch.get_deterministic_debug_mode() == 1  # warns: a module without such a kernel still trains
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    with fresh_torch():  # as in a run of this process
+        assert torch.get_deterministic_debug_mode() == 1
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch_settings.CUBLAS == OURS
+    assert os.environ[NAME] == VALUE
+    assert NAME not in variables()
+    monkeypatch.setenv(NAME, ":16:8")  # a user's own value stays
+    default_device()
+    assert os.environ[NAME] == variables()[NAME] == ":16:8"
+
+
+def test_a_precision_that_a_gpu_only_imitates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    for precision, capability, is_refused in (
+        ("tf32", (7, 5), True), ("bf16", (7, 5), True), ("fp16-mixed", (7, 5), False), ("bf16", (8, 0), False),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, is_=capability: is_)
+        require_precision("client.precision", precision, torch.device("cpu"))
+        refused = pytest.raises(UserError, match=f"^client.precision {precision} .*Tesla T4")
+        with refused if is_refused else nullcontext():
+            require_precision("client.precision", precision, torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_every_process_that_trains_asks_whether_its_gpu_has_the_precision() -> None:
+    """As the process that starts a run may have none."""
+    config = presets.experiment("smoke", values={"client.precision": "tf32", "data.limit": 60})
+    with pytest.raises(UserError, match=r"^client\.precision tf32"), fresh_torch():
+        assemble(prepare(config)).executor()
+
+
+# The share of a GPU that a process needs
+
+
+@pytest.mark.parametrize(
+    ("need", "total", "processes", "gpus", "expected"),
+    [
+        (10 * GB, 80 * GB, 4, 1, 0.25),  # as many as there are
+        (10 * GB, 80 * GB, 16, 1, 0.125), (30 * GB, 80 * GB, 4, 1, 0.5),  # as many as have room
+        (10 * GB, 80 * GB, 4, 2, 0.5), (10 * GB, 80 * GB, 5, 2, 0.3333), (10 * GB, 80 * GB, 2, 4, 1.0),  # on all GPUs
+        (90 * GB, 80 * GB, 8, 1, 1.0), (1, 80 * GB, 10**6, 1, 0.0001),
+        (0, 0, 4, 1, 0.25),  # not known
+    ],
+)  # fmt: skip
+def test_shares(need: int, total: int, processes: int, gpus: int, expected: float) -> None:
+    assert share(need, total, processes, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "share", "expected"), [(4, 1.0, {3}), (1, 1.0, {10}), (10, 1.0, set()), (1, 0.38, {3})]
+)
+def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, expected: set[int]) -> None:
+    """Ten clients, or a share of them, cut: what a block's take at once is what a process needs."""
+    sizes = set[int]()
+
+    def seen(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        biases = [p.shape for p in weights if p.dim() < 3 and p.shape[-1] == 10]  # (N, 10) or (10,)
+        sizes.update(shape[0] for shape in biases if len(shape) == 2)
+
+    values = {
+        "federation.gpus_per_actor": "auto",
+        "client.batched": True,
+        "federation.blocks": blocks,
+        "federation.participation": share,
+    }
+    handle = register_optimizer_step_post_hook(seen)
+    try:
+        play(presets.experiment("smoke", values={**values, "partition.n_clients": 10, "data.limit": 100}))
+    finally:
+        handle.remove()
+    assert sizes == expected
+
+
+def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    one = presets.experiment("smoke", values={"federation.gpus_per_actor": "auto"})
+    assert with_share([one], 4) == [one]
+    if not torch.cuda.is_available():
+        assert measured(str(tmp_path), one) == (0, 0)
+    with pytest.raises(UserError, match=r"^federation\.gpus_per_actor must lie in"):
+        prepare(presets.experiment("smoke", values={"federation.gpus_per_actor": "half"}))

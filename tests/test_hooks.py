@@ -154,16 +154,11 @@ class Keeps(Net):
         self.far += 0.1
         self.net.bias.age += 1  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizers().steps += 1  # pyright: ignore
-        self.losses = [*getattr(self, "losses", []), self.net.weight.sum()]  # with their graphs
 
     def on_train_epoch_end(self) -> None:
         self.net.bias.requires_grad_(False)
         self.optimizers().param_groups[0]["momentum"] = 0.9  # pyright: ignore
         self.extra = nn.Linear(2, 2)  # a submodule that was not there
-        del self.steps_before  # pyright: ignore
-
-    def on_train_epoch_start(self) -> None:
-        self.steps_before = self.steps
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         self.called = getattr(self, "called", 0) + 1

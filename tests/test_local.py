@@ -22,7 +22,6 @@ from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat, flatten
-from fedcommons.tensors import copy as copy_of
 from fedcommons.testing import Federation, digits
 
 
@@ -157,19 +156,6 @@ def test_the_optimizers_state_does_not_pass_from_client_to_client(adam: bool) ->
     assert not torch.equal(trained.buffer, alone.buffer)
 
 
-def test_dropout_is_keyed_by_the_seed() -> None:
-    """With one example there is no order to draw: what differs between seeds is dropout."""
-    local, rows = LocalSGD(3, 5), _rows(1)
-    wet = digits(dropout=0.5)
-    first = _train(local, wet, rows, seed=1)
-    torch.rand(7)  # whatever has been drawn before from the generator that dropout uses
-    work = wet.work()
-    work.module.eval()  # as after an evaluation
-    assert torch.equal(_train(local, wet, rows, seed=1, work=work).buffer, first.buffer)
-    assert work.module.training
-    assert not torch.equal(_train(local, wet, rows, seed=2).buffer, first.buffer)
-
-
 def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer() -> None:
     federation = digits()
     work, start = federation.work(), federation.model
@@ -183,18 +169,12 @@ def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer() -> None:
 
 def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only() -> None:
     """Each group of parameters has its own rate again; ``lr`` is the rate of all groups."""
-    local = LocalSGD(2, 5)
-    federation = digits(momentum=0.9).training(local)
-    work, rows = federation.work(), federation.data.clients[0]
-    double = copy_of(work.local(federation.model, rows, 5, lr=0.2).model)
-    assert torch.equal(double.buffer, _train(local, digits(lr=0.2, momentum=0.9), rows).buffer)
-    assert work.sgd("a method", momentum=True) == (0.1, 0.9)
 
     def two_groups(parameters: Any) -> torch.optim.Optimizer:
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.3}, {"params": others}], 0.1)
 
-    federation = _with_optimizer(digits(), two_groups)
+    federation = _with_optimizer(digits(), two_groups).training(LocalSGD(2, 5))
     work, seen = federation.work(), []
 
     def decay(params: object) -> None:
@@ -203,7 +183,7 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
             group["lr"] /= 2
 
     for lr in (None, 0.8, None):
-        work.local(federation.model, rows, 5, add_to_grad=decay, lr=lr)
+        work.local(federation.model, federation.data.clients[0], 5, add_to_grad=decay, lr=lr)
     assert [seen[call * 4] for call in range(3)] == [[0.3, 0.1], [0.8, 0.8], [0.3, 0.1]]
     assert seen[1] == [0.15, 0.05]
 

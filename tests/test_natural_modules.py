@@ -117,10 +117,14 @@ REFUSED: dict[str, tuple[str, str, dict[str, object]]] = {
         built("self.other = nn.Linear(64, n_classes)\nself.other.weight.data = self.last.weight.data"),
         "last.weight and other.weight share their memory", {},
     ),
+    "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "torch.complex64", {}),
     "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64", {}),
     "meta": (built("self.to('meta')"), "last.weight is on the meta device", {}),
     "arguments": ("class Own(Net):\n    def __init__(self, width):\n        pass", "asks for width", {}),
     "of evaluation": (module("def on_validation_start(self): ..."), "on_validation_start", {}),
+    "callbacks": (module("def configure_callbacks(self):\n    return [Callback()]"), "configure_callbacks .*Call", {}),
+    "no function": (module("on_train_start = None"), "on_train_start is no function", {}),
+    "no scheduler": (optimizers("return [sgd], [3]"), "one of torch.optim.lr_scheduler, got int", {}),
     "set": (step("self.trainer.accumulate_grad_batches = 4; return loss"), "accumulate_grad_batches", {}),
     "dp": (
         optimizers("self.on_after_backward = lambda: None; return sgd"), "dp.local .*on_after_bac", {"dp.local": True}
@@ -170,10 +174,6 @@ RIGHT = {
     "a counter": built(
         "self.register_buffer('seen', torch.zeros((), dtype=torch.int64))",
         f"{STEP}    self.seen += 1\n    return super().training_step(batch, 0) / self.seen",
-    ),
-    "logs": step(
-        "self.log_dict({'a': loss, 'b': 1}, on_step=True, prog_bar=True); "
-        "self.log('c', 3, sync_dist=True, batch_size=2); return loss"
     ),
 }
 

@@ -87,21 +87,6 @@ def test_a_network_is_its_last_layer_on_its_embedding(make: Callable[[Any], Any]
         torch.testing.assert_close(logits, x.view(3, 64) @ network.last.weight.T + network.last.bias)
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [(lambda s: ConvNet(s, 10, width=8), (1, 4, 4)), (lambda s: ResNet18(s, 10), (1, 16, 16))],
-    ids=["convnet of fewer blocks", "resnet18"],
-)
-def test_instance_norm_leaves_every_channel_alive(make: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
-    """Of a single pixel it would make zero, whatever the image is."""
-    torch.manual_seed(0)
-    network, x = make(shape), draws(6, *shape)
-    z = network.embed(x)
-    assert (z.std(0) > 1e-3).all()
-    torch.testing.assert_close(z[:1], network.embed(x[:1]), rtol=1e-3, atol=1e-4)
-    assert not [name for name, _ in network.named_buffers()]
-
-
 def test_convnet_halves_normalises_every_channel_by_itself_and_pads_to_a_multiple_of_eight() -> None:
     for side, blocks in ((2, 1), (3, 1), (4, 2), (7, 2), (8, 3), (32, 3)):
         layers = ConvNet((1, side, side), 10, width=4).features
@@ -163,19 +148,11 @@ def test_the_loss_is_the_mean_of_each_examples_cross_entropy_times_its_weight() 
 
 
 def test_the_optimizer_is_plain_sgd_with_the_rates_asked_for() -> None:
-    torch.manual_seed(0)
-    classifier = Classifier(Linear(DIGITS, 10), lr=0.1, momentum=0.9, weight_decay=0.01)
-    optimizer, weight = classifier.configure_optimizers(), classifier.network.get_parameter("last.weight")
+    optimizer = Classifier(Linear(DIGITS, 10), lr=0.1, momentum=0.9, weight_decay=0.01).configure_optimizers()
     assert isinstance(optimizer, torch.optim.SGD)
-    expected, velocity = weight.detach().clone(), torch.zeros_like(weight)
-    for _ in range(3):
-        optimizer.zero_grad()
-        classifier.training_step(uint8_batch(DIGITS), 0).backward()
-        assert weight.grad is not None
-        velocity = 0.9 * velocity + weight.grad + 0.01 * expected
-        expected = expected - 0.1 * velocity
-        optimizer.step()
-        torch.testing.assert_close(weight.detach(), expected)
+    (group,) = optimizer.param_groups
+    expected = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "dampening": 0, "nesterov": False, "maximize": False}
+    assert {name: group[name] for name in expected} == expected
 
 
 SHAPE, N = (1, 8, 8), 12

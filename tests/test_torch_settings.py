@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -146,21 +143,6 @@ def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting
         with pytest.raises(KeyboardInterrupt):
             stopped()
         assert _settings() == before
-
-
-FRESH = """
-from fedcommons.core.torch_settings import SETTINGS
-wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
-pairs = [(setting, setting.read(), want) for setting, want in zip(SETTINGS, wanted)]
-print([(value, want) for setting, value, want in pairs if value not in (want, setting.alike)])
-"""
-
-
-@pytest.mark.long
-def test_settings_of_a_run_are_torchs_defaults_but_for_tf32_and_cudnns_kernels() -> None:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    output = subprocess.check_output([sys.executable, "-c", FRESH], env=environment, text=True)
-    assert literal_eval(output) == [(True, False), ("tf32", "ieee"), ("tf32", "ieee"), (False, True)]
 
 
 SET: dict[str, Callable[[], object]] = {

@@ -98,9 +98,6 @@ PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], 
         None, lambda m, x: _group(m).update(weight_decay=float(x)), "optimizer state (0.weight_decay)", STEERED.why
     ),
     "the learning rate": (None, lambda m, x: _group(m).update(lr=0.1 + 1e-3 * float(x)), "", STEERED.why),
-    "the optimizer's parameters": (
-        None, lambda m, x: _group(m).update(params=_group(m)["params"][:1]), "optimizer state (0.params)", STEERED.why
-    ),
     "momentum": (None, _steer_momentum, "", STEERED.why),
     "weights": (None, _write, "", WRITTEN.why),
 }  # fmt: skip
@@ -172,15 +169,9 @@ def _each_step(sgd: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler) 
     return [sgd], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def _one_after_another(sgd: torch.optim.Optimizer) -> Any:
-    parts = [lr_scheduler.LinearLR(sgd, 0.1, total_iters=2), lr_scheduler.ExponentialLR(sgd, 0.9)]
-    return _each_step(sgd, lr_scheduler.SequentialLR(sgd, parts, [2]))
-
-
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda sgd: sgd,
     "momentum too": lambda sgd: _each_step(sgd, lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=99)),
-    "one after another": _one_after_another,
 }
 
 
@@ -201,16 +192,6 @@ def test_a_learning_rate_that_changes_is_not_taken_for_state_of_a_client(schedul
     assert covered == {0: [((0.5, 2.0), 6)], 1: [((0.5, 2.0), 6)]}
 
 
-def test_weights_that_a_method_writes_are_not_covered() -> None:
-    federation = digits().training(PRIVATE)
-
-    def add_to_grad(params: Any) -> None:
-        next(iter(params.values())).data.add_(1e-3)
-
-    trained = federation.work().local(federation.model, federation.data.clients[0], 0, add_to_grad=add_to_grad)
-    assert trained.spent == WRITTEN
-
-
 def test_values_are_compared_and_not_objects() -> None:
     work = digits().training(PRIVATE).work()
     module: Any = work.module
@@ -223,15 +204,13 @@ def test_values_are_compared_and_not_objects() -> None:
         del module.held
         return found
 
-    nested, alike = ({"a": [torch.ones(2), (1, "b")], 3: np.arange(2)} for _ in range(2))
     round_about: list[Any] = [1]
     round_about.append(round_about)
-    for same, other in ((nested, alike), (float("nan"), float("nan")), (round_about, round_about), (sys.stdout,) * 2):
+    for same, other in (([torch.ones(2)], [torch.ones(2)]), (float("nan"),) * 2, (round_about,) * 2, (sys.stdout,) * 2):
         assert not changes(same, other)
     for one, two in (
         (torch.ones(2), torch.ones(2).double()), (torch.zeros(2), torch.zeros(1, 2)), (0.0, -0.0), (1, True),
-        ([1, 2], [2, 1]), ({1}, {2}), ("a", "b"), (nested, {**alike, "a": [torch.zeros(2), (1, "b")]}),
-        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)), (None, 0), ([[1], 2], [[1, 2]]),
+        ([1, 2], [2, 1]), ({1}, {2}), ("a", "b"), (None, 0), ([[1], 2], [[1, 2]]),
     ):  # fmt: skip
         assert changes(one, two) == {"module state (held)"}, (one, two)
 
