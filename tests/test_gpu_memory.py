@@ -167,7 +167,6 @@ def test_a_gpu_gives_the_same_bits_each_time(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.benchmark
     assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-    assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     with fresh_torch():  # as in a run of this process
         assert torch.get_deterministic_debug_mode() == 1
         assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,8 +14,7 @@ from pytorch_lightning import LightningModule
 from torch import nn
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import BUFFERS, Replies, State
-from fedcommons.core.executor import Executor
+from fedcommons.core.algorithm import BUFFERS
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.errors import ClientError
@@ -173,28 +172,6 @@ def test_averages_are_weighted_means_of_the_clients(weighting: str, federation: 
     checkpoint.save(tmp_path, rounds[0][0])
     resumed = federation.play(algorithm, plan, start=checkpoint.load_latest(tmp_path))[-1][0]
     assert torch.equal(resumed.buffers.buffer, now.buffers.buffer)
-
-
-class _Asks(FedAvg):
-    """Takes BatchNorm's statistics of every client into its state."""
-
-    sees_statistics = True
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        after = super().merge(executor, state, total, replies, round, seed)
-        return {**after, **{str(i): reply.each[BUFFERS] for i, reply in replies.items() if BUFFERS in reply.each}}
-
-
-def test_a_method_that_asks_sees_each_clients_statistics_and_the_average_stays(federation: Federation) -> None:
-    plan, start = federation.plan(2), federation.start(FedAvg(), federation.plan(2))
-    start = replace(start, buffers=federation.work().initial_buffers)
-    ours, theirs = (federation.play(algorithm, plan, start=start) for algorithm in (_Asks(), FedAvg()))
-    for (now, facts), (other, expected) in zip(ours, theirs, strict=True):
-        assert torch.equal(now.buffers.buffer, other.buffers.buffer)
-        assert facts == expected  # bytes too
-    for i in range(5):
-        assert torch.equal(flat(ours[0][0].state, str(i)).buffer, _trained(federation, i, start, 1).buffer)
-    assert set(federation.play(_Asks(), replace(plan, keep_buffers=True))[-1][0].state) == {"model"}  # clients keep it
 
 
 def test_local_statistics_are_not_sent_and_reach_the_same_client(federation: Federation, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch
 from fedcommons.runs import probe
-from fedcommons.runs.build import _load
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.testing import check_algorithm
@@ -80,10 +79,7 @@ def _inference_mode_on_a_device() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[_float64_and_no_grad, _inference_mode_on_a_device])
-def setting(request: pytest.FixtureRequest) -> Context:
-    _load.cache_clear()  # data that another test has loaded are not made under its setting
-    return request.param
+CONTEXTS = [_float64_and_no_grad, _inference_mode_on_a_device]
 
 
 def _config(folder: Path, **values: object) -> Experiment:
@@ -107,6 +103,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[bytes, 
     return folder, _run(_config(folder.parent, **{"dp.local": True}), folder)
 
 
+@pytest.mark.parametrize("setting", CONTEXTS)
 @pytest.mark.long
 def test_a_run_has_the_same_bits(setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     with setting():
@@ -131,6 +128,7 @@ def test_replays_probes_and_checks_are_the_same(usual: tuple[Path, tuple[bytes, 
         assert _settings() == before
 
 
+@pytest.mark.parametrize("setting", CONTEXTS)
 def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting(setting: Context) -> None:
     def stopped() -> None:
         with fresh_torch():

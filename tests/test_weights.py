@@ -11,14 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import fedcommons
 from fedcommons import Result, UserError, experiment, load, run
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, from_dict, to_dict
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import build, inputs
 from fedcommons.runs.build import prepare
@@ -193,7 +191,7 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("models") / "run"
-    return fedcommons.run(experiment("smoke", values=FIELDS), folder, say=quiet)
+    return run(experiment("smoke", values=FIELDS), folder, say=quiet)
 
 
 def quiet(text: str) -> None:
@@ -228,7 +226,7 @@ def test_a_users_module_is_executed_only_if_named(
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(EXECUTED, encoding="utf-8")
     values = {**FIELDS, "model": "nets.py:Net", "data.validation": 0.0, "federation.rounds": 1}
-    result = fedcommons.run(experiment("smoke", values=values), "run", say=quiet)
+    result = run(experiment("smoke", values=values), "run", say=quiet)
     assert {"network.body.2.running_mean"} <= load_file("run/model.safetensors").keys()
     assert not Path("run/best.safetensors").exists()  # without validation data there is no best round
     capsys.readouterr()
