@@ -194,7 +194,7 @@ def test_onednn_and_tf32_hold_in_steps_alone(onednn: bool, precision: str) -> No
     work, gpus = federation.work(), attrgetter("cuda.matmul", "cudnn.conv", "cudnn.rnn")(torch.backends)
 
     def now() -> tuple[bool, set[str]]:
-        return torch.backends.mkldnn.enabled, {of.fp32_precision for of in gpus}
+        return bool(torch.backends.mkldnn.enabled), {of.fp32_precision for of in gpus}
 
     def watched(batch: tuple[Tensor, ...], step: int) -> Any:
         loss: Any = work.module.training_step(batch, step)

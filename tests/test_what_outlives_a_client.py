@@ -275,7 +275,7 @@ def _new(make: Callable[[], Any], value: Any) -> tuple[Callable[[], Any], Callab
     return make, lambda _: ("new", value)
 
 
-KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+STORES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "memoryview": (lambda: memoryview(bytearray(2)), lambda x: x.__setitem__(0, 1)),
     # tensors and arrays
     "array's view": (lambda: np.zeros(4)[:2], lambda x: x.base.__setitem__(3, 1.0)),
@@ -317,10 +317,10 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 UNKNOWN = {"tensor with a graph", "file"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORES)
 @pytest.mark.filterwarnings("ignore")  # of kinds that torch deprecates, and a file that is not closed
 def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str) -> None:
-    (make, change), work = KINDS[kind], FEDERATION.work()
+    (make, change), work = STORES[kind], FEDERATION.work()
     held: Any = make()
     vars(work.module)["held"] = held
     before = watched.state(work, FedAvg())
