@@ -96,8 +96,8 @@ class _Epochs:
 @pytest.mark.filterwarnings("ignore")  # of a Trainer for so few examples
 @pytest.mark.parametrize(
     ("names", "accumulate", "clip"),
-    [(ALL, 2, 0.5), (("on_train_start",), 2, None), (hooks.TRANSFER, 1, 0.5)],
-    ids=["all, accumulated and clipped", "one", "transfer"],
+    [(ALL, 2, 0.5), (hooks.TRANSFER, 1, 0.5)],
+    ids=["all, accumulated and clipped", "transfer"],
 )
 def test_calls_and_bits_are_those_of_the_trainer(names: tuple[str, ...], accumulate: int, clip: float | None) -> None:
     loop = LocalSGD(2, 2, accumulate=accumulate, clip_norm=clip)
@@ -154,16 +154,11 @@ class Keeps(Net):
         self.far += 0.1
         self.net.bias.age += 1  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizers().steps += 1  # pyright: ignore
-        self.losses = [*getattr(self, "losses", []), self.net.weight.sum()]  # with their graphs
 
     def on_train_epoch_end(self) -> None:
         self.net.bias.requires_grad_(False)
         self.optimizers().param_groups[0]["momentum"] = 0.9  # pyright: ignore
         self.extra = nn.Linear(2, 2)  # a submodule that was not there
-        del self.steps_before  # pyright: ignore
-
-    def on_train_epoch_start(self) -> None:
-        self.steps_before = self.steps
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         self.called = getattr(self, "called", 0) + 1
@@ -184,28 +179,13 @@ def test_nothing_that_a_hook_keeps_reaches_the_next_client() -> None:
     for parameter in work.module.parameters():
         parameter.grad = torch.ones_like(parameter)  # as a validation_step that differentiates
     assert torch.equal(work.local(work.initial, OTHER, 7).model.buffer, alone)
-    unkept: Any = Keeps()
-    unkept.lines = (line for line in "")
-    with pytest.raises(ValueError, match=r"lines .* cannot be copied"):
-        Work(unkept, CPU)
 
 
-@pytest.mark.parametrize("has_hook", [False, True])
-def test_draws_of_numpy_and_python_are_keyed_and_moved_weights_and_modes_are_kept(has_hook: bool) -> None:
-
+def test_draws_of_numpy_and_python_are_keyed_and_moved_weights_are_kept() -> None:
     class Odd(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(1).eval()
-            if has_hook:
-                self.on_fit_start = lambda: None
-
         def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-            assert not self.norm.training
-            assert self.optimizers(False).param_groups[0]["lr"] == self.lr_schedulers().get_last_lr()[0]  # pyright: ignore
             nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(self.parameters()) * 0.9, self.parameters())
-            draw = np.random.rand() + random.random()  # noqa: NPY002
-            return (1 + draw) * (self.norm(self(batch[0])[:, None])[:, 0] - batch[1]).square().mean()
+            return (1 + np.random.rand() + random.random()) * super().training_step(batch, batch_idx)  # noqa: NPY002
 
     before = random.getstate()
     first = train(Odd(), LocalSGD(2, 4), DATA, OTHER)
@@ -275,9 +255,7 @@ def test_a_transferred_batch_precedes_evaluation_too_and_minus_one_skips_an_epoc
         ({"on_train_batch_start": lambda self, batch, at: -1}, "no step"),
         ({"optimizer_step": lambda self, epoch, at, optimizer, closure: None}, "closure"),
         ({"on_train_start": lambda self: self.net.requires_grad_(True)}, "unfreezes net.bias"),
-        ({"on_train_start": lambda self: setattr(self.net, "bias", nn.Parameter(torch.ones(1)))}, "net.bias"),
         ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
-        ({"on_train_start": lambda self: None, "training_step": lambda self, batch, at: None}, "training_step"),
         ({"training_step": lambda self, batch, at: None}, "training_step gives None for batch 0"),
     ],
 )

@@ -3,19 +3,18 @@ costs in launches, waits and copies is a small fixed number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 import pytest
 import torch
-from said_gpu import said_gpu
 from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
-from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.algorithms.moon import MOON
 from fedcommons.config import parts
 from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
@@ -24,10 +23,8 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import floating_buffers
-from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
-from fedcommons.generators import ddpm
 from fedcommons.runs import inputs
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import data, to_device
@@ -42,21 +39,12 @@ DP = replace(PLAIN, dp=DPSGD(noise_multiplier=1.0, clip=1.0))
 TWO = partial(digits, (9, 5))
 BATCH_NORM = partial(digits, (9, 5), dropout=0.3, batch_norm=True)
 
-VARIANTS: dict[str, Callable[[], Algorithm]] = {"scaffold option 1": lambda: SCAFFOLD(option=1)}
-METHODS = [*parts.KINDS["algorithm"].known, *VARIANTS]
 OWN_STEPS = [name for name in parts.KINDS["algorithm"].known if parts.defines("algorithm", name, "pieces")]
 
 
-@pytest.fixture
-def make(name: str, quick: Callable[[str], Algorithm]) -> Callable[[], Algorithm]:
-    """Makes the method of ``METHODS`` that a test is for."""
-    return VARIANTS.get(name, partial(quick, name))
-
-
 def case(
-    make: Callable[[], Algorithm], local: LocalSGD = PLAIN, clients: Callable[..., Federation] = TWO
+    method: Algorithm, local: LocalSGD = PLAIN, clients: Callable[..., Federation] = TWO
 ) -> tuple[Algorithm, Federation]:
-    method = make()
     return method, clients(method=method).training(local)
 
 
@@ -71,17 +59,16 @@ def played(method: Algorithm, clients: Federation) -> tuple[dict[str, bytes], li
 # Every algorithm
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", parts.KINDS["algorithm"].known)
 @pytest.mark.long
-def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(make: Callable[[], Algorithm]) -> None:
-    check_on(PRETEND)(*case(make, replace(PLAIN, augment=True), BATCH_NORM))
+def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(name: str, quick: Callable[[str], Algorithm]) -> None:
+    check_on(PRETEND)(*case(quick(name), replace(PLAIN, augment=True), BATCH_NORM))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "moon"])
-def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone(make: Callable[[], Algorithm]) -> None:
+def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone() -> None:
     """Both are drawn on the CPU, so that they are the same on every device."""
-    there, steps = played(*case(make, DP))
-    assert there == bits(two_rounds(*case(make, DP)))
+    there, steps = played(*case(MOON(), DP))
+    assert there == bits(two_rounds(*case(MOON(), DP)))
     for step in steps:
         assert step.waits == step.copies
         assert _by_file(step.copies) == {"core/dp_sgd.py": 1, "core/local.py": 1}
@@ -93,13 +80,16 @@ def _by_file(lines: Counter[str]) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["fedavg", "moon", "feddyn", "fedgen", "feddm", "dense"])
 @pytest.mark.long
-def test_a_methods_step_costs_less_than_four_plain_ones(name: str, make: Callable[[], Algorithm]) -> None:
+def test_a_methods_step_costs_less_than_four_plain_ones(name: str, quick: Callable[[str], Algorithm]) -> None:
     """Its hooks may make two more forward passes, or differentiate twice; they may not loop over the examples.
 
     In two stages of training there are two kinds of steps. One of a server may pass through three networks.
     """
     three, two = (
-        {step.launches.total() for step in played(*case(make, replace(PLAIN, batch_size=n), partial(digits, (6,))))[1]}
+        {
+            step.launches.total()
+            for step in played(*case(quick(name), replace(PLAIN, batch_size=n), partial(digits, (6,))))[1]
+        }
         for n in (3, 2)
     )
     assert three == two
@@ -108,7 +98,7 @@ def test_a_methods_step_costs_less_than_four_plain_ones(name: str, make: Callabl
 
 
 def test_a_start_that_was_computed_there_is_the_servers() -> None:
-    method, clients = case(FedAvg)
+    method, clients = case(FedAvg())
     plan = clients.plan(2)
     start, right = clients.start(method, plan), clients.play(method, plan)[-1][0]
     with PretendGPU():
@@ -138,7 +128,6 @@ WAITS = r"a local step waits for the GPU .* in tests/test_on_a_gpu\.py:\d+$"
 BUGS: dict[str, tuple[str, Callable[[], Algorithm]]] = {
     "zeros without a device": ("same device", partial(_Buggy, bug=lambda p, g: g.add_(torch.zeros(g.shape)))),
     "item": (WAITS, partial(_Buggy, bug=lambda p, g: g.norm().item())),
-    "a constant of each step": (WAITS, partial(_Buggy, bug=lambda p, g: g.add_(torch.tensor(0.0, device=g.device)))),
     "other bits": ("there are other bits of .*state/model", partial(_Buggy, bug=lambda p, g: g.mul_(next(PLAYS)))),
 }
 PLAYS = count()
@@ -148,28 +137,18 @@ PLAYS = count()
 def test_a_bug_in_a_hook_is_detected(what: str) -> None:
     words, make = BUGS[what]
     with pytest.raises((AssertionError, ClientError), match=words):
-        check_on(PRETEND)(*case(make))
+        check_on(PRETEND)(*case(make()))
     if what == "other bits":  # a real device may round
         with pytest.raises(AssertionError, match=r"other .*state/model"):
-            check_on("cpu")(*case(make))
-
-
-def test_a_method_that_never_trains_on_the_gpu_is_detected_and_a_wrong_device_is_refused() -> None:
-    class StaysOnTheCPU(Federation):
-        def on(self, device: torch.device) -> "StaysOnTheCPU":
-            return self
-
-    with pytest.raises(AssertionError, match="nothing ran on the GPU"):
-        check_on(PRETEND)(*case(FedAvg, clients=lambda method: StaysOnTheCPU(**vars(BATCH_NORM(method=method)))))
-    for device, words in (("gpu0", "device must be"), ("meta", "torch finds no meta")):
-        with pytest.raises(UserError, match=words):
-            check_algorithm(FedAvg(), device=device)
+            check_on("cpu")(*case(make()))
 
 
 @pytest.mark.long
 def test_check_algorithm_takes_a_device() -> None:
     only = ["two_rounds_keep_names_shapes_and_types"]
-    check_algorithm(FedAvg(), device="cpu", only=only)
+    for device, words in (("gpu0", "device must be"), ("meta", "torch finds no meta")):
+        with pytest.raises(UserError, match=words):
+            check_algorithm(FedAvg(), device=device)
     with pytest.raises(AssertionError, match=r"fails 1 of 2 checks\n- a_gpu_that_is_not_there_\w+: a local step waits"):
         check_algorithm(BUGS["item"][1](), device=PRETEND, only=only)
 
@@ -184,7 +163,7 @@ def test_measuring_and_evaluating() -> None:
     at = ModelTask(clients.model, floating_buffers(clients.module()), chunk=20)
 
     def measured(device: torch.device) -> list[object]:
-        executor = clients.on(device).serial(case(FedAvg)[0])
+        executor = clients.on(device).serial(case(FedAvg())[0])
         whole, part = moments(executor, at, "own", 2, 1), moments(executor, at, "own", 2, 1, Part(16, 0, 0))
         return [
             *(data(x).tolist() for found in (whole, part) for x in (found.mean, found.pooled)),
@@ -204,16 +183,11 @@ def test_measuring_and_evaluating() -> None:
     assert files["federation/evaluation.py"] == 1  # the model once, not for each chunk
 
 
-# The diffusion model
-
-IMAGES = inputs.load(Data(limit=48)).train
-
-
 def _trained(device: torch.device) -> dict[str, Tensor]:
     """Three steps of a tiny model, as Lightning's Trainer makes them; its weights rest on the CPU."""
     set_default_generator(0, "weights")
     model = DDPM(shape=(1, 8, 8), n_classes=10, channels=(8, 16), lr=1e-3, timesteps=20, flip=True).to(device)
-    examples, optimizer = IMAGES.to(device), model.configure_optimizers()
+    examples, optimizer = inputs.load(Data(limit=48)).train.to(device), model.configure_optimizers()
     model.train()
     model.on_fit_start()
     for number in range(3):
@@ -238,12 +212,64 @@ def test_a_step_of_the_diffusion_model_neither_waits_nor_copies() -> None:
     assert gpu.live == 0
 
 
-@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
-def test_sampling_copies_classes_times_and_images_alone(sampler: str) -> None:
-    weights, labels = _trained(CPU), torch.arange(10)
-    part = ddpm.DDPM(channels=(8, 16), timesteps=20, sampler=sampler, sampling_steps=4)
-    here = part.sample(weights, (1, 8, 8), 10, labels, 0)
-    with said_gpu(), fresh_torch(), PretendGPU() as gpu:
-        assert torch.equal(part.sample(weights, (1, 8, 8), 10, labels, 0), here)
-    assert gpu.seen.copies.total() == 3 + len(dict(weights))
-    assert gpu.seen.waits == gpu.seen.copies
+# The pretended GPU itself
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendGPU]:
+    with PretendGPU() as entered:
+        yield entered
+
+
+def on_gpu(*shape: int) -> Tensor:
+    return torch.arange(1.0, 1 + torch.Size(shape).numel(), device=GPU).view(shape)
+
+
+def _hook_of_the_backward_pass() -> None:
+    x = on_gpu(3).requires_grad_()
+    behind = torch.ones(3)
+    x.register_hook(lambda g: g * behind)
+    x.sum().backward()
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "zeros without a device": lambda: on_gpu(3) + torch.zeros(3),
+    "a number for an index": lambda: on_gpu(3).index_select(0, torch.tensor(1)),
+    "an index on the GPU into the CPU": lambda: torch.ones(3)[torch.tensor([1], device=GPU)],
+    "a hook of the backward pass": _hook_of_the_backward_pass,
+    "a generator of the CPU for the GPU": lambda: torch.rand(3, device=GPU, generator=torch.Generator()),
+    "inside vmap": lambda: torch.vmap(lambda x: x * torch.ones(3))(on_gpu(2, 3)),
+}
+"""What a GPU refuses, each once."""
+
+COUNTED: dict[str, tuple[Callable[[Tensor], object], tuple[int, int]]] = {
+    # it waits and copies nothing but a number
+    "item": (lambda x: x[0].item(), (1, 0)),
+    "a mask": (lambda x: x[x > 1], (1, 0)),
+    # it copies between the devices once
+    "cpu": (lambda x: x.cpu(), (1, 1)),
+    "copy_ from the GPU": (lambda x: torch.zeros(3).copy_(x), (1, 1)),
+    "copy_ to the GPU": (lambda x: x.copy_(torch.zeros(3)), (1, 1)),
+    "an index of the CPU": (lambda x: x[torch.tensor([0, 1])], (1, 1)),
+    # neither
+    "arithmetic": (lambda x: (x * 2 + x.mean()).relu().clamp(max=1), (0, 0)),
+    "a number on the CPU": (lambda x: x * torch.tensor(2.0), (0, 0)),
+    "to where it is": (lambda x: x.to(GPU).cuda().to("cuda").to(torch.float64), (0, 0)),
+}
+"""An operation, and how often the program waits and copies."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_lies_on_the_wrong_device_is_refused(what: str, gpu: PretendGPU) -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        REFUSED[what]()
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_waits_and_copies_are_counted_by_line(what: str, gpu: PretendGPU) -> None:
+    (do, expected), x = COUNTED[what], on_gpu(3)
+    before = gpu.seen.since(type(gpu.seen)())
+    do(x)
+    found = gpu.seen.since(before)
+    assert all(line.startswith("tests/test_on_a_gpu.py:") for line in found.waits | found.copies)
+    assert (found.waits.total(), found.copies.total()) == expected

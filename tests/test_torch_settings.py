@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,12 +15,8 @@ from torch.nn import functional
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.local import onednn
 from fedcommons.core.worker import fresh_torch
-from fedcommons.federation import rounds
-from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import probe
-from fedcommons.runs.build import _load, assemble, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.testing import check_algorithm
@@ -33,15 +26,8 @@ Context = Callable[[], AbstractContextManager]
 
 def _settings() -> tuple:
     """What a caller can ask torch; some of it torch refuses to say, after a new setting has been used beside an old."""
-    return (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_device(),
-        torch.get_num_threads(),
-        backends.mkldnn.enabled,
-        *(_said(ask) for ask in ASKED),
-    )
+    first = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return (*first, torch.get_default_device(), *(_said(ask) for ask in ASKED))
 
 
 def _said(ask: Callable[[], object]) -> object:
@@ -52,6 +38,7 @@ def _said(ask: Callable[[], object]) -> object:
 
 
 ASKED: tuple[Callable[[], object], ...] = (
+    lambda: (torch.get_num_threads(), backends.mkldnn.enabled),
     lambda: torch.is_autocast_enabled("cpu"),
     lambda: torch.tensor([1e-39]).mul(0.5).item(),
     torch.are_deterministic_algorithms_enabled,
@@ -62,17 +49,14 @@ ASKED: tuple[Callable[[], object], ...] = (
     lambda: backends.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
     lambda: backends.mkldnn.matmul.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
     lambda: backends.mkldnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
-    lambda: backends.mkldnn.rnn.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
     lambda: backends.cuda.matmul.fp32_precision,
     lambda: backends.cuda.matmul.allow_tf32,
-    lambda: backends.cudnn.allow_tf32,
     lambda: backends.cudnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
     lambda: (backends.cudnn.enabled, backends.cudnn.deterministic, backends.cudnn.benchmark),
     lambda: backends.mkldnn.deterministic,
     lambda: torch._C._get_nnpack_enabled(),
     backends.mha.get_fastpath_enabled,
     backends.cuda.flash_sdp_enabled,
-    backends.cuda.math_sdp_enabled,
     lambda: tuple(np.geterr().values()),
 )
 
@@ -90,35 +74,12 @@ def _float64_and_no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def _default_device_and_no_gradients() -> Iterator[None]:
-    torch.set_default_device("meta")
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(True)
-        torch.set_default_device(None)
-
-
-@contextmanager
 def _inference_mode_on_a_device() -> Iterator[None]:
     with torch.inference_mode(), torch.device("meta"):
         yield
 
 
-@contextmanager
-def _half_precision_without_onednn() -> Iterator[None]:
-    with onednn(False), torch.autocast("cpu", torch.bfloat16):
-        yield
-
-
-@pytest.fixture(
-    params=[_float64_and_no_grad, _default_device_and_no_gradients, _inference_mode_on_a_device,
-            _half_precision_without_onednn]
-)  # fmt: skip
-def setting(request: pytest.FixtureRequest) -> Context:
-    _load.cache_clear()  # data that another test has loaded are not made under its setting
-    return request.param
+CONTEXTS = [_float64_and_no_grad, _inference_mode_on_a_device]
 
 
 def _config(folder: Path, **values: object) -> Experiment:
@@ -142,6 +103,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[bytes, 
     return folder, _run(_config(folder.parent, **{"dp.local": True}), folder)
 
 
+@pytest.mark.parametrize("setting", CONTEXTS)
 @pytest.mark.long
 def test_a_run_has_the_same_bits(setting: Context, usual: tuple[Path, tuple[bytes, ...]], tmp_path: Path) -> None:
     with setting():
@@ -159,19 +121,14 @@ def test_replays_probes_and_checks_are_the_same(usual: tuple[Path, tuple[bytes, 
         check_algorithm(FedAvg(), only=["two_rounds_keep_names_shapes_and_types"])
         return str(replay(usual[0], 2, 1, lambda text: None)), probe.probe(config, None, lambda text: None)
 
-    def by_hand() -> list[float]:
-        ready = assemble(prepare(config))
-        now, _ = next(rounds.run(ready.algorithm, ready.executor(), ready.plan, ready.start(ClientMemory())))
-        return now.model.buffer.tolist()
-
-    plain = play(), by_hand()
+    plain = play()
     with _float64_and_no_grad():
         before = _settings()
-        played = play()
+        assert play() == plain
         assert _settings() == before
-        assert (played, by_hand()) == plain
 
 
+@pytest.mark.parametrize("setting", CONTEXTS)
 def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting(setting: Context) -> None:
     def stopped() -> None:
         with fresh_torch():
@@ -186,57 +143,25 @@ def test_inside_torch_is_as_in_a_fresh_process_and_an_error_restores_the_setting
         assert _settings() == before
 
 
-FRESH = """
-from fedcommons.core.torch_settings import SETTINGS
-wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
-pairs = [(setting, setting.read(), want) for setting, want in zip(SETTINGS, wanted)]
-print([(value, want) for setting, value, want in pairs if value not in (want, setting.alike)])
-"""
-
-
-@pytest.mark.long
-def test_settings_of_a_run_are_torchs_defaults_but_for_tf32_and_cudnns_kernels() -> None:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    output = subprocess.check_output([sys.executable, "-c", FRESH], env=environment, text=True)
-    assert literal_eval(output) == [(True, False), ("tf32", "ieee"), ("tf32", "ieee"), (False, True)]
-
-
 SET: dict[str, Callable[[], object]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
-    "autocast on a GPU": lambda: torch.autocast("cuda", torch.float16).__enter__(),
-    "medium": lambda: torch.set_float32_matmul_precision("medium"),
     "precision of all": lambda: setattr(backends, "fp32_precision", "bf16"),
-    "precision of oneDNN": lambda: backends.mkldnn.flags(enabled=True, fp32_precision="bf16").__enter__(),
-    "precision of its products": lambda: setattr(_of("mkldnn.matmul"), "fp32_precision", "bf16"),
-    "precision of its convolutions": lambda: setattr(_of("mkldnn.conv"), "fp32_precision", "bf16"),
-    "tf32 of cuDNN": lambda: setattr(_of("cudnn.conv"), "fp32_precision", "tf32"),
     "tf32 of cuBLAS": lambda: setattr(backends.cuda.matmul, "fp32_precision", "tf32"),
     "tf32 as before": lambda: setattr(backends.cuda.matmul, "allow_tf32", True),
-    "no tf32 as before": lambda: setattr(backends.cudnn, "allow_tf32", False),
     "old and new": lambda: (torch.set_float32_matmul_precision("medium"), setattr(backends, "fp32_precision", "tf32")),
     "denormals": lambda: torch.set_flush_denormal(True),
     "float64": lambda: torch.set_default_dtype(torch.float64),
     "device": lambda: torch.set_default_device("meta"),
-    "no gradients": lambda: torch.set_grad_enabled(False),
-    "inference mode": lambda: torch.inference_mode().__enter__(),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
-    "anomalies but NaN": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "deterministic": lambda: torch.use_deterministic_algorithms(True),
     "threads": lambda: torch.set_num_threads(2),
     "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),
     "no NNPACK": lambda: backends.nnpack.set_flags(False),
-    "no flash attention": lambda: backends.cuda.enable_flash_sdp(False),
-    "no fast path": lambda: backends.mha.set_fastpath_enabled(False),
     "cuDNN": lambda: backends.cudnn.set_flags(False, True, 3, False),
     "numpy": lambda: np.seterr(all="raise"),
 }
 """What one line of a caller's can set."""
-
-
-def _of(name: str) -> object:
-    owner, _, op = name.partition(".")
-    return getattr(getattr(backends, owner), op)
 
 
 def _work() -> str:
@@ -292,21 +217,3 @@ def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, pl
     found, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
     assert found == plain
     assert after == before
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "names",
-    [["autocast", "denormals", "deterministic", "anomalies", "numpy"], ["medium", "no NNPACK"], ["precision of all"]],
-)
-def test_a_whole_run_has_the_same_bits_under_several(names: list[str], tmp_path: Path) -> None:
-    """On softmax regression, whose products are large enough for oneDNN to round them to bfloat16."""
-    fields = {"algorithm": "fedavg", "model.name": "linear", "federation.rounds": 1, "measure.every": 0}
-
-    def play(folder: Path, names: list[str]) -> list[str]:
-        for name in names:
-            SET[name]()
-        return [record.decode() for record in _run(_config(tmp_path, **fields), folder)]
-
-    usual = [record.decode() for record in _run(_config(tmp_path, **fields), tmp_path / "usual")]
-    assert _apart(lambda: play(tmp_path / "set", names)) == usual

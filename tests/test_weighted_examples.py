@@ -50,9 +50,9 @@ def _at(federation: Federation) -> Flat:
     return Flat(federation.model.layout, torch.from_numpy(W))
 
 
-@pytest.mark.parametrize("sizes", [(8, 8, 8), (1, 30, 5)])
-def test_closed_forms_with_weights(sizes: tuple[int, ...]) -> None:
+def test_closed_forms_with_weights() -> None:
     """A sample's gradient is w a (<a, x> - b) with weights of mean 1; the same for training as measured."""
+    sizes = 1, 30, 5
     problem, draw = least_squares(sizes=sizes), np.random.default_rng(3)
     weights = [draw.integers(1, 9, n) / 4 for n in sizes]
     totals = np.array([w.sum() for w in weights])

@@ -1,5 +1,6 @@
-"""Frozen parameters, which are not sent, counted, measured or trained, and files of weights to start from."""
+"""Files of weights to start from, with frozen parameters, and trained models from a folder of a run alone."""
 
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,20 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedcommons import experiment, run
+from fedcommons import Result, UserError, experiment, load, run
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, from_dict, to_dict
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.errors import UserError
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.runs import build, inputs
 from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import build_module, noise_key
+from fedcommons.runs.worker import noise_key
 from fedcommons.testing import digits
 
 NET = """
@@ -68,27 +68,22 @@ def _saved(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
 @pytest.mark.long
 def test_frozen_parameters_stay_the_modules_own_and_are_neither_sent_nor_counted(lab: Path) -> None:
     save_file(state(), lab / "start.safetensors")
-    result = run(asked(model__weights="start.safetensors", measure__every=1), lab / "run", say=lambda _: None)
+    result = run(asked(model__weights="start.safetensors", measure__every=0), lab / "run", say=lambda _: None)
     model, sent = result.model, 10 * 16 + 10
     found = {name.removeprefix("network."): p for name, p in model.state_dict().items()}
     for name, start in state().items():
         assert torch.equal(found[name], start) == name.startswith("body"), name
     down = result.rounds["comm/down_bytes"].iloc[-1]
     assert down == 4 * sent * result.summary["n_clients"]
-    assert not result.rounds["sigma_sq"].isna().to_numpy().any()
 
 
-@pytest.mark.parametrize("names", [["network.last.bias"], ["network.last.weight", "network.last.bias"]])
-def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -> None:
+def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters() -> None:
     """The parts of the whole gradient, and the block of the whole Hessian, in the rows and columns that are trained."""
-    federation = digits()
+    federation, frozen = digits(), "network.last.bias"
     batch = federation.data.clients[1].columns
     whole, part = federation.module(), federation.module()
-    for name in names:
-        part.get_parameter(name).requires_grad = False
-    kept = torch.cat([
-        torch.full((p.numel(),), name not in names) for name, p in whole.named_parameters()
-    ])  # fmt: skip
+    part.get_parameter(frozen).requires_grad = False
+    kept = torch.cat([torch.full((p.numel(),), name != frozen) for name, p in whole.named_parameters()])
     mean, sq_norms = per_sample.gradients(part, batch)
     assert torch.allclose(mean, per_sample.gradients(whole, batch)[0][kept], rtol=0, atol=1e-6)
     each = [per_sample.gradients(part, [t[i : i + 1] for t in batch])[0] for i in range(len(batch[1]))]
@@ -99,23 +94,15 @@ def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters(names: list[str]) -
     assert torch.allclose(along, hessian_vector(whole, [batch], v)[kept], rtol=0, atol=1e-5)
 
 
-FILES: Mapping[str, Callable[[Path], object]] = {
-    "lightning.ckpt": _torch({"state_dict": {f"network.{n}": t for n, t in state().items()}, "e": 3}),
-    "half.safetensors": _saved({n: t.half() for n, t in state().items()}),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.long
-def test_every_worker_starts_from_the_file(name: str, lab: Path) -> None:
-    FILES[name](lab / name)
-    config = asked(model__weights=name)
-    ready = build.assemble(prepare(config))
+def test_every_worker_starts_from_the_file(lab: Path) -> None:
+    """A checkpoint of Lightning, in half precision."""
+    _torch({"state_dict": {f"network.{n}": t.half() for n, t in state().items()}, "e": 3})(lab / "half.ckpt")
+    ready = build.assemble(prepare(asked(model__weights="half.ckpt")))
     executor = ready.executor()
     work = executor.worker.work  # pyright: ignore[reportAttributeAccessIssue]
-    for one, tensor in state().items():
-        expected = tensor.half().float() if "half" in name else tensor
-        assert torch.equal(work.module.get_parameter(f"network.{one}"), expected)
+    for name, tensor in state().items():
+        assert torch.equal(work.module.get_parameter(f"network.{name}"), tensor.half().float())
     start = ready.start(ClientMemory()).model
     assert torch.equal(start["network.last.bias"], work.initial["network.last.bias"])
     executor.close()
@@ -151,13 +138,9 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),
     "nan.safetensors": (_saved({**state(), "last.bias": NAN}), "network.last.bias .*not finite"),
-    "large.safetensors": (_saved({**state(), "more": torch.zeros(2**20)}), "has .* bytes, and at most"),
     "bomb.pt": (_bomb, "unpacks to .* bytes, and at most"),
-    "text.pt": (lambda path: path.write_text("weights"), "neither .safetensors nor"),
     "text.safetensors": (lambda path: path.write_text("weights"), "cannot be read as weights"),
-    "list.pt": (_torch([1, 2]), "holds list"),
     "code.pt": (_torch({"last.bias": _Code()}), "cannot be read as weights"),
-    "folder": (lambda path: path.mkdir(), "must be a file"),
 }
 
 
@@ -180,6 +163,103 @@ def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
     assert noise_key(first) != noise_key(second)
     with pytest.raises(UserError, match=r"'?start.safetensors'? is not the file it was when this experiment was"):
         prepare(first)
-    with pytest.raises(UserError, match="is not the file it was"):
-        build_module(first, inputs.load(first.data))
-    assert "source.weights" not in asked().flat
+
+
+# Trained models
+
+FIELDS = {
+    "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 0, "client.epochs": 1,
+    "data.limit": 300, "wandb": "off",
+}  # fmt: skip
+EXECUTED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, shape, n_classes, width: int = 8):
+        super().__init__()
+        print("executed")
+        layers = [nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, n_classes)]
+        self.body = nn.Sequential(nn.Flatten(), *layers)
+
+    def forward(self, x):
+        return self.body(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    folder = tmp_path_factory.mktemp("models") / "run"
+    return run(experiment("smoke", values=FIELDS), folder, say=quiet)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def accuracy(result: Result, module: torch.nn.Module, which: str) -> float:
+    part = getattr(inputs.load(result.experiment.data), which)
+    with torch.no_grad():
+        return float((module(part.x).argmax(1) == part.y).float().mean())
+
+
+def test_a_folder_alone_gives_the_models_of_the_last_and_the_best_round(done: Result, tmp_path: Path) -> None:
+    """Best: the first with the largest validation accuracy. Checkpoints are not needed."""
+    shutil.copytree(done.folder, tmp_path / "away")
+    shutil.rmtree(tmp_path / "away" / "checkpoints")
+    result, every = load(tmp_path / "away"), done.rounds
+    last, best = result.model, result.best
+    assert accuracy(done, last, "test") == pytest.approx(every["test/accuracy"].iloc[-1], abs=1e-6)
+    top = every["validation/accuracy"].iloc[1:].max()
+    assert accuracy(done, best, "validation") == pytest.approx(top, abs=1e-6)
+    assert result.summary == done.summary
+    tensors = load_file(done.folder / "model.safetensors")
+    assert tensors.keys() == last.state_dict().keys()
+    assert all(torch.equal(tensors[name], value) for name, value in last.state_dict().items())
+
+
+@pytest.mark.long
+def test_a_users_module_is_executed_only_if_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(EXECUTED, encoding="utf-8")
+    values = {**FIELDS, "model": "nets.py:Net", "data.validation": 0.0, "federation.rounds": 1}
+    result = run(experiment("smoke", values=values), "run", say=quiet)
+    assert {"network.body.2.running_mean"} <= load_file("run/model.safetensors").keys()
+    assert not Path("run/best.safetensors").exists()  # without validation data there is no best round
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"'nets.py:Net'; to have it executed, name it"):
+        _ = load("run").model
+    assert "executed" not in capsys.readouterr().out
+    module = load("run", may_run=["nets.py:Net"]).model
+    assert accuracy(result, module, "test") == pytest.approx(result.rounds["test/accuracy"].iloc[-1], abs=1e-6)
+    Path("nets.py").write_text(EXECUTED + "# changed\n", encoding="utf-8")
+    with pytest.raises(UserError, match="is not the code that run was run with"):
+        _ = load("run", may_run=["nets.py:Net"]).model
+
+
+def test_what_is_no_finished_run_or_damaged_is_refused(done: Result, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no finished run"):
+        load(tmp_path)
+    shutil.copytree(done.folder, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="is damaged"):
+        _ = load(tmp_path / "run").model
+    (tmp_path / "run" / "best.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no best\.safetensors"):
+        _ = load(tmp_path / "run").best
+
+
+@pytest.mark.long
+def test_an_exported_model_has_the_logits(done: Result, tmp_path: Path) -> None:
+    shutil.copytree(done.folder, tmp_path / "run")
+    result = load(tmp_path / "run")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
+
+    x = inputs.load(done.experiment.data).test.x[:7]
+    (logits,) = ReferenceEvaluator(str(result.export("onnx"))).run(None, {"x": x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(logits), result.model(x), atol=1e-4, rtol=1e-4)
