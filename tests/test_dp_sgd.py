@@ -1,6 +1,6 @@
 """DP-SGD: clipping, noise and Poisson batches as the accountant supposes them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from math import sqrt
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import IGNORED_BY_RESULTS, override
+from fedcommons.config.flat import override
 from fedcommons.config.parts import make
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
@@ -143,8 +143,7 @@ def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     federation = digits(dropout=0.3)
     local, rows = LocalSGD(2, 5, augment=True, dp=DPSGD(1.0, 1.0)), federation.data.clients[1]
     work = federation.work()
-    first, again, other = (_moved(local, work, rows, seed) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
+    first, other = (_moved(local, work, rows, seed) for seed in (1, 2))
     assert torch.equal(first, _moved(local, federation.work(), rows, 1))
     assert not torch.equal(first, other)
     quiet = _moved(replace(local, dp=DPSGD(0.0, 1.0)), work, rows, 1)
@@ -174,35 +173,8 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: Digits) -> None:
         noise(dp__noise_multiplier=2.0),
     ):  # fmt: skip
         assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
-    ignored: dict[str, object] = dict.fromkeys(IGNORED_BY_RESULTS) | {
-        "artifacts": "elsewhere", "storage": "bucket", "data.dir": "d", "data.download": True,
-        "federation.executor": "ray_actors", "federation.actors": 1, "federation.checkpoint_every": 1,
-        "federation.memory_mb": 2.0, "federation.gpus_per_actor": 0.5, "tracking.wandb": "off",
-        "tracking.project": "x", "tracking.group": "y",
-        "client.momentum": 0, "dp.clip": 5,  # numbers that are equal to the defaults, as integers
-        "federation.rounds": 7,  # a longer run begins as a shorter one
-    }  # fmt: skip
-    assert None not in ignored.values()
-    assert torch.equal(first, noise(**{name.replace(".", "__"): value for name, value in ignored.items()}))
-
-
-def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
-    work, rows = Work(_Flat(2000), torch.device("cpu")), replace(_rows(20), x=torch.arange(20.0)[:, None])
-    noise: list[np.ndarray] = []
-    batches: list[set[float]] = [set() for _ in range(10)]
-
-    def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
-        batches[step].add(batch[0].item())
-        return (0 * work.named["w"]).sum()
-
-    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-        assert params["w"].grad is not None
-        noise.append(params["w"].grad.numpy().copy())
-
-    local = LocalSGD(2, 4, dp=DPSGD(1.0, 1.0))
-    local.run(work, work.initial, rows, 0, loss=loss, add_to_grad=add_to_grad)
-    assert np.abs(np.corrcoef(np.stack(noise)) - np.eye(10)).max() < 5 / sqrt(2000)
-    assert len({frozenset(batch) for batch in batches}) == 10
+    # where and how it runs decides nothing; 5 is the default 5.0; and a longer run begins as a shorter one
+    assert torch.equal(first, noise(artifacts="elsewhere", federation__actors=1, dp__clip=5, federation__rounds=7))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

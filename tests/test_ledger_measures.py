@@ -17,20 +17,18 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
 from fedcommons.core.accountants import composed, epsilon
-from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint
 from fedcommons.runs import experiment
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.counting import counted
 from fedcommons.runs.experiment import run
-from fedcommons.tensors import Flat, Payload, flatten
+from fedcommons.tensors import Flat, flatten
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
@@ -42,22 +40,11 @@ PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 
 @dataclass(frozen=True)
 class Asks(FedAvg):
-    """It reads class counts in ``start``; ``later``: when the server merges, by the facts that it has kept."""
-
-    later: bool = False
+    """It reads class counts in ``start``."""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.counts is not None
-        if self.later:
-            object.__setattr__(self, "_facts", facts)
-            return {"model": model}
         return {"model": model, "counts": facts.counts()}
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        after = super().merge(executor, state, total, replies, round, seed)
-        if self.later and round == 2:
-            self._facts.counts()  # pyright: ignore[reportAttributeAccessIssue]
-        return after
 
 
 @dataclass(frozen=True)
@@ -77,26 +64,9 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
             assert now.ledger.of_all(0, 1e-5) is None
             assert now.traffic.once == 5 * 10 * 8
         assert plan.facts.counts_nbytes == 400
-    later = federation.play(Asks(later=True), federation.plan(3))
-    assert [now.ledger.uncovered for now, _ in later] == [{}, {COUNTS: 5}, {COUNTS: 5}]
-    assert [now.traffic.once for now, _ in later] == [0, 400, 400]
     quiet = federation.play(FedAvg(), federation.plan(2))[-1][0]
     assert quiet.ledger.uncovered == {}
     assert quiet.traffic.once == 0
-
-
-@pytest.mark.long
-def test_the_ledger_rests_in_checkpoints_and_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
-    federation = digits().training(PRIVATE)
-    first, plan = federation.plan(3), federation.plan(3)
-    start = replace(federation.start(Asks(), first), ledger=Ledger.of([Release(1, ("images",))]))
-    whole = federation.play(Asks(), first, start=start)
-    checkpoint.save(tmp_path, whole[0][0])
-    federation.start(Asks(), plan)  # a resumed run begins as a new one does
-    rest = federation.play(Asks(), plan, start=checkpoint.load_latest(tmp_path))
-    assert rest[-1][0].ledger.uncovered == {"images": 1, COUNTS: 5}
-    assert [now.ledger for now, _ in rest] == [now.ledger for now, _ in whole[1:]]
-    assert [now.traffic for now, _ in rest] == [now.traffic for now, _ in whole[1:]]
 
 
 def test_what_is_tried_before_a_run_reads_no_class_counts(tmp_path: Path) -> None:
@@ -107,7 +77,6 @@ def test_what_is_tried_before_a_run_reads_no_class_counts(tmp_path: Path) -> Non
     counted(ready)
     summary = run(config, tmp_path / "run", say=lambda _: None)
     n = ready.plan.facts.n_clients
-    assert sum(line.startswith(COUNTS) for line in summary["privacy"]["uncovered"]) == 1
     assert f"{COUNTS}, released {n} times" in " ".join(summary["privacy"]["uncovered"])
     assert read_rounds(tmp_path / "run")[0]["comm/once_bytes"] == n * 10 * 8
 
@@ -180,9 +149,7 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
     spent, column = summary["privacy"]["epsilon_local_training_if_secret"], "privacy/epsilon_local_training_if_secret"
     assert spent == {"largest": None, "of_each_client": [None] * summary["n_clients"]}
     assert [line[column] for line in read_rounds(tmp_path / "run")] == [0.0, None]
-    row = load_runs(tmp_path).iloc[0]
-    assert "epsilon_local_training_if_secret" not in row
-    assert column not in row
+    assert "epsilon_local_training_if_secret" not in load_runs(tmp_path).iloc[0]
     assert load_rounds(tmp_path)[column].isna().tolist() == [False, True]
 
 
@@ -221,20 +188,16 @@ def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, 1e38]", "got 0"]),
-        ({"feddm.ipc": 11}, ["feddm.ipc", "feddm.least = 10", "got 11"]),
-        ({"feddm.init": "nois"}, ["feddm.init", "'noise'"]),
-        ({"dp.local": True}, ["dp.local", "feddm.init noise"]),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, ["feddm.sigma 0"]),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, ["feddm.iterations of at least 1"]),
-        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, ["feddm.sigma must be 0"]),
-        ({"feddm.least": 70, "partition.name": "iid", "partition.n_clients": 2}, ["feddm.least = 70 images of class"]),
+        ({"feddm.ipc": 11}, r"feddm\.ipc .*feddm\.least = 10 .*got 11"),
+        ({"dp.local": True}, r"dp\.local .*feddm\.init noise"),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, r"feddm\.sigma 0"),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, r"feddm\.iterations of at least 1"),
+        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, r"feddm\.sigma must be 0"),
     ],
 )
-def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(UserError) as error:
+def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
-    assert all(word in str(error.value) for word in words), str(error.value)
     FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
 
 
