@@ -77,22 +77,6 @@ def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleTyp
     assert not (out / "disclosure_epsilon.png").exists()
 
 
-def test_each_stage_is_varied_by_what_it_discloses(sweeps: Callable[[str], ModuleType]) -> None:
-    disclosure = sweeps("disclosure")
-    argv = ["--shares", "0.1,0.4", "--rhos", "0.3", "--epsilons", "2,5", "--alphas", "0.01", "--seeds", "0,1"]
-    argv += ["--settings", "real,raw_copies,shuffled_synthetic,merf,ndpdc"]
-    fields = [cell.config.flat for cell in disclosure.grid(disclosure.arguments(argv))]
-    by = ("sharing.setting", "sharing.c", "generator.rho", "sharing.target_epsilon", "seed")
-    assert [tuple(f.get(name) for name in by) for f in fields] == [
-        ("real", None, None, None, 0),
-        ("real", None, None, None, 1),
-        *(("raw_copies", c, None, None, seed) for seed in (0, 1) for c in (0.1, 0.4)),
-        *(("shuffled_synthetic", None, 0.3, None, seed) for seed in (0, 1)),
-        *((of, None, None, e, seed) for of in ("merf", "ndpdc") for seed in (0, 1) for e in (2.0, 5.0)),
-    ]
-    assert {f["federation.rounds"] for f in fields} == {20}
-
-
 @pytest.mark.parametrize(
     ("argv", "why"),
     [

@@ -18,13 +18,11 @@ from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.config.parts import make
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.rounds import Standing
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import Federation, LeastSquares
@@ -66,10 +64,6 @@ def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tens
 
 def _gradient(dp: DPSGD, work: Work, rows: ClientData, lr: float) -> Tensor:
     return -_moved(LocalSGD(1, FULL, dp=dp), work, rows) / lr
-
-
-def _ends(federation: Federation, algorithm: Algorithm, rounds: int, participation: float = 1.0) -> Standing:
-    return federation.play(algorithm, federation.plan(rounds, participation))[-1][0]
 
 
 def test_the_weights_of_examples_are_in_their_losses(digits: Digits) -> None:
@@ -239,6 +233,7 @@ def test_works_with_every_methods_loss_and_correction(name: str, constants: dict
     federation = replace(
         federation, data=replace(federation.data, clients=federation.data.clients.with_commons(one_mean))
     )
-    ours, theirs = (_ends(federation.training(LocalSGD(2, FULL, dp=dp)), method, 2) for dp in (SILENT, None))
+    both = (federation.training(LocalSGD(2, FULL, dp=dp)) for dp in (SILENT, None))
+    ours, theirs = (each.play(method, each.plan(2))[-1][0] for each in both)
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=5e-5)
     assert (theirs.model.buffer - federation.model.buffer).abs().max() > 1e-2

@@ -267,16 +267,6 @@ def test_a_salt_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
         salts.new()
 
 
-def test_the_state_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert salts.folder() == tmp_path / "state" / "salts"
-    monkeypatch.delenv("FEDCOMMONS_STATE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert salts.folder() == tmp_path / "xdg" / "fedcommons" / "salts"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative/folder")  # ignored, as the standard says
-    assert salts.folder() == tmp_path / "home" / ".local" / "state" / "fedcommons" / "salts"
-
-
 def test_noise_hides_one_value_once() -> None:
     for salt in (b"", bytes(32)):
         noise, one = Noise(Source(1, salt)), torch.ones(3)

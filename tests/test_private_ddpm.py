@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.artifacts import Store
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
@@ -20,7 +18,6 @@ from fedcommons.generators.generator import Receipt
 from fedcommons.generators.private import PrivateDDPM
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
-from fedcommons.sharing.synthetic_pool import missing
 
 N_CLASSES = 10
 DIGITS = inputs.load(config.Data(limit=36)).train
@@ -148,14 +145,3 @@ def test_a_run_is_refused(values: dict[str, Any], sentence: str) -> None:
 def test_the_limits_are_allowed() -> None:
     prepare(experiment(generator__batch_size=269))
     prepare(experiment(**TARGET, generator__epochs=9, generator__target_epochs=9))
-
-
-def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoch(tmp_path: Path) -> None:
-    def jobs(*configs: Experiment) -> int:
-        return len(missing(Store(tmp_path), [need for c in configs for need in prepare(c).needs]))
-
-    assert jobs(experiment(), experiment(generator__epochs=7), experiment(client__lr=0.5)) == 4  # one for each client
-    assert jobs(experiment(), experiment(generator__clip=2.0)) == 8
-    early, late = (experiment(**TARGET, generator__epochs=e) for e in (2, 6))
-    assert jobs(early, late) == 8  # their noise differs
-    assert jobs(experiment(**TARGET, generator__epochs=2, generator__target_epochs=6), late) == 4

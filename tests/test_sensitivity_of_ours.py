@@ -114,25 +114,11 @@ class AlsoRealOnes(Means):
         return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
 
 
-class OrdersByTheData(Means):
-    """The order in which the means are handed out follows from the first client's pixels."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        dark = np.roll(released.rows, int(dealt.own[0].x.float().nan_to_num().sum() / 255) % 5)
-        return replace(super().assign(dealt, released), received=[dark] * len(dealt.own))
-
-
 class NoisyLabels(Means):
     """It asks for synthetic images, whose labels are those of the recipe."""
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         return needs(0.8, dealt, recipe)
-
-
-class LabelsWithoutNoise(NoisyLabels):
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        bare = needs(0.8, dealt, replace(recipe, label_noise=0.0))
-        return [replace(need, recipe=recipe) for need in bare]
 
 
 @pytest.mark.long
@@ -146,8 +132,6 @@ def test_true_receipts_and_releases_are_not_accused() -> None:
 STAGES: dict[str, tuple[Means, str]] = {
     "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
     "real examples": (AlsoRealOnes(), "1 real examples of client 0 leave it"),
-    "order": (OrdersByTheData(), "who gets what moves by"),
-    "labels without noise": (LabelsWithoutNoise(), "labels moves by .* declared is noise multiplier 2"),
 }
 
 
