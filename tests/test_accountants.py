@@ -204,7 +204,6 @@ PRIVATE = {
 
 @pytest.mark.long
 def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
-    """Clients differ in their sizes and so in their noise; the summary and the frame show it."""
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
     (table,), sizes = result.summary["privacy"]["mechanisms"]["updates"], prepare(result.experiment).dealt.own.sizes
     assert table["client"] == list(range(len(sizes)))

@@ -185,7 +185,6 @@ def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str]
 def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
-    """A seed of three is the audit that it is alone; a second call only reports, and one of other facts is refused."""
     argv = [*PARROT, "--shadows", "2", "--canaries", "8"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0

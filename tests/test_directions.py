@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedcommons.algorithms.codes import noisy_mean
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
-from fedcommons.audits.lower_bound import apart
 from fedcommons.audits.one_run import bound
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
@@ -193,7 +192,6 @@ def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
 
 
 def test_a_private_generator_is_audited_with_secret_noise() -> None:
-    """Its noise is drawn from a cipher's stream, which does not follow from the seed alone."""
     drawn: list[bool] = []
 
     class Fits:
@@ -212,9 +210,3 @@ def test_a_private_generator_is_audited_with_secret_noise() -> None:
     assert drawn == [True, True]
     with pytest.raises(ValueError, match=r"at least 4 canaries .* got 3"):
         bound(cast("Any", Fits()), few, few[:3], 2, 0, score)
-
-
-def test_two_numbers_that_differ_are_not_written_alike() -> None:
-    assert apart(1.5, 1.25) == ("1.5", "1.25")
-    one, other = apart(1.4142, 1.4143)
-    assert one != other

@@ -116,10 +116,7 @@ def test_the_gradients_of_examples_are_those_of_opacus() -> None:
 
 @pytest.mark.parametrize("batch_size", [FULL, 10, 4])
 def test_noise_has_mean_zero_and_standard_deviation_sigma_c_over_b(batch_size: int) -> None:
-    """40,000 draws, at the standard errors of mean and deviation; B is the expected size of the batch, not the drawn.
-
-    Over several steps, whose noise is independent: the variances add up.
-    """
+    """B is the expected size of the batch, not the drawn one; over several steps the variances add up."""
     dim, n, lr = 40_000, 10, 0.5
     work = Work(_Flat(dim, lr), torch.device("cpu"))
     moved = _moved(LocalSGD(2, batch_size, dp=DPSGD(noise_multiplier=3.0, clip=0.7)), work, _rows(n))
@@ -191,7 +188,6 @@ def test_noise_is_added_once_to_the_sum_in_the_type_of_the_parameters(kind: torc
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e30])
 def test_an_example_without_a_finite_gradient_adds_nothing(factor: float) -> None:
-    """Else one example could make a reply not finite, which shows. At 1e30 the norm overflows."""
     param = nn.Parameter(torch.zeros(2))
     x = torch.tensor([[3.0, 4.0], [factor, -factor], [0.3, 0.4]])
     batch = (x, torch.zeros(3))
@@ -224,10 +220,7 @@ def test_each_example_is_in_a_batch_with_probability_q_independently() -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_works_with_every_methods_loss_and_correction(name: str, constants: dict[str, Any], digits: Digits) -> None:
-    """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
-
-    One mean for FedMix, which with DP-SGD draws one for each example.
-    """
+    """Without noise and clipping full batches are the method's own, to rounding (with one mean for FedMix)."""
     federation, method = digits(lr=0.05), make("algorithm", name, constants)
     one_mean = mean_images(federation.data.clients[0:1], FULL, 10, seed=0)
     federation = replace(

@@ -19,7 +19,6 @@ from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Noise
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
@@ -48,10 +47,6 @@ def client_of(act: Act) -> type[FedAvg]:
     return Hostile
 
 
-class Silent(Noise):
-    """Another object in the place of the client's noise."""
-
-
 def in_commons(self: Any, reply: Reply, work: Work, data: ClientData) -> None:
     assert data.commons is not None
     data.commons.x[0] = data.x[0].float()
@@ -62,7 +57,6 @@ KEEPS: dict[str, Act] = {
     "class state (Hostile.stolen)": lambda self, reply, work, data: setattr(type(self), "stolen", data.x.clone()),
     "work (names)": lambda self, reply, work, data: setattr(work, "stolen", data.x.clone()),
     "work (initial)": lambda self, reply, work, data: work.initial.buffer[:1].fill_(float(data.x[0].float().mean())),
-    "work (noise)": lambda self, reply, work, data: setattr(work, "noise", Silent(work.noise.source, *work.noise.key)),
     "work (noise.key)": lambda self, reply, work, data: setattr(work.noise, "key", (0, 0)),
     "work (module)": lambda self, reply, work, data: setattr(work, "module", deepcopy(work.module)),
     "work (rates)": lambda self, reply, work, data: setattr(work, "rates", [float(data.x[0].float().mean())]),
@@ -92,27 +86,16 @@ def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: Digit
     assert not hostile.ledger.uncovered
 
 
-@dataclass(frozen=True)
-class _Looks:
-    nbytes: int = 0
-
-
-def _rows(worker: Worker, shared: _Looks, job: int) -> int:
+def _rows(worker: Worker, shared: Tensor, job: int) -> int:
     clients = worker.data.clients
     return len(clients) + len(clients.store) + clients.store.x.untyped_storage().nbytes() + len(worker.data.own)
 
 
 def test_a_job_of_the_server_has_no_clients(digits: Digits) -> None:
-    class Reads(FedAvg):
-        def merge(self, executor: Executor, state: State, *rest: Any) -> State:
-            return {**super().merge(executor, state, *rest), "seen": torch.tensor(executor.map(_rows, _Looks(), [0]))}
-
-    federation, method = digits(), cast("Any", Reads())
-    assert data(federation.play(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
+    assert digits().serial(FedAvg()).map(_rows, torch.zeros(1), [0]) == [0]
 
 
 def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:
-    """Neither weights nor gradients nor momentum; and its rates are the module's."""
 
     class Looks(FedAvg):
         def client(self, work: Work, *rest: Any) -> Reply:

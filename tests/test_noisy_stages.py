@@ -85,7 +85,6 @@ OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
 def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What decides the images alone is no message."""
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
     stage, start = STAGES[name], clients(20, 40)
     first = noise(stage, start)

@@ -247,7 +247,6 @@ def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Path) -> None:
-    """What was rejected was sent all the same."""
     summaries = []
     for algorithm in ("fedavg", "user_parts:Broken"):
         config = presets.experiment("smoke", "digits", {**SMALL, "algorithm": algorithm})

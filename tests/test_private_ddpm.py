@@ -88,7 +88,6 @@ def test_a_training_is_keyed_and_the_beginning_of_a_longer_one(trained: Mapping[
 
 
 def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() -> None:
-    """Else the noise of one would cancel that of the other."""
 
     def drawn(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
         changed = {f"generator__{name}": value for name, value in change.items()}

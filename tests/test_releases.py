@@ -109,7 +109,6 @@ class Sharing:
 
 
 def test_events_that_can_be_read_once_are_read_once() -> None:
-    """Read twice, they would cover the clients first and cost nothing afterwards."""
     assert list(share(Declares(events=lambda: iter(EVENTS)), dealt(), images()).releases) == list(EVENTS)
     unnamed = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases
     assert stated(unnamed)["overall"] == "none"
@@ -169,7 +168,6 @@ class AmongTheMade(ShuffledSynthetic):
 
 @pytest.mark.parametrize("of", [None, 0])
 def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: int | None) -> None:
-    """And they are those of the clients that hold them, whoever is named."""
     given = dealt()
     shared = share(AmongTheMade(of=of), given, images())
     assert raw(shared.releases) == {1: 3, 3: 3}
@@ -185,7 +183,6 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
 
 
 def test_a_made_row_that_its_client_keeps_is_not_sent() -> None:
-    """Rows 0 and 1 are real, and 2 is made by client 0."""
     kept, owners = [np.array([0, 2]), np.array([1])], np.array([0, 1, 0])
     assert sent(kept, (), np.array([0, 1, 2]), (), owners, 2) == 2
 

@@ -72,7 +72,6 @@ def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path
 def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
     tmp_path: Path, state: Path, file: str, content: str
 ) -> None:
-    """A new salt would release twice at one epsilon."""
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match="lost or damaged"):
         secret.begun(tmp_path, [])
@@ -80,7 +79,6 @@ def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
 
 
 def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
-    """Its rounds since the last checkpoint would leave with other noise, a second time."""
     secret.begun(tmp_path, [])
     names = json.loads((tmp_path / secret.FILE).read_text())
     (tmp_path / "partition.json").write_text(json.dumps({"noise": names["salt"]}))
@@ -109,7 +107,6 @@ def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
 
 
 def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
-    """Nothing that it sends could be told from what secret noise hides."""
     config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
     ready = build.assemble(build.prepare(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
@@ -216,7 +213,6 @@ def test_a_secret_run_that_goes_on_ends_as_if_nothing_had_happened(tmp_path: Pat
 
 @pytest.mark.parametrize("damage", ["removed", "replaced"])
 def test_without_its_salt_a_run_does_not_go_on(damage: str, tmp_path: Path, whole: Path, state: Path) -> None:
-    """With new noise the same rounds would be released twice. A finished run is read all the same."""
     cut = rewound(whole, tmp_path / "cut")
     lines = (cut / "rounds.jsonl").read_bytes()
     (salt,) = state.iterdir()

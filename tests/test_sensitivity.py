@@ -146,13 +146,6 @@ FALSE: dict[str, tuple[Act, str]] = {
 """Of each kind of false claim: the client's act, and what the sentence says."""
 
 
-@pytest.mark.parametrize("plant", FALSE)
-def test_a_false_claim_is_found(plant: str) -> None:
-    act, words = FALSE[plant]
-    with pytest.raises(AssertionError, match=words):
-        what_leaves_a_client_moves_as_declared(Planted(act), LOCAL)
-
-
 class StartsWithTheCounts(FedAvg):
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.counts is not None
@@ -177,15 +170,15 @@ class SharesMeans(FedAvg):
         return Common(Examples(torch.stack(means), torch.zeros(len(means))), 0, events)
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (StartsWithTheCounts(), "the server's counts before round 1 follows"),
-        (SharesMeans(clip=3.0), "before round 1: what left moves by"),
-    ],
-    ids=["start", "share"],
-)
-def test_a_false_claim_before_round_1_is_found(method: FedAvg, words: str) -> None:
+PLANTS = {name: (Planted(act), words) for name, (act, words) in FALSE.items()} | {
+    "start": (StartsWithTheCounts(), "the server's counts before round 1 follows"),
+    "share": (SharesMeans(clip=3.0), "before round 1: what left moves by"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_false_claim_is_found(name: str) -> None:
+    method, words = PLANTS[name]
     with pytest.raises(AssertionError, match=words):
         what_leaves_a_client_moves_as_declared(method, LOCAL)
 

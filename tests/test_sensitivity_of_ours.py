@@ -106,8 +106,6 @@ class Means:
 
 
 class AlsoRealOnes(Means):
-    """Every client gives one of its examples to the next one besides."""
-
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         whole, rows = super().assign(dealt, released), dealt.own.rows
         given = [rows[i - 1][:1] for i in range(len(rows))]
