@@ -179,8 +179,7 @@ def test_the_root_is_one_from_all_noise_to_none(mu: float, delta: float) -> None
 @pytest.mark.parametrize("target", [0.001, 1.0, 1000.0])
 def test_every_allowed_delta_has_its_noise(target: float, delta: float) -> None:
     assert gaussian.epsilon(1 / gaussian.noise_for(target, delta), delta) == pytest.approx(target, rel=1e-6)
-    names = ("dp.delta", "sharing.delta")
-    values = {"sharing.setting": "merf", "sharing.target_epsilon": target, **dict.fromkeys(names, delta)}
+    values = {"sharing.setting": "merf", "sharing.target_epsilon": target, "dp.delta": delta, "sharing.delta": delta}
     choose(values)
     with pytest.raises(UserError, match=r"dp.delta must lie in \[1e-250, 1\)"):
         choose({**values, "dp.delta": 1.0})

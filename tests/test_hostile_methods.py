@@ -92,7 +92,13 @@ def _rows(worker: Worker, shared: Tensor, job: int) -> int:
 
 
 def test_a_job_of_the_server_has_no_clients(digits: Digits) -> None:
-    assert digits().serial(FedAvg()).map(_rows, torch.zeros(1), [0]) == [0]
+    class Reads(FedAvg):
+        def merge(self, executor: Executor, state: State, *rest: Any) -> State:
+            seen = torch.tensor(executor.map(_rows, torch.zeros(1), [0]))
+            return {**super().merge(executor, state, *rest), "seen": seen}
+
+    federation, method = digits(), cast("Any", Reads())
+    assert data(federation.play(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
 
 
 def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:

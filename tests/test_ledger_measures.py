@@ -25,7 +25,6 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.build import assemble, prepare
-from fedcommons.runs.counting import counted
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Flat, flatten
 from fedcommons.testing import Federation
@@ -65,7 +64,6 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
 
 def test_what_is_tried_before_a_run_reads_no_class_counts() -> None:
     ready = assemble(prepare(presets.experiment("smoke", "digits", {"algorithm": "feddm"})))  # tries start
-    counted(ready)
     assert ready.plan.facts.counts_nbytes == 0
 
 

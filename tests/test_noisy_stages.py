@@ -29,7 +29,6 @@ STAGES: dict[str, Any] = {
     "ndpdc": NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=50, width=8),  # at q = 1
 }
 SERVER = "the server without it"
-both = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 
 
 def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: Any = None) -> Dealt:
@@ -136,7 +135,7 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
         secret.kept(run, others_names)
 
 
-@both
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: Any) -> None:
     start = clients(20, 30)
     shared = share(stage, start)

@@ -1,8 +1,7 @@
 """Private steps: a noisy sum is divided by a constant, and what else examples draw is of each example alone.
 
-Divided by the secret size, sum and noise would shrink and grow with who is there, which the accountant does not count
-(arXiv:2605.15648). All examples have the same clipped gradient, of norm C, and there is no noise, so that the result
-shows what a sum was divided by.
+Divided by the secret size of the batch, the noise would depend on its members (arXiv:2605.15648). Here all examples
+have the same clipped gradient, of norm C, and there is no noise: the result shows what a sum was divided by.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -189,10 +189,7 @@ def test_a_made_row_that_its_client_keeps_is_not_sent() -> None:
 
 @dataclass(frozen=True)
 class Beside(ShuffledSynthetic):
-    """Hands two real rows of client 3 to client 0, or into the pool, beside the covered images.
-
-    seen: declares an uncovered event that speaks of so many examples.
-    """
+    """Hands two real rows of client 3 to client 0 or into the pool; ``seen``: those that its own release counts."""
 
     where: str = "received"
     seen: int | None = None
