@@ -1,7 +1,5 @@
 """Epsilons and the noise for a target: against definitions, Opacus, dp-accounting and published tables."""
 
-import subprocess
-import sys
 import warnings
 from math import exp, sqrt
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.stats import norm
@@ -23,8 +20,7 @@ from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
-from fedcommons.sweeping.screen import ending
-from fedcommons.tracking.run_folder import read_config, read_rounds
+from fedcommons.tracking.run_folder import read_config
 
 DELTA = 1e-5
 Q = 256 / 3750
@@ -129,12 +125,6 @@ def test_a_target_beyond_the_largest_noise_is_refused() -> None:
             require_reachable(target, 1.0, 1000, DELTA)
 
 
-@pytest.mark.long
-def test_the_import_of_opacus_lets_the_root_logger_print_nothing() -> None:
-    code = "import logging; from fedcommons.core.accountants import epsilon; epsilon(0.5, 2.0, 3, 1e-5)"
-    subprocess.run([sys.executable, "-c", f"{code}; assert not logging.getLogger().handlers"], check=True)
-
-
 # Steps without sampling are one Gaussian mechanism, and exact
 
 
@@ -189,13 +179,10 @@ def test_the_root_is_one_from_all_noise_to_none(mu: float, delta: float) -> None
 @pytest.mark.parametrize("target", [0.001, 1.0, 1000.0])
 def test_every_allowed_delta_has_its_noise(target: float, delta: float) -> None:
     assert gaussian.epsilon(1 / gaussian.noise_for(target, delta), delta) == pytest.approx(target, rel=1e-6)
-    names = ("dp.delta", "sharing.delta")
-    values = {"sharing.setting": "merf", "sharing.target_epsilon": target, **dict.fromkeys(names, delta)}
+    values = {"sharing.setting": "merf", "sharing.target_epsilon": target, "dp.delta": delta, "sharing.delta": delta}
     choose(values)
-    for name in names:
-        for wrong in (1e-305, 1.0):
-            with pytest.raises(UserError, match=rf"{name} must lie in \[1e-250, 1\)"):
-                choose({**values, name: wrong})
+    with pytest.raises(UserError, match=r"dp.delta must lie in \[1e-250, 1\)"):
+        choose({**values, "dp.delta": 1.0})
 
 
 @pytest.mark.parametrize("delta", [1e-250, 1e-12, 1e-5, 0.4])
@@ -203,12 +190,6 @@ def test_where_there_is_hardly_any_noise_it_is_a_bound_that_is_no_looser_than_ro
     below, above = (gaussian.epsilon(gaussian.MU[1] * by, delta) for by in (1, 1 + 1e-9))
     assert below < above < below * (1 + 1e-5)
     assert gaussian.epsilon(1e9, delta) == pytest.approx(1e18 / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize(("sigma", "steps"), [(0.3, 1), (8.0, 30), (20.0, 5)])
-def test_renyi_accounting_has_a_larger_epsilon_and_not_much_larger(sigma: float, steps: int) -> None:
-    exact = epsilon(1.0, sigma, steps, DELTA)
-    assert exact < by_opacus((1.0, sigma, steps)) < 1.35 * exact + 0.05
 
 
 # dp.target_epsilon: each client has its own noise, and spends the target in all rounds
@@ -222,7 +203,6 @@ PRIVATE = {
 
 @pytest.mark.long
 def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
-    """Clients differ in their sizes and so in their noise; the summary, the frame and the screen show it."""
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
     (table,), sizes = result.summary["privacy"]["mechanisms"]["updates"], prepare(result.experiment).dealt.own.sizes
     assert table["client"] == list(range(len(sizes)))
@@ -233,16 +213,12 @@ def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
     assert spent == result.summary["privacy"]["epsilon_local_training_if_secret"]["of_each_client"]
     assert (table["clip"], table["delta"], set(table["accountant"])) == (5.0, DELTA, {"rdp"})
     assert result.summary["effective"]["dp.noise_multiplier"] == table["sigma"]
-    row, folder, sigmas = load_runs(result.folder).iloc[0], result.folder, set(table["sigma"])
-    assert len(sigmas) > 1
+    row = load_runs(result.folder).iloc[0]
     for name in ("sigma", "q", "steps"):
         assert (row[f"{name}_min"], row[f"{name}_max"]) == (min(table[name]), max(table[name]))
-    (line,) = (x for x in ending(result.summary, read_rounds(folder), 1.0, folder, 120) if x.startswith("noise "))
-    assert f"sigma {min(sigmas):.4g} to {max(sigmas):.4g}" in line
     # the default of the noise multiplier was not used, so no record has it
     assert "dp.noise_multiplier" not in {*row.index, *result.summary["config"]}
-    assert "noise_multiplier" not in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["dp"]
-    assert same_results(read_config(folder), result.experiment) == []
+    assert same_results(read_config(result.folder), result.experiment) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from broken_noise import break_noise
 from torch import Tensor
 
 from fedcommons.audits.directions import Estimate
-from fedcommons.audits.distances import Look
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.audits.pool import WHY, subjects
 from fedcommons.config import presets
@@ -30,7 +29,7 @@ from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
 from fedcommons.sharing.leaving import RAW
 from fedcommons.sharing.stage import Contribution
-from papers.fedssyn.audits import GRID, words
+from papers.fedssyn.audits import GRID
 from papers.fedssyn.noisy_sums import audited
 
 QUICK = {
@@ -94,7 +93,6 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
     sizes = [len(n.examples) for n in found.prepared.needs]
     assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
-    assert found.audited.facts["withheld"] == sum(-(-n // 2) for n in sizes)
     assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
     assert not any(event.covered for event in found.shared.releases)
     assert {event.why for event in found.shared.releases} == {WHY}
@@ -102,18 +100,6 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     whole = made_by(experiment(), mixed, receipt).shared  # whatever the receipt says, copies are raw
     assert whole.disclosed > 0
     assert {RAW} == {name for event in whole.releases if not event.covered for name in event.what}
-
-
-@pytest.mark.parametrize("look", [Look(), Look(-1, 1, True)])
-@pytest.mark.long
-def test_exact_and_moved_copies_are_all_withheld(look: Look) -> None:
-    found = made_by(experiment(sharing__withhold="near_copies"), lambda examples: look.of(examples.x))
-    assert found.audited is not None
-    pixels = found.audited.facts["pixels"]
-    assert pixels["memorised"]
-    assert pixels["identical"] == pixels["near_copies"] == pixels["images"] == found.audited.facts["withheld"]
-    assert (found.shared.p, found.shared.data.pool) == (0, None)  # clients train on their own examples
-    assert found.shared.data.clients.sizes == found.shared.data.own.sizes
 
 
 @pytest.mark.long
@@ -135,11 +121,8 @@ def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
     fields = {"data__validation": 0.0, "generator__rho": 1.0, "sharing__audit": True}
     with pytest.raises(UserError, match=r"sharing.audit needs held-out images of client 0"):
         prepare(experiment(**fields))
-    prepare(experiment(**{**fields, "sharing__audit": False}))
     prepare(experiment(**{**fields, "data__validation": 0.1}))
     prepare(experiment(**{**fields, "generator__rho": 0.5}))
-    with pytest.raises(UserError, match=r"sharing\.withhold"):
-        prepare(experiment(sharing__withhold="near_copys"))
 
 
 @pytest.mark.long
@@ -153,14 +136,11 @@ def test_a_run_of_generators_writes_its_audit_also_when_it_is_resumed(tmp_path: 
     assert written["spaces"]["pixels"]["all"] == summary["audit"]["pixels"]
     of_contributions = sum(need.n for need in prepare(config).needs)  # the images in the pool, not all that were made
     assert summary["audit"]["pixels"]["identical"] == summary["audit"]["pixels"]["images"] == of_contributions
-    assert set(written["spaces"]) == {"pixels", "features"}
-    assert set(written["withheld"]) == {"0", "1", "2", "3"}
     (tmp_path / "run" / "summary.json").unlink()
     assert run(config, tmp_path / "run", resume=True, say=said.append) == summary
     bare = run(experiment(setting="real", sharing__audit=True), tmp_path / "real", say=said.append)
     assert any("no generator makes images" in line for line in said)
     assert "audit" not in bare
-    assert not (tmp_path / "real" / "audit.json").exists()
 
 
 # The sweep
@@ -176,23 +156,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.long
-def test_a_pool_of_copies_is_called_memorised(
-    here: Path, sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str], ModuleType]) -> None:
     argv = [*PARROT, "--shadows", "4", "--canaries", "40", "--out", "out"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--dry-run"]) == 0
     assert not (here / "out").exists()
-    assert "4 generators to train, then 4 shadows and 2 with canaries" in capsys.readouterr().out
     assert sweep.audit_pool(argv) == 0
     record = json.loads((here / "out" / "seed_0.json").read_text())["audit"]
     for space in ("pixels", "features"):
         found = record["spaces"][space]["all"]
-        assert found["memorised"]
-        assert found["near_copies"] == found["images"] == 200
-        assert found["finds"] is None
+        assert (found["memorised"], found["near_copies"], found["images"]) == (True, 200, 200)
     assert record["spaces"]["pixels"]["all"]["identical"] == 200
-    assert set(record["attacks"]) == {"pool"}
     assert record["attacks"]["pool"]["auc"] > 0.8
     e = record["epsilon"]
     assert (e["canaries"], e["guesses"]) == (40, 10)
@@ -202,8 +176,6 @@ def test_a_pool_of_copies_is_called_memorised(
     assert (e["reported"], e["verdict"]) == (None, "no epsilon is reported")
     table = (here / "out" / "audit_pool.md").read_text()
     assert "**memorised**" in table
-    assert "untrained" in words({0: {**record, "validation": 0}}, 4)
-    assert re.search(r"epsilon reported +\| none ", table)
     assert f"| {e['at_least']:.3g} ({e['ceiling']:.3g}) " in table
     for name in ("roc", "pairs"):
         assert (here / "out" / f"audit_pool_{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -213,30 +185,26 @@ def test_a_pool_of_copies_is_called_memorised(
 def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
     here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
-    """A seed of three is the audit that it is alone; a second call only reports, and one of other facts is refused."""
     argv = [*PARROT, "--shadows", "2", "--canaries", "8"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"]) == 0
     one, two = here / "one", here / "two"
     assert (one / "seed_1.json").read_bytes() == (two / "seed_1.json").read_bytes()
-    records = [json.loads((two / f"seed_{seed}.json").read_text())["audit"] for seed in (0, 1)]
-    areas = [record["attacks"]["pool"]["auc"] for record in records]
+    pools = [json.loads((two / f"seed_{n}.json").read_text())["audit"]["attacks"]["pool"] for n in (0, 1)]
+    areas = [pool["auc"] for pool in pools]
     (line,) = (line for line in (two / "audit_pool.md").read_text().splitlines() if "pool: AUC" in line)
     assert line.split("|")[-2].strip() == f"{sum(areas) / 2:.3f} [{min(areas):.3f}, {max(areas):.3f}]"
-    for record in records:
-        curve = record["attacks"]["pool"]["roc"]
-        assert (len(curve), curve[-1]) == (len(GRID), 1)
-        assert curve == sorted(curve)
-        assert float(np.trapezoid(curve, GRID)) == pytest.approx(record["attacks"]["pool"]["auc"], abs=0.02)
+    for pool in pools:
+        assert float(np.trapezoid(pool["roc"], GRID)) == pytest.approx(pool["auc"], abs=0.02)
     with (two / "audit_pool.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["images"] for row in rows if row["group"] == "all"] == ["200"] * 4  # two seeds, two spaces
     with pytest.raises(UserError, match="holds audits already"):
         sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two"])
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in two.glob("seed_*.json")}
+    before = {path: path.stat().st_mtime_ns for path in two.glob("seed_*.json")}
     assert sweep.audit_pool([*argv, "--seeds", "0,1", "--out", "two", "--resume"]) == 0
-    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in two.glob("seed_*.json")}
+    assert before == {path: path.stat().st_mtime_ns for path in two.glob("seed_*.json")}
     with pytest.raises(UserError, match="shadows = 2, and now it is 3"):
         sweep.audit_pool([*argv[:-3], "3", *argv[-2:], "--seeds", "0,1", "--out", "two", "--resume"])
 
@@ -249,13 +217,10 @@ OF_SUMS = ["--sharing", "merf", "--sharing.target_epsilon", "10"]
     [
         (["--seeds", "0,1", "--seed", "2"], "use --seeds instead of 2"),
         (["--setting", "real"], "trains no generators"),
-        (["--shadows", "1"], r"--shadows must lie in \[2, 10000\], got 1"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
         (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
-        ([*OF_SUMS, "--attacked", "10000"], r"--attacked .* got 10000"),
         ([*OF_SUMS[:2], "--sharing.noise_multiplier", "0"], "without noise"),
         ([*OF_SUMS, "--shadows", "5"], "--shadows is for audits of generators"),
-        ([*OF_SUMS, "--resume"], "--resume is for audits of generators"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(
@@ -263,34 +228,6 @@ def test_what_cannot_be_audited_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         sweeps("audit_pool").audit_pool(["--preset", "smoke", *more])
-
-
-HELD_OUT = """
-import torch
-
-def of(label, n):
-    x = torch.randint(0, 256, (200 + n, 1, 8, 8), dtype=torch.uint8)
-    y = torch.arange(200 + n) % 2
-    return (x[:200], y[:200]), (x[200:], y[200:] if label is None else torch.full((n,), label))
-
-def few():
-    return of(None, 3)
-
-def others():
-    return of(2, 10)
-"""
-
-
-@pytest.mark.long
-def test_an_audit_without_held_out_data_is_refused_before_any_work(
-    here: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
-    (here / "theirs.py").write_text(HELD_OUT)
-    argv = ["--preset", "smoke", "--data.validation", "0", "--generator.rho", "1", "--out", "out", "--data.name"]
-    for data, said in (("few", "at least 4 test images.*has 3"), ("others", "held-out images of client 0's classes")):
-        with pytest.raises(UserError, match=said):
-            sweeps("audit_pool").audit_pool([*argv, f"theirs.py:{data}"])
-    assert [path.name for path in (here / "out").glob("*") if not path.name.startswith(".")] == []
 
 
 STAGES = {
@@ -324,7 +261,7 @@ def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, 
         assert summed.noise[0] == pytest.approx(summed.sigma, rel=0.1)
 
 
-@pytest.mark.parametrize(("setting", "name"), [("merf", "half"), ("ndpdc", "half"), ("ndpdc", "the same in each step")])
+@pytest.mark.parametrize(("setting", "name"), [("merf", "half"), ("ndpdc", "the same in each step")])
 @pytest.mark.long
 def test_a_broken_stream_of_secret_noise_is_found(
     sweep: ModuleType, setting: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -336,18 +273,12 @@ def test_a_broken_stream_of_secret_noise_is_found(
     assert of.verdict == "above the reported one"
 
 
-def test_the_sweep_writes_a_line_for_each_seed(
-    sweep: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sweep_writes_a_line_for_each_seed(sweep: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "5", *STAGES["merf"]]
     argv += ["--seeds", "0,1", "--out", str(tmp_path / "out")]
-    assert sweep.audit_pool([*argv, "--dry-run"]) == 0
-    assert "Nothing is trained" in capsys.readouterr().out
     assert sweep.audit_pool(argv) == 0
     text = (tmp_path / "out" / "audit_pool.md").read_text()
-    assert text.startswith("**SMOKE")
     rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
     assert rows == ["0", "1"]
     with pytest.raises(UserError, match="holds an audit already"):
         sweep.audit_pool([*argv, "--sharing.features", "30"])
-    assert (tmp_path / "out" / "audit_pool.md").read_text() == text

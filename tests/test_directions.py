@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedcommons.algorithms.codes import noisy_mean
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
-from fedcommons.audits.lower_bound import apart
 from fedcommons.audits.one_run import bound
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
@@ -53,8 +52,12 @@ def simulated(
     return estimate(scores, inside, gaussian(q, sigma, steps), DELTA)
 
 
-def test_the_interval_of_honest_sums_holds_mu_and_the_ceiling_is_below_what_is_reported() -> None:
+def test_honest_sums_are_rarely_accused_and_their_interval_holds_mu() -> None:
     found = [simulated(seed) for seed in range(100)]
+    assert sum(bool(e.faults) for e in found) <= 5
+    large = [simulated(seed, 4000, 1.0, 2.0, 1) for seed in range(100)]
+    assert sum(bool(e.faults) for e in large) <= 5
+    assert np.quantile([e.epsilon / e.reported for e in large], 0.05) > 0.5
     honest = 0.25 * sqrt(100) / 2
     assert 90 <= sum(e.low <= honest <= e.high for e in found) <= 99
     assert np.mean([e.mu for e in found]) == pytest.approx(honest, abs=0.04)
@@ -63,19 +66,9 @@ def test_the_interval_of_honest_sums_holds_mu_and_the_ceiling_is_below_what_is_r
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma", "steps", "k"),
-    [(0.25, 2.0, 100, 1000), (1.0, 2.0, 1, 4000), (0.33, 2.0, 240, 400), (0.1, 2.0, 10, 1000)],
-)
-def test_honest_sums_are_accused_in_at_most_5_of_100_and_say_half(q: float, sigma: float, steps: int, k: int) -> None:
-    found = [simulated(seed, k, q, sigma, steps) for seed in range(100)]
-    assert sum(bool(e.faults) for e in found) <= 5
-    assert q == 0.1 or np.quantile([e.epsilon / e.reported for e in found], 0.05) > 0.5
-
-
-@pytest.mark.parametrize(
     "fault",
-    [{"noise": 0.0}, {"noise": 0.5}, {"length": 10.0}, {"rate": 0.5}, {"rate": 1.0}],
-    ids=["no noise", "half of the noise", "no clipping", "twice the rate", "batches of everybody"],
+    [{"noise": 0.0}, {"noise": 0.5}, {"length": 10.0}, {"rate": 0.5}],
+    ids=["no noise", "half of the noise", "no clipping", "twice the rate"],
 )
 def test_simulated_faults_are_found_in_20_of_20_seeds(fault: dict[str, float]) -> None:
     for seed in range(20):
@@ -108,13 +101,9 @@ def test_directions_are_orthogonal_and_keyed() -> None:
 
 @pytest.mark.parametrize(
     ("inside", "release"),
-    [
-        ([True, False, False, False], gaussian(1.0, 1.0, 1)),
-        ([True, True, True, False], gaussian(1.0, 1.0, 1)),
-        ([True, True, False, False], Release()),
-        ([True, True, False, False], gaussian(1.0, 1.0, 0)),
-    ],
-)
+    [([True, False, False, False], gaussian(1.0, 1.0, 1)), ([True, True, True, False], gaussian(1.0, 1.0, 1)),
+     ([True, True, False, False], Release())],
+)  # fmt: skip
 def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Release) -> None:
     with pytest.raises(ValueError, match="two directions in, two out and a covered release"):
         estimate(np.arange(4.0), np.array(inside), release, DELTA)
@@ -179,12 +168,6 @@ def test_a_broken_stream_of_secret_noise_is_found(
     assert any("epsilon" in fault for fault in faults)
 
 
-@pytest.mark.slow
-def test_poisson_batches_of_the_local_loop_are_as_right_and_as_wrong() -> None:
-    assert is_right(local(1, k=400, q=0.25, epochs=15))
-    assert local(1, k=400, q=0.25, epochs=15, dp=TWICE).verdict == ABOVE
-
-
 # Single releases
 
 
@@ -208,14 +191,7 @@ def test_a_single_release_reaches_four_fifths_of_what_is_reported() -> None:
     assert found.noise[0] == pytest.approx(1.0, rel=0.05)
 
 
-@pytest.mark.long
-def test_half_of_the_noise_of_a_mean_is_found_in_20_of_20_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_noise(monkeypatch, "half")
-    assert [of_means(seed, 1.0, 100).verdict for seed in range(20)] == [ABOVE] * 20
-
-
 def test_a_private_generator_is_audited_with_secret_noise() -> None:
-    """Its noise is drawn from a cipher's stream, which does not follow from the seed alone."""
     drawn: list[bool] = []
 
     class Fits:
@@ -226,14 +202,11 @@ def test_a_private_generator_is_audited_with_secret_noise() -> None:
             return {1: TrainedGenerator({"x": examples.x})}
 
     few = Examples(torch.zeros(8, 1, 2, 2), torch.arange(8) % 2)
-    bound(cast("Any", Fits()), few, few, 2, 0, lambda generator, weights, images, n, seed: np.arange(len(images)) * 1.0)
+
+    def score(generator: object, weights: object, images: Examples, n: int, seed: int) -> np.ndarray:
+        return np.arange(len(images)) * 1.0
+
+    bound(cast("Any", Fits()), few, few, 2, 0, score)
     assert drawn == [True, True]
-
-
-@pytest.mark.parametrize(("one", "other"), [(1.4142, 1.4143), (1.5, 1.25), (0.1 + 0.2, 0.3), (inf, 2.0)])
-def test_two_numbers_that_differ_are_not_written_alike(one: float, other: float) -> None:
-    texts = apart(one, other)
-    assert texts[0] != texts[1]
-    assert [float(text) for text in texts] == pytest.approx([one, other], rel=1e-2)
-    if abs(one - other) > 0.1:
-        assert texts == (f"{one:.3g}", f"{other:.3g}")
+    with pytest.raises(ValueError, match=r"at least 4 canaries .* got 3"):
+        bound(cast("Any", Fits()), few, few[:3], 2, 0, score)

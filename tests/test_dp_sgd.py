@@ -1,6 +1,6 @@
 """DP-SGD: clipping, noise and Poisson batches as the accountant supposes them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from math import sqrt
@@ -16,15 +16,13 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import IGNORED_BY_RESULTS, override
+from fedcommons.config.flat import override
 from fedcommons.config.parts import make
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.rounds import Standing
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import Federation, LeastSquares
@@ -66,10 +64,6 @@ def _moved(local: LocalSGD, work: Work, rows: ClientData, seed: int = 0) -> Tens
 
 def _gradient(dp: DPSGD, work: Work, rows: ClientData, lr: float) -> Tensor:
     return -_moved(LocalSGD(1, FULL, dp=dp), work, rows) / lr
-
-
-def _ends(federation: Federation, algorithm: Algorithm, rounds: int, participation: float = 1.0) -> Standing:
-    return federation.play(algorithm, federation.plan(rounds, participation))[-1][0]
 
 
 def test_the_weights_of_examples_are_in_their_losses(digits: Digits) -> None:
@@ -122,10 +116,7 @@ def test_the_gradients_of_examples_are_those_of_opacus() -> None:
 
 @pytest.mark.parametrize("batch_size", [FULL, 10, 4])
 def test_noise_has_mean_zero_and_standard_deviation_sigma_c_over_b(batch_size: int) -> None:
-    """40,000 draws, at the standard errors of mean and deviation; B is the expected size of the batch, not the drawn.
-
-    Over several steps, whose noise is independent: the variances add up.
-    """
+    """B is the expected size of the batch, not the drawn one; over several steps the variances add up."""
     dim, n, lr = 40_000, 10, 0.5
     work = Work(_Flat(dim, lr), torch.device("cpu"))
     moved = _moved(LocalSGD(2, batch_size, dp=DPSGD(noise_multiplier=3.0, clip=0.7)), work, _rows(n))
@@ -143,8 +134,7 @@ def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     federation = digits(dropout=0.3)
     local, rows = LocalSGD(2, 5, augment=True, dp=DPSGD(1.0, 1.0)), federation.data.clients[1]
     work = federation.work()
-    first, again, other = (_moved(local, work, rows, seed) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
+    first, other = (_moved(local, work, rows, seed) for seed in (1, 2))
     assert torch.equal(first, _moved(local, federation.work(), rows, 1))
     assert not torch.equal(first, other)
     quiet = _moved(replace(local, dp=DPSGD(0.0, 1.0)), work, rows, 1)
@@ -174,35 +164,8 @@ def test_two_experiments_of_one_seed_share_no_noise(digits: Digits) -> None:
         noise(dp__noise_multiplier=2.0),
     ):  # fmt: skip
         assert abs(float(F.cosine_similarity(first, value, dim=0))) < 4 / sqrt(2000)
-    ignored: dict[str, object] = dict.fromkeys(IGNORED_BY_RESULTS) | {
-        "artifacts": "elsewhere", "storage": "bucket", "data.dir": "d", "data.download": True,
-        "federation.executor": "ray_actors", "federation.actors": 1, "federation.checkpoint_every": 1,
-        "federation.memory_mb": 2.0, "federation.gpus_per_actor": 0.5, "tracking.wandb": "off",
-        "tracking.project": "x", "tracking.group": "y",
-        "client.momentum": 0, "dp.clip": 5,  # numbers that are equal to the defaults, as integers
-        "federation.rounds": 7,  # a longer run begins as a shorter one
-    }  # fmt: skip
-    assert None not in ignored.values()
-    assert torch.equal(first, noise(**{name.replace(".", "__"): value for name, value in ignored.items()}))
-
-
-def test_the_noise_and_the_batches_of_two_steps_are_other_ones() -> None:
-    work, rows = Work(_Flat(2000), torch.device("cpu")), replace(_rows(20), x=torch.arange(20.0)[:, None])
-    noise: list[np.ndarray] = []
-    batches: list[set[float]] = [set() for _ in range(10)]
-
-    def loss(batch: tuple[Tensor, ...], step: int) -> Tensor:
-        batches[step].add(batch[0].item())
-        return (0 * work.named["w"]).sum()
-
-    def add_to_grad(params: Mapping[str, nn.Parameter]) -> None:
-        assert params["w"].grad is not None
-        noise.append(params["w"].grad.numpy().copy())
-
-    local = LocalSGD(2, 4, dp=DPSGD(1.0, 1.0))
-    local.run(work, work.initial, rows, 0, loss=loss, add_to_grad=add_to_grad)
-    assert np.abs(np.corrcoef(np.stack(noise)) - np.eye(10)).max() < 5 / sqrt(2000)
-    assert len({frozenset(batch) for batch in batches}) == 10
+    # where and how it runs decides nothing; 5 is the default 5.0; and a longer run begins as a shorter one
+    assert torch.equal(first, noise(artifacts="elsewhere", federation__actors=1, dp__clip=5, federation__rounds=7))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -225,7 +188,6 @@ def test_noise_is_added_once_to_the_sum_in_the_type_of_the_parameters(kind: torc
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e30])
 def test_an_example_without_a_finite_gradient_adds_nothing(factor: float) -> None:
-    """Else one example could make a reply not finite, which shows. At 1e30 the norm overflows."""
     param = nn.Parameter(torch.zeros(2))
     x = torch.tensor([[3.0, 4.0], [factor, -factor], [0.3, 0.4]])
     batch = (x, torch.zeros(3))
@@ -258,15 +220,13 @@ def test_each_example_is_in_a_batch_with_probability_q_independently() -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_works_with_every_methods_loss_and_correction(name: str, constants: dict[str, Any], digits: Digits) -> None:
-    """Without noise and clipping full batches are the method's own, to rounding; with them the model is finite.
-
-    One mean for FedMix, which with DP-SGD draws one for each example.
-    """
+    """Without noise and clipping full batches are the method's own, to rounding (with one mean for FedMix)."""
     federation, method = digits(lr=0.05), make("algorithm", name, constants)
     one_mean = mean_images(federation.data.clients[0:1], FULL, 10, seed=0)
     federation = replace(
         federation, data=replace(federation.data, clients=federation.data.clients.with_commons(one_mean))
     )
-    ours, theirs = (_ends(federation.training(LocalSGD(2, FULL, dp=dp)), method, 2) for dp in (SILENT, None))
+    both = (federation.training(LocalSGD(2, FULL, dp=dp)) for dp in (SILENT, None))
+    ours, theirs = (each.play(method, each.plan(2))[-1][0] for each in both)
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=5e-5)
     assert (theirs.model.buffer - federation.model.buffer).abs().max() > 1e-2

@@ -1,7 +1,7 @@
 """The ledger of runs: metrics stay with the experimenter, class counts are a release, all rounds add up; FedDM."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,16 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
 from fedcommons.core.accountants import composed, epsilon
-from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint
-from fedcommons.runs import experiment
 from fedcommons.runs.build import assemble, prepare
-from fedcommons.runs.counting import counted
 from fedcommons.runs.experiment import run
-from fedcommons.tensors import Flat, Payload, flatten
+from fedcommons.tensors import Flat, flatten
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
@@ -40,76 +36,35 @@ COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 
 
-@dataclass(frozen=True)
+def late_by_counts(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
+    assert facts.counts is not None
+    return {i: 0.0 for i in joined if facts.counts()[i, 0]}
+
+
 class Asks(FedAvg):
-    """It reads class counts in ``start``; ``later``: when the server merges, by the facts that it has kept."""
-
-    later: bool = False
-
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.counts is not None
-        if self.later:
-            object.__setattr__(self, "_facts", facts)
-            return {"model": model}
         return {"model": model, "counts": facts.counts()}
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        after = super().merge(executor, state, total, replies, round, seed)
-        if self.later and round == 2:
-            self._facts.counts()  # pyright: ignore[reportAttributeAccessIssue]
-        return after
-
-
-@dataclass(frozen=True)
-class LateByCounts:
-    def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
-        assert facts.counts is not None
-        return {i: 0.0 for i in joined if facts.counts()[i, 0]}
 
 
 @pytest.mark.long
 def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
-    for method, late in ((Asks(), None), (FedAvg(), LateByCounts())):
+    for method, late in ((Asks(), None), (FedAvg(), late_by_counts)):
         played = federation.play(method, plan := federation.plan(3, late=late))
         for now, _ in played:
             assert now.ledger.uncovered == {COUNTS: 5}
             assert now.ledger.of_all(0, 1e-5) is None
             assert now.traffic.once == 5 * 10 * 8
         assert plan.facts.counts_nbytes == 400
-    later = federation.play(Asks(later=True), federation.plan(3))
-    assert [now.ledger.uncovered for now, _ in later] == [{}, {COUNTS: 5}, {COUNTS: 5}]
-    assert [now.traffic.once for now, _ in later] == [0, 400, 400]
     quiet = federation.play(FedAvg(), federation.plan(2))[-1][0]
     assert quiet.ledger.uncovered == {}
     assert quiet.traffic.once == 0
 
 
-@pytest.mark.long
-def test_the_ledger_rests_in_checkpoints_and_class_counts_are_not_sent_again(digits: Digits, tmp_path: Path) -> None:
-    federation = digits().training(PRIVATE)
-    first, plan = federation.plan(3), federation.plan(3)
-    start = replace(federation.start(Asks(), first), ledger=Ledger.of([Release(1, ("images",))]))
-    whole = federation.play(Asks(), first, start=start)
-    checkpoint.save(tmp_path, whole[0][0])
-    federation.start(Asks(), plan)  # a resumed run begins as a new one does
-    rest = federation.play(Asks(), plan, start=checkpoint.load_latest(tmp_path))
-    assert rest[-1][0].ledger.uncovered == {"images": 1, COUNTS: 5}
-    assert [now.ledger for now, _ in rest] == [now.ledger for now, _ in whole[1:]]
-    assert [now.traffic for now, _ in rest] == [now.traffic for now, _ in whole[1:]]
-
-
-def test_what_is_tried_before_a_run_reads_no_class_counts(tmp_path: Path) -> None:
-    fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
-    config = presets.experiment("smoke", "digits", fields)
-    ready = assemble(prepare(config))  # tries start
+def test_what_is_tried_before_a_run_reads_no_class_counts() -> None:
+    ready = assemble(prepare(presets.experiment("smoke", "digits", {"algorithm": "feddm"})))  # tries start
     assert ready.plan.facts.counts_nbytes == 0
-    counted(ready)
-    summary = run(config, tmp_path / "run", say=lambda _: None)
-    n = ready.plan.facts.n_clients
-    assert sum(line.startswith(COUNTS) for line in summary["privacy"]["uncovered"]) == 1
-    assert f"{COUNTS}, released {n} times" in " ".join(summary["privacy"]["uncovered"])
-    assert read_rounds(tmp_path / "run")[0]["comm/once_bytes"] == n * 10 * 8
 
 
 def test_the_epsilon_of_rounds_is_that_of_updates_and_of_what_they_put_into_a_commons() -> None:
@@ -128,36 +83,14 @@ def test_the_epsilon_of_rounds_is_that_of_updates_and_of_what_they_put_into_a_co
     assert only_updates.largest_of_rounds(1e-5) == epsilon(0.5, 1.0, 3, 1e-5)
 
 
-def test_a_ledger_of_an_earlier_version_is_read() -> None:
-    record: Mapping[str, Any] = Ledger().after([Release(2, ("delta",))]).record()
-    assert read({name: value for name, value in record.items() if name not in ("before", "outlived")}) == read(record)
-    old = {name: value for name, value in record.items() if name not in ("leaks", "exposed")}
-    assert read(old).largest_of_rounds(1e-5) is None  # it does not tell whose training was not covered
-    assert read({**old, "updates": Ledger().record()["updates"]}).largest_of_rounds(1e-5) == 0.0
-
-
-def _with_a_gradient(work: Any, data: Any, reply: Any) -> Any:
-    work.gradient(work.initial, data)
-    return reply
-
-
-LEAKS: dict[str, Callable[..., Any]] = {
-    "undeclared": lambda work, data, reply: replace(reply, each={"more": torch.ones(2)}),
-    "withdrawn": lambda work, data, reply: replace(reply, releases=[Release(what=("delta",))]),
-    "gradient": _with_a_gradient,
-}
-
-
-@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS)
-def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
-    leak: Callable[..., Any], digits: Digits
-) -> None:
-    """Client 1, of 16 examples, sends in round 2 what no noise covers."""
+def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(digits: Digits) -> None:
+    """Client 1, of 16 examples, releases in round 2 a gradient without noise."""
 
     class Leaks(FedAvg):
         def client(self, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
-            reply = super().client(work, message, memory, data, round, seed)
-            return leak(work, data, reply) if round == 2 and len(data) == 16 else reply
+            if round == 2 and len(data) == 16:
+                work.gradient(work.initial, data)
+            return super().client(work, message, memory, data, round, seed)
 
     federation = digits().training(PRIVATE)
     ledgers = [now.ledger for now, _ in federation.play(Leaks(), federation.plan(3))]
@@ -172,7 +105,6 @@ def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(
 
 
 def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
-    """In the summary, rounds.jsonl and frames."""
     fields = {"algorithm": "fedproto", "evaluate.clients": True, "federation.buffers": "keep", "dp.local": True}
     few = {"federation.rounds": 1, "data.limit": 60, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
     config = presets.experiment("smoke", "digits", {**few, **fields})
@@ -180,9 +112,7 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
     spent, column = summary["privacy"]["epsilon_local_training_if_secret"], "privacy/epsilon_local_training_if_secret"
     assert spent == {"largest": None, "of_each_client": [None] * summary["n_clients"]}
     assert [line[column] for line in read_rounds(tmp_path / "run")] == [0.0, None]
-    row = load_runs(tmp_path).iloc[0]
-    assert "epsilon_local_training_if_secret" not in row
-    assert column not in row
+    assert "epsilon_local_training_if_secret" not in load_runs(tmp_path).iloc[0]
     assert load_rounds(tmp_path)[column].isna().tolist() == [False, True]
 
 
@@ -215,34 +145,31 @@ def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: Di
 def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
     fields = {"algorithm": "feddm", "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
     config = presets.experiment("smoke", "digits", {**fields, "sharing.setting": "raw_copies", "sharing.c": 0.5})
-    assert experiment.run(config, tmp_path / "run", say=lambda _: None)["disclosed"] == 1
+    summary = run(config, tmp_path / "run", say=lambda _: None)
+    assert summary["disclosed"] == 1
+    assert f"{COUNTS}, released {summary['n_clients']} times" in " ".join(summary["privacy"]["uncovered"])
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"feddm.radius": 0.0}, ["feddm.radius", "(0, 1e38]", "got 0"]),
-        ({"feddm.ipc": 11}, ["feddm.ipc", "feddm.least = 10", "got 11"]),
-        ({"feddm.init": "nois"}, ["feddm.init", "'noise'"]),
-        ({"dp.local": True}, ["dp.local", "feddm.init noise"]),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, ["feddm.sigma 0"]),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, ["feddm.iterations of at least 1"]),
-        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, ["feddm.sigma must be 0"]),
-        ({"feddm.least": 70, "partition.name": "iid", "partition.n_clients": 2}, ["feddm.least = 70 images of class"]),
+        ({"feddm.ipc": 11}, r"feddm\.ipc .*feddm\.least = 10 .*got 11"),
+        ({"dp.local": True}, r"dp\.local .*feddm\.init noise"),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, r"feddm\.sigma 0"),
+        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, r"feddm\.iterations of at least 1"),
+        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, r"feddm\.sigma must be 0"),
     ],
 )
-def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(UserError) as error:
+def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
-    assert all(word in str(error.value) for word in words), str(error.value)
     FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
 
 
 def test_a_class_that_no_client_sends_is_refused() -> None:
     store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
     two, model = Clients(store, [np.arange(21), np.arange(21, 31)]), flatten({"w": torch.zeros(2)})
-    for n_classes in (3, 4):  # of the fourth there is nothing to be seen
-        facts = Facts(2, [21, 10], 1, counts=partial(two.counts, n_classes))
-        FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
-        with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
-            FedDM(least=7).start(model, facts, 0)
+    facts = Facts(2, [21, 10], 1, counts=partial(two.counts, 3))
+    FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
+    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+        FedDM(least=7).start(model, facts, 0)

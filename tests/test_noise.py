@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
 from math import cos, log, pi, sin, sqrt
@@ -135,22 +136,12 @@ def test_the_stream_is_chacha20() -> None:
     stream = bytes.fromhex(BLOCKS)
     words = [int.from_bytes(stream[k : k + 8], "little") >> 11 for k in range(0, 128, 8)]
     assert CipherStream(bytes(32)).random(16).tolist() == [word / 2**53 for word in words]
-    assert CipherStream(bytes(32)).standard_normal(4).tolist() == pytest.approx(slowly(stream, 4), abs=1e-13)
-    one = CipherStream(KEY)  # a stream is read on, and a key decides it
+    normal = CipherStream(bytes(32)).standard_normal((2, 2), dtype=np.float32)
+    assert normal.dtype == np.float64  # or better than asked for
+    assert normal.tolist() == [pytest.approx(row, abs=1e-13) for row in np.reshape(slowly(stream, 4), (2, 2)).tolist()]
+    one = CipherStream(KEY)  # a stream is read on
     assert np.concatenate([one.random(3), one.random(5)]).tolist() == CipherStream(KEY).random(8).tolist()
     assert not set(one.standard_normal(8)) & set(one.standard_normal(8))
-    flipped = bytes([KEY[0] ^ 1, *KEY[1:]])
-    assert not set(CipherStream(flipped).random(1000)) & set(CipherStream(KEY).random(1000))
-
-
-def test_normal_numbers_are_those_of_a_slow_loop_in_any_shape() -> None:
-    stream = (CipherStream(KEY).random(4 * 30) * 2**53).astype(np.uint64) << np.uint64(11)
-    wanted = slowly(stream.astype("<u8").tobytes(), 30)
-    for size in (30, (5, 6)):
-        found = CipherStream(KEY).standard_normal(size, dtype=np.float32)
-        assert found.dtype == np.float64  # or better than asked for
-        assert found.shape == (size if isinstance(size, tuple) else (size,))
-        assert found.ravel().tolist() == pytest.approx(wanted, abs=1e-13)
 
 
 @pytest.mark.parametrize("kind", ["random", "standard_normal"])
@@ -211,35 +202,15 @@ def test_a_salt_is_a_file_that_only_its_user_reads(state: Path) -> None:
     assert [path.name for path in files] == sorted(["artifact-key", *(f"run-{salts.name_of(s)}" for s in made[:2])])
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert {path.read_bytes() for path in files} == {*made}
-    before = [(path.stat().st_mtime_ns, path.stat().st_ino) for path in files]  # what is there is read alone
     assert salts.of_run(salts.name_of(made[0]), Path("run")) == made[0]
     assert salts.of_artifact("key") == made[2]
-    assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(state.iterdir())] == before
 
 
-def test_processes_that_need_a_salt_at_the_same_time_get_the_same_one(state: Path, tmp_path: Path) -> None:
-    """Twenty times four of them: the second one takes the first one's."""
-    start, out = os.pipe(), tmp_path / "out"
-    out.mkdir()
-    children = []
-    for number in range(4):
-        if not (child := os.fork()):
-            try:
-                os.close(start[1])
-                os.read(start[0], 1)  # until all are there
-                found = [salts.of_artifact(f"key {k}").hex() for k in range(20)]
-                (out / str(number)).write_text("\n".join(found))
-            finally:
-                os._exit(0)
-        children.append(child)
-    os.close(start[0])
-    os.close(start[1])
-    for child in children:
-        os.waitpid(child, 0)
-    found = [path.read_text() for path in out.iterdir()]
-    assert len(found) == 4
-    assert len(set(found)) == 1
-    assert len(list(state.iterdir())) == len(set(found[0].split())) == 20
+def test_workers_that_need_a_salt_at_the_same_time_get_the_same_one(state: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(salts.of_artifact, [f"key {k // 4}" for k in range(80)])]
+    assert [len(set(found[k : k + 4])) for k in range(0, 80, 4)] == [1] * 20
+    assert len(set(found)) == len(list(state.iterdir())) == 20
 
 
 def a_link(path: Path) -> None:
@@ -247,12 +218,9 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def in_its_place(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return damage
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
 
 
 def another_users(path: Path) -> None:
@@ -263,12 +231,9 @@ def another_users(path: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "read by others": lambda path: path.chmod(0o640),
     "a link": a_link,
-    "a broken link": in_its_place(lambda path: path.symlink_to("nowhere")),
-    "a folder": in_its_place(lambda path: path.mkdir(mode=0o700)),
-    "a pipe": in_its_place(lambda path: os.mkfifo(path, 0o600)),
+    "a pipe": a_pipe,
     "another user's": another_users,
 }
 
@@ -286,45 +251,11 @@ def test_a_file_that_is_no_salt_is_refused(name: str, state: Path) -> None:
             ask()
 
 
-def test_what_cannot_be_written_or_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_nobody: Callable[..., None]
-) -> None:
+def test_a_salt_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    sentence = "dp.noise secret keeps its salt in .*, which cannot be written .*FEDCOMMONS_STATE"
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=r"cannot be written .*FEDCOMMONS_STATE"):
         salts.new()
-
-    def ask() -> None:
-        os.environ["FEDCOMMONS_STATE"] = str(tmp_path / "closed")
-        for make in (salts.new, lambda: salts.of_artifact("key")):
-            with pytest.raises(UserError, match=sentence):
-                make()
-        os.environ["FEDCOMMONS_STATE"] = str(tmp_path / "open" / "mine")
-        salts.of_artifact("key")
-        (salts.folder() / "artifact-key").chmod(0)
-        with pytest.raises(UserError, match="cannot be read"):
-            salts.of_artifact("key")
-
-    for name, mode in (("open", 0o777), ("closed", 0o555)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(mode)
-    for folder in (tmp_path, *(of for of in tmp_path.parents if of.name.startswith(("pytest-", "popen-")))):
-        folder.chmod(0o755)
-    as_nobody(ask)
-
-
-def test_the_state_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert salts.folder() == tmp_path / "state" / "salts"
-    monkeypatch.delenv("FEDCOMMONS_STATE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert salts.folder() == tmp_path / "xdg" / "fedcommons" / "salts"
-    for ignored in ("relative/folder", ""):  # as the standard says
-        monkeypatch.setenv("XDG_STATE_HOME", ignored)
-        assert salts.folder() == tmp_path / "home" / ".local" / "state" / "fedcommons" / "salts"
-    monkeypatch.setenv("FEDCOMMONS_STATE", "~/mine")
-    assert salts.folder() == tmp_path / "home" / "mine" / "salts"
 
 
 def test_noise_hides_one_value_once() -> None:

@@ -1,6 +1,6 @@
 """What the stages with noise of their own promise, FedMERF and NDPDC: noise, salts, epsilons and refusals."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ from fedcommons.core.salts import name_of
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.condensation import Networks, Sender
 from fedcommons.runs import build, experiment, secret
 from fedcommons.seeds import generator
-from fedcommons.sharing import merf, ndpdc
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
@@ -31,7 +29,6 @@ STAGES: dict[str, Any] = {
     "ndpdc": NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=50, width=8),  # at q = 1
 }
 SERVER = "the server without it"
-both = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 
 
 def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: Any = None) -> Dealt:
@@ -42,25 +39,15 @@ def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: 
     return Dealt(Clients(examples, np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
 
 
-class Rounded(Fourier):
-    """It rounds otherwise."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x) * (1 + 1e-6)
-
-
-def message(stage: Any, start: Dealt, client: int = 0, step: int = 0, is_rounded: bool = False) -> Tensor:
-    """What a client sends: once, or in each step. is_rounded: another computer rounds the exact sum otherwise."""
+def message(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    """What a client sends: once, or in each step."""
     if isinstance(stage, MERF):
-        phi: Any = stage.phi(start)
-        return stage.message(start, client, Rounded(phi.w) if is_rounded else phi).values
-    network, by = stage.networks(start).at(step), 1 + 1e-6 * is_rounded
-    return stage.sender(start, client).message(lambda x, y: network(x, y) * by, step).values
+        return stage.message(start, client, stage.phi(start)).values
+    return stage.sender(start, client).message(stage.networks(start).at(step), step).values
 
 
-def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0, is_rounded: bool = False) -> Tensor:
-    exact = message(replace(stage, noise_multiplier=0.0), start, client, step, is_rounded)
-    return message(stage, start, client, step, is_rounded) - exact
+def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+    return message(stage, start, client, step) - message(replace(stage, noise_multiplier=0.0), start, client, step)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +84,6 @@ OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
 def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What decides the images alone is no message."""
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
     stage, start = STAGES[name], clients(20, 40)
     first = noise(stage, start)
@@ -123,23 +109,12 @@ class LouderNDPDC(NDPDC):
         return 1.003 * super().sigma(n, classes)
 
 
-class OtherRate(NDPDC):
-    def rate(self, n: int, classes: int) -> float:
-        return 0.999
-
-
 class OtherFeatures(MERF):
     def phi(self, dealt: Dealt) -> Features:
         return Fourier(super().phi(dealt).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class OtherNetworks(NDPDC):
-    def networks(self, dealt: Dealt) -> Networks:
-        networks = super().networks(dealt)
-        return replace(networks, seed=networks.seed + 1)
-
-
-@pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, OtherRate, OtherFeatures, OtherNetworks, MERF, NDPDC])
+@pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, OtherFeatures])
 def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
     version: type[MERF] | type[NDPDC], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,14 +122,9 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
     stage = STAGES["merf" if issubclass(version, MERF) else "ndpdc"]
     other, start = version(**vars(stage)), clients(20, is_secret=True)
     first, names = noise(stage, start), [*map(name_of, stage.salts(start))]
-    # else the classes in which nothing differs would be those that a client does not hold
-    assert (first - noise(stage, start, is_rounded=True)).std() > 1.2
     (run := tmp_path / "run").mkdir()
     secret.begun(run, names)
     assert secret.kept(run, [*map(name_of, stage.salts(start))])
-    if type(stage) is version:
-        for module in (merf, ndpdc):
-            monkeypatch.setattr(module, "DRAWS", module.DRAWS + 1)
     if version in (LouderMERF, LouderNDPDC):  # seeded noise hides nothing, so it need not change, and results stay
         seeded = clients(20)
         assert torch.allclose(1.003 * noise(stage, seeded), noise(other, seeded), rtol=0, atol=1e-4)
@@ -165,7 +135,7 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
         secret.kept(run, others_names)
 
 
-@both
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: Any) -> None:
     start = clients(20, 30)
     shared = share(stage, start)
@@ -180,44 +150,22 @@ def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: A
     assert silent.views == {}
 
 
-@dataclass(frozen=True)
-class HalfOfMERF(MERF):
-    def sigma_of_each(self, n_clients: int) -> float:
-        return super().sigma_of_each(n_clients) / 2
-
-
-@dataclass(frozen=True)
-class HalfOfNDPDC(NDPDC):
-    def sender(self, dealt: Dealt, client: int) -> Sender:
-        sender = super().sender(dealt, client)
-        return Sender(sender.own, sender.n_classes, sender.q, sender.sigma / 2, sender.draws)
-
-
 FEW: dict[str, Any] = {"features": 40, "per_class": 2, "steps": 3, "noise_multiplier": 3.0}
 STEPS: dict[str, Any] = {"iterations": 3, "per_class": 2, "batch": 2, "width": 8, "noise_multiplier": 3.0}
 
 
-@pytest.mark.parametrize(
-    ("stage", "keeps"),
-    [(MERF(**FEW), True), (NDPDC(**STEPS), True), (NDPDC(**STEPS | {"batch": 50}, augment="translation"), True),
-     (MERF(**FEW, noise="summed"), False), (HalfOfMERF(**FEW), False), (HalfOfNDPDC(**STEPS), False)],
-    ids=lambda value: type(value).__name__,
-)  # fmt: skip
-def test_what_leaves_moves_no_more_than_is_stated(stage: Any, keeps: bool) -> None:
+def test_what_leaves_moves_no_more_than_is_stated() -> None:
     """A message with summed noise is hidden by less than is stated of the sum."""
-    if keeps:
-        check_stage(stage)
-    else:
-        with pytest.raises(AssertionError, match=type(stage).__name__):
-            check_stage(stage)
+    check_stage(NDPDC(**STEPS | {"batch": 50}, augment="translation"))
+    with pytest.raises(AssertionError, match="MERF"):
+        check_stage(MERF(**FEW, noise="summed"))
 
 
 @pytest.mark.parametrize(
     ("stage", "before", "n", "factor"),
-    [(MERF(noise_multiplier=0.3, features=2000), "features is ", 3000, sqrt(2) / 300),
-     (MERF(noise_multiplier=0.3, features=2000, noise="summed"), "features is ", 3000, sqrt(2) / 300),
+    [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "features is ", 3000, sqrt(2) / 300),
      (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class is ", 60, 1 / 6)],
-    ids=["merf", "summed", "ndpdc"],
+    ids=STAGES,
 )  # fmt: skip
 def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, n: int, factor: float) -> None:
     start = clients(20, 40, n=n)
@@ -238,18 +186,13 @@ OF_RUN: dict[str, dict[str, Any]] = {"merf": {"sharing.noise": "summed", "sharin
 @pytest.mark.long
 @pytest.mark.parametrize("name", STAGES)
 def test_a_run_states_its_epsilon_and_what_each_party_sees(name: str, tmp_path: Any) -> None:
-    messages: list[str] = []
     config = choose({**RUN, **OF_RUN[name], "sharing.setting": name})
-    result = experiment.run(config, tmp_path / "run", say=messages.append)["privacy"]
-    assert messages[0].startswith(f"{name}: ")  # before images are fitted
+    result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     assert result["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)
-    assert "noisy sums of features" in result["in_words"][0]
     if name == "merf":
         assert result["pool_epsilon_of_each_view_if_secret"][SERVER] == pytest.approx(7.539, abs=1e-3)
         assert result["pool_epsilon_of_each_view"] is None
-        (closer,) = [line for line in result["uncovered"] if "what these would see" in line]
-        assert "the server without it (epsilon 7.539)" in closer
-        assert "secure aggregation" not in closer
+        assert any("the server without it (epsilon 7.539)" in line for line in result["uncovered"])
 
 
 @pytest.mark.long
@@ -263,9 +206,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
     assert not any("what these would see" in line for line in result["uncovered"])
-    salts = build.prepare(config).salts
-    assert len(salts) == 10
-    assert secret.kept(tmp_path / "run", salts)
+    assert secret.kept(tmp_path / "run", build.prepare(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()
     with pytest.raises(UserError, match="salts are lost"):
@@ -275,13 +216,11 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        *((name, values, words) for name in STAGES for values, words in (
-            ({"target_epsilon": None}, "not neither"), ({"noise_multiplier": 1.0}, "not both"),
-            ({"delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
-            ({"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"))),
+        ("merf", {"target_epsilon": None}, "not neither"),
+        ("ndpdc", {"delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
+        ("merf", {"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"),
         ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
         ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
-        ("merf", {"norm_bias": False}, r"sharing\.norm_bias .*generator"),
         ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
     ],
 )  # fmt: skip
@@ -310,15 +249,13 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
 @pytest.mark.parametrize(
     ("stage", "start", "words"),
     [
-        *((stage, clients(x=lambda x: x.float()), "uint8") for stage in STAGES.values()),
+        (STAGES["merf"], clients(x=lambda x: x.float()), "uint8"),
         *((stage, replace(clients(), n_classes=None), "no classes") for stage in STAGES.values()),
         (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
-        (STAGES["ndpdc"], clients(x=lambda x: x.flatten(1)), r"\(C, H, W\)"),
         (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2"),
     ],
 )
 def test_other_examples_are_refused(stage: Any, start: Dealt, words: str) -> None:
-    STAGES["merf"].check_dealt(clients(x=lambda x: x.flatten(1)))
     STAGES["ndpdc"].check_dealt(clients(x=lambda x: x[..., :2, :2].contiguous()))
     with pytest.raises(UserError, match=words):
         stage.check_dealt(start)

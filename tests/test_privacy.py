@@ -71,8 +71,6 @@ def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(ba
     assert said["epsilon_of_messages"] is None
     assert said["epsilon_local_training"]["largest"] == epsilon(0.25, 1.0, 8, 1e-5)
     assert "released 1 time " in said["uncovered"][-1]
-    plain = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)  # without DP-SGD there is none
-    assert plain["epsilon_local_training"] is plain["epsilon_of_messages"] is None
 
 
 def test_what_was_given_away_is_the_most_of_one_event_and_nothing_that_noise_covers() -> None:
@@ -249,7 +247,6 @@ def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Path) -> None:
-    """What was rejected was sent all the same."""
     summaries = []
     for algorithm in ("fedavg", "user_parts:Broken"):
         config = presets.experiment("smoke", "digits", {**SMALL, "algorithm": algorithm})
@@ -274,17 +271,9 @@ def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
         assert seeded[name] is None
         assert seeded[f"{name}_if_secret"] == earned[name] != 0
     assert (earned["overall"], seeded["overall"]) == (earned["epsilon_of_messages"], "none")
-    shared, whole = earned["pool_epsilon_max"], earned["overall"]
-    assert all(f"{shared:.4g} at delta = 1e-05" in told["in_words"][0] for told in (earned, seeded))
-    assert all(f"{whole:.4g} at delta = 1e-05" in told["in_words"][1] for told in (earned, seeded))
-    assert "would be" not in earned["in_words"][1]
     assert all("if the noise were secret" in line and "none" in line for line in seeded["in_words"])
-    short = in_short(seeded)
-    assert short.pop("in_words") == " ".join(seeded["in_words"])
-    assert short.pop("uncovered") == "; ".join(seeded["uncovered"])
-    assert short == {
-        "pool_epsilon_max_if_secret": shared, "epsilon_of_messages_if_secret": whole, "overall": "none", "trusted": ""
-    }  # fmt: skip
+    short, named = in_short(seeded), {name: seeded[name] for name in seeded if name.endswith("max_if_secret")}
+    assert short.items() >= {"overall": "none", "trusted": "", **named}.items()
 
 
 def test_parts_that_are_not_ours_are_named_as_trusted() -> None:

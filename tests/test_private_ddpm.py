@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.artifacts import Store
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
@@ -21,8 +18,6 @@ from fedcommons.generators.generator import Receipt
 from fedcommons.generators.private import PrivateDDPM
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
-from fedcommons.sharing.stage import share
-from fedcommons.sharing.synthetic_pool import keep, make, missing, read
 
 N_CLASSES = 10
 DIGITS = inputs.load(config.Data(limit=36)).train
@@ -93,7 +88,6 @@ def test_a_training_is_keyed_and_the_beginning_of_a_longer_one(trained: Mapping[
 
 
 def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() -> None:
-    """Else the noise of one would cancel that of the other."""
 
     def drawn(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
         changed = {f"generator__{name}": value for name, value in change.items()}
@@ -130,17 +124,12 @@ def test_with_little_noise_it_learns() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"generator__noise_multiplier": None}, "either generator.target_epsilon or generator.noise_mult"),
         ({"generator__target_epsilon": 1.0}, "generator.noise_multiplier, not both"),
-        ({"generator__target_epsilon": -1.0}, r"generator.target_epsilon must lie in \(0, 1000\]"),
-        ({"generator__target_epsilon": 1000.1}, r"generator.target_epsilon must lie in \(0, 1000\]"),
         ({**TARGET, "generator__target_epsilon": 100.1, "generator__accountant": "prv"}, "at most 100 with .* prv"),
         ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon"),
         ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
         ({"generator__delta": 0.01, "dp__delta": 0.01}, "delta must be below 1/n = 0.00372.*client 0.*269"),
-        ({"generator__batch_size": 400}, "batch_size must be at most .* client 0's sees 269"),
         ({"generator__batch_size": 270}, "batch_size must be at most .* client 0's sees 269"),
-        ({"generator__rho": 0.1}, "batch_size must be at most .* got 60: client 0's sees 35"),
         ({"generator__channels": (8,)}, "generator.channels must be two or more multiples of 8"),
         ({"generator__physical_batch": 10**8}, "smaller generator.physical_batch"),
         ({**TARGET, "generator__target_epsilon": 0.05}, "client 0: .* noise multiplier above 100"),
@@ -152,37 +141,6 @@ def test_a_run_is_refused(values: dict[str, Any], sentence: str) -> None:
         prepare(experiment(**values))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"generator__batch_size": 269}, {**TARGET, "generator__epochs": 9, "generator__target_epochs": 9}],
-    ids=["defaults", "batch size", "target_epochs"],
-)
-def test_the_limits_are_allowed(values: dict[str, Any]) -> None:
-    prepare(experiment(**values))
-
-
-def test_epochs_share_a_training_where_the_target_is_reached_after_the_same_epoch(tmp_path: Path) -> None:
-    def jobs(*configs: Experiment) -> int:
-        return len(missing(Store(tmp_path), [need for c in configs for need in prepare(c).needs]))
-
-    assert jobs(experiment(), experiment(generator__epochs=7), experiment(client__lr=0.5)) == 4  # one for each client
-    assert jobs(experiment(), experiment(generator__clip=2.0)) == 8
-    early, late = (experiment(**TARGET, generator__epochs=e) for e in (2, 6))
-    assert jobs(early, late) == 8  # their noise differs
-    assert jobs(experiment(**TARGET, generator__epochs=2, generator__target_epochs=6), late) == 4
-
-
-def test_the_receipt_rests_with_the_images_and_the_ledger_counts_it(tmp_path: Path) -> None:
-    prepared = prepare(experiment(partition__n_clients=2, generator__batch_size=20, data__limit=80))
-    store = Store(tmp_path)
-    for job in missing(store, prepared.needs):
-        keep(store, job, make(job))
-    made = [read(Store(tmp_path), need) for need in prepared.needs]
-    ledger = Ledger.of(share(prepared.stage, prepared.dealt, made).releases)
-    assert not any("examples" in name for name in ledger.uncovered)
-    for client, need in enumerate(prepared.needs):
-        n = len(need.examples)
-        spent = epsilon(20 / n, 2.0, -(-n // 20), 1e-5)
-        assert ledger.commons.covered[client] == {(20 / n, 2.0): -(-n // 20)}
-        assert spent > 0
-        assert ledger.given_away.get(client, 0) == 0
+def test_the_limits_are_allowed() -> None:
+    prepare(experiment(generator__batch_size=269))
+    prepare(experiment(**TARGET, generator__epochs=9, generator__target_epochs=9))

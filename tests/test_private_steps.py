@@ -1,8 +1,7 @@
 """Private steps: a noisy sum is divided by a constant, and what else examples draw is of each example alone.
 
-Divided by the secret size, sum and noise would shrink and grow with who is there, which the accountant does not count
-(arXiv:2605.15648). All examples have the same clipped gradient, of norm C, and there is no noise, so that the result
-shows what a sum was divided by.
+Divided by the secret size of the batch, the noise would depend on its members (arXiv:2605.15648). Here all examples
+have the same clipped gradient, of norm C, and there is no noise: the result shows what a sum was divided by.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,10 +183,7 @@ EVERY = [*((local_sums, what) for what in LOCAL), *((generator_sums, name) for n
 @pytest.mark.parametrize(("sums", "what"), EVERY)
 @pytest.mark.long
 def test_who_is_in_a_batch_changes_no_other_term_where_noise_is_secret(sums: Any, what: str) -> None:
-    """Else the sum moves by more than C, and sampling does not amplify. With seeded noise the place decides.
-
-    The salt decides the draws of the first step (later ones depend on noise): the seed cannot draw them again.
-    """
+    """Else the sum moves by more than C. The salt decides the first draws; if noise is seeded, the place does."""
     salted, again, another = (sums(what, WITHOUT, salt) for salt in (SALT, SALT, ANOTHER))
     moved = (sums(what, WITH, SALT) - salted).norm(dim=1)
     assert len(moved) >= 2

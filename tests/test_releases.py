@@ -1,16 +1,14 @@
 """Releases that cannot be true, receipts about others' data, and what is seen to leave against what is declared."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from math import inf, nan
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
 
 from fedcommons.accounting.privacy import Ledger, read, require_small_delta
@@ -32,10 +30,10 @@ from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions, require_once, share, share_by_method
 
 FLAWS: list[tuple[str, Any]] = [
-    *(("steps", value) for value in (0, -3, 0.5, 3.0, True, "many", torch.tensor(3), 10**12 + 1, 10**400)),
-    *(("sigma", value) for value in (inf, nan, -1.0, 0.9999e-4, 1e-160, 1.0001e6)),
-    *(("q", value) for value in (-0.1, 0.0, nan, 1 + 1e-9, "0.1")),
-    *(("sensitivity", value) for value in (nan, 0.0, -1.0)),
+    *(("steps", value) for value in (0, 3.0, True, 10**12 + 1)),
+    *(("sigma", value) for value in (inf, nan, 0.9999e-4, 1.0001e6)),
+    *(("q", value) for value in (0.0, nan, 1 + 1e-9, "0.1")),
+    *(("sensitivity", value) for value in (nan, 0.0)),
 ]
 
 
@@ -66,15 +64,12 @@ def test_the_limits_themselves_are_covered(values: dict[str, Any]) -> None:
         assert (event.covered, event.flaw, event.named) == (False, "", ("delta",))
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
-    of_numpy = {"q": np.float32(0.25), "sigma": np.float64(1.0), "steps": np.int64(3)}
-    for values in (of_numpy, {"q": Fraction(1, 4), "sigma": 1, "steps": 3}):
-        event = replace(RECEIPT, **values).release(0, "images")
-        ledger = Ledger.of([replace(event, client=np.int64(0))])
-        assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
-        seen = Ledger.of([Release(np.int64(1), ("images",), seen=np.int32(4))])  # pyright: ignore[reportArgumentType]
-        for one in (ledger, seen):
-            assert read(json.loads(json.dumps(one.record()))) == one  # as in checkpoints
+def test_numbers_of_numpy_are_numbers() -> None:
+    values: Any = {"q": np.float32(0.25), "sigma": np.float64(1.0), "steps": np.int64(3)}
+    event: Any = replace(RECEIPT, **values).release(0, "images")
+    ledger = Ledger.of([replace(event, client=np.int64(0), seen=np.int32(4))])
+    assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
+    assert read(json.loads(json.dumps(ledger.record()))) == ledger  # as in checkpoints
 
 
 EVENTS = tuple(RECEIPT.release(client, "synthetic images") for client in range(N))
@@ -85,21 +80,18 @@ class Sure(Release):
 
 
 @pytest.mark.parametrize(
-    ("events", "why"),
+    ("event", "why"),
     [
-        ((*EVENTS[:4], replace(EVENTS[4], client=N)), "a release of client 5"),
-        ((*EVENTS[:4], replace(EVENTS[4], client=-1)), "a release of client -1"),
-        ((*EVENTS[:4], replace(EVENTS[4], client=4.0)), "a release of client 4"),
-        ((*EVENTS[:4], Sure(4, ("synthetic images",))), "must declare what leaves as Release"),
-        ((*EVENTS[:4], replace(EVENTS[4], what="images")), "a tuple of names"),
-        ((*EVENTS[:4], RECEIPT), "must declare what leaves as Release"),
-        ((*EVENTS[:4], Release(4, ("images",), seen=-5)), "-5 examples were seen"),
-        ((*EVENTS[:4], Release(4, ("images",), seen=nan)), "nan examples were seen"),  # pyright: ignore[reportArgumentType]
+        (replace(EVENTS[4], client=N), "a release of client 5"),
+        (replace(EVENTS[4], client=-1), "a release of client -1"),
+        (Sure(4, ("synthetic images",)), "must declare what leaves as Release"),
+        (replace(EVENTS[4], what="images"), "a tuple of names"),
+        (Release(4, ("images",), seen=-5), "-5 examples were seen"),
     ],
-    ids=["a client too many", "nobody", "a client that is a float", "a class of its own", "a text", "a receipt",
-         "less than none", "as many as nan"],
-)  # fmt: skip
-def test_events_of_nobody_or_of_another_class_are_refused(events: tuple[Any, ...], why: str) -> None:
+    ids=["a client too many", "nobody", "a class of its own", "a text", "less than none"],
+)
+def test_events_of_nobody_or_of_another_class_are_refused(event: Release, why: str) -> None:
+    events = (*EVENTS[:4], event)
     with pytest.raises(UserError, match=rf"sharing stage Declares .*{why}"):
         share(Declares(events=events), dealt(), images())
     with pytest.raises(UserError, match=rf"Sharing\.share .*{why}"):
@@ -117,7 +109,6 @@ class Sharing:
 
 
 def test_events_that_can_be_read_once_are_read_once() -> None:
-    """Read twice, they would cover the clients first and cost nothing afterwards."""
     assert list(share(Declares(events=lambda: iter(EVENTS)), dealt(), images()).releases) == list(EVENTS)
     unnamed = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases
     assert stated(unnamed)["overall"] == "none"
@@ -133,11 +124,7 @@ def _run(tmp_path: Path, **values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sees", "why"),
-    [
-        ("another's", "on examples of its own"),
-        ("one eight times", "on examples of its own"),
-        ("two generators", "one private generator a"),
-    ],
+    [("another's", "on examples of its own"), ("one eight times", "own"), ("two generators", "one private generator")],
 )
 def test_a_private_generator_sees_its_clients_own_examples_once(sees: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"stage Peeks .*{why}"):
@@ -161,14 +148,6 @@ def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_c
             require_small_delta(ledger, 1e-5, many)
 
 
-def test_a_run_of_many_examples_is_refused_its_epsilon(tmp_path: Path) -> None:
-    values = {"data.limit": None, "partition.name": "iid", "partition.n_clients": 1, "model.name": "linear",
-              "sharing.setting": "user_parts:Hint", "sharing.covered": True, "client.batch_size": 50_000,
-              **ONE_ROUND}  # fmt: skip
-    with pytest.raises(UserError, match=r"dp\.delta must be below 1/n_i"):
-        run(presets.experiment("smoke", "user_parts:thousands", values), tmp_path / "run", say=lambda text: None)
-
-
 def raw(releases: Sequence[Release]) -> dict[int, int]:
     """Client to the number of raw examples that the engine saw leave it."""
     return {r.client: r.seen for r in releases if r.what == ("raw examples",) and not r.covered}
@@ -189,7 +168,6 @@ class AmongTheMade(ShuffledSynthetic):
 
 @pytest.mark.parametrize("of", [None, 0])
 def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: int | None) -> None:
-    """And they are those of the clients that hold them, whoever is named."""
     given = dealt()
     shared = share(AmongTheMade(of=of), given, images())
     assert raw(shared.releases) == {1: 3, 3: 3}
@@ -205,17 +183,13 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
 
 
 def test_a_made_row_that_its_client_keeps_is_not_sent() -> None:
-    """Rows 0 and 1 are real, and 2 is made by client 0."""
     kept, owners = [np.array([0, 2]), np.array([1])], np.array([0, 1, 0])
     assert sent(kept, (), np.array([0, 1, 2]), (), owners, 2) == 2
 
 
 @dataclass(frozen=True)
 class Beside(ShuffledSynthetic):
-    """Hands two real rows of client 3 to client 0, or into the pool, beside the covered images.
-
-    seen: declares an uncovered event that speaks of so many examples.
-    """
+    """Hands two real rows of client 3 to client 0 or into the pool; ``seen``: those that its own release counts."""
 
     where: str = "received"
     seen: int | None = None
@@ -246,46 +220,13 @@ def test_real_rows_that_reach_another_client_or_the_pool_are_raw_beside_covered_
 def test_no_stage_of_ours_is_accused() -> None:
     """What they declare is what is seen to leave, so the engine adds nothing and refuses nothing, also under DP-SGD."""
     stages = [Real(), ShuffledReal(0.3), RawCopies(0.3, 2), RawCopies(0.5, 4, "optimal"), ShuffledSynthetic(0.2),
-              LocalSynthetic(0.2), Doubled()]  # fmt: skip
+              LocalSynthetic(0.2)]  # fmt: skip
     for stage in stages:
         made = images() if isinstance(stage, ShuffledSynthetic | LocalSynthetic) else []
         shared = share(stage, dealt(), made)
         assert shared.releases == list(stage.release(dealt(), stage.make(dealt(), made))[1])
         require_once(stage, shared)
     assert len(share_by_method(share(Real(), dealt()), FedMix(), 10, 0).releases) == N
-
-
-@dataclass(frozen=True)
-class Doubled(ShuffledSynthetic):
-    """Made rows may repeat, as their receipt covers all that is made of them."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        whole = super().assign(dealt, released)
-        return replace(whole, received=[np.concatenate([rows, rows]) for rows in whole.received])
-
-
-@dataclass(frozen=True)
-class Repeats(ShuffledSynthetic):
-    """Lists one row of client 2 eight times."""
-
-    where: str = "kept"
-
-    def check(self, fields: Mapping[str, Any]) -> None:
-        """Nothing is refused."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        whole = super().assign(dealt, released)
-        parts = list(getattr(whole, self.where))
-        parts[2] = np.concatenate([parts[2], *[dealt.own.rows[2][:1]] * 7])
-        return replace(whole, **{self.where: parts})
-
-
-@pytest.mark.parametrize("where", ["kept", "received"])
-def test_a_row_that_is_listed_eight_times_is_refused_under_dp_sgd(where: str) -> None:
-    stage = Repeats(where=where)
-    shared = share(stage, dealt(), images())
-    with pytest.raises(UserError, match=r"stage Repeats .* 1 rows of client 2 up to 8 times"):
-        require_once(stage, shared)
 
 
 @pytest.mark.long
@@ -299,6 +240,3 @@ def test_a_run_with_repeated_rows_stops_where_something_private_leaves(tmp_path:
     hints = values | {"algorithm": "user_parts:Hints"}  # whether a round releases something private is seen after it
     with pytest.raises(UserError, match="ManyTimes must list no real row twice"):
         run(presets.experiment("smoke", "digits", hints), tmp_path / "hints", say=lambda text: None)
-    once = presets.experiment("smoke", "digits", hints | {"sharing.setting": "real"})
-    found = run(once, tmp_path / "once", say=lambda text: None)["privacy"]
-    assert found["pool_epsilon_max_if_secret"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,13 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core import salts
-from fedcommons.core.executor import Executor
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rounds import Standing
 from fedcommons.runs import build, secret
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
-from fedcommons.sharing import needs, synthetic_pool
+from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need, salts_told
-from fedcommons.tensors import data
 from fedcommons.testing import Federation
 
 SECRET: dict[str, Any] = {
@@ -63,55 +56,29 @@ def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path:
     assert not need.salt
 
 
-@pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
-def test_generators_with_secret_noise_that_draw_otherwise_have_other_salts(
-    noise: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same noise would hide two trainings. Seeded ones draw as ever, and their artifacts stay."""
-    before, again = (_needed({**SECRET, "dp.noise": noise}) for _ in range(2))
-    assert [need.images_facts for need in before] == [need.images_facts for need in again]
-    monkeypatch.setattr(needs, "DRAWS", needs.DRAWS + 1)
-    for one, other in zip(before, _needed({**SECRET, "dp.noise": noise}), strict=True):
-        is_same = noise == salts.SEEDED
-        assert (one.salt == other.salt) == (one.images_facts == other.images_facts) == is_same
-
-
-@pytest.mark.parametrize("dashes", [1, 2], ids=["generator", "class counts"])
-def test_a_run_whose_generators_or_class_counts_have_lost_a_salt_does_not_go_on(
-    dashes: int, tmp_path: Path, state: Path
-) -> None:
+def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path, state: Path) -> None:
     salt = secret.begun(tmp_path, salts_told(_needed(SECRET)))
     assert secret.begun(tmp_path, salts_told(_needed(SECRET))) == salt
-    kept = [path for path in state.glob("artifact-*") if path.name.count("-") == dashes]
-    assert len(kept) == 2
-    kept[0].unlink()
+    next(path for path in state.glob("artifact-*") if path.name.count("-") == 2).unlink()
     with pytest.raises(UserError, match="salts are lost"):
         secret.begun(tmp_path, salts_told(_needed(SECRET)))
 
 
-NO_NAMES = ('"\\ud800"', '"../x"', '"a\\u0000b"', "null", "7")
-DAMAGED = ["", "{}", "[" * 100_000, *(f'{{"salt": {name}, "generators": []}}' for name in NO_NAMES)]
-LEFT = ("partition.json", "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors")
-
-
 @pytest.mark.parametrize(
     ("file", "content"),
-    [*((secret.FILE, content) for content in DAMAGED), *((file, "") for file in LEFT)],
-    ids=["empty", "no names", "deep", *NO_NAMES, *LEFT],
-)
+    [(secret.FILE, ""), (secret.FILE, '{"salt": "../x", "generators": []}'), (secret.FILE, '{"salt": 7}'),
+     ("partition.json", ""), ("checkpoints", ""), ("summary.json", "")],
+)  # fmt: skip
 def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
     tmp_path: Path, state: Path, file: str, content: str
 ) -> None:
-    """A new salt would release twice at one epsilon."""
     (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match="lost or damaged") as refused:
+    with pytest.raises(UserError, match="lost or damaged"):
         secret.begun(tmp_path, [])
-    str(refused.value).encode()
     assert not [*state.rglob("run-*")]
 
 
 def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
-    """Its rounds since the last checkpoint would leave with other noise, a second time."""
     secret.begun(tmp_path, [])
     names = json.loads((tmp_path / secret.FILE).read_text())
     (tmp_path / "partition.json").write_text(json.dumps({"noise": names["salt"]}))
@@ -121,30 +88,18 @@ def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> Non
         secret.begun(tmp_path, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("FEDCOMMONS_STATE", "here"), ("FEDCOMMONS_STATE", "~nobody-x/s"), ("HOME", ".")]
-)
-def test_a_state_folder_that_depends_on_the_working_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial of a sweep works in a folder of Ray Tune's, which is removed: the salt would stand in it and be lost."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDCOMMONS_STATE")
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="must be an absolute path"):
-        salts.require_writable(tmp_path / "artifacts")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("inside", [".", "deeper/folder"])
-def test_salts_in_the_store_or_the_run_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
-) -> None:
     place = tmp_path / "place"
     place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("FEDCOMMONS_STATE", "here")
+    with pytest.raises(UserError, match="must be an absolute path"):
+        salts.require_writable(tmp_path / "artifacts")
     (tmp_path / "link").symlink_to(place)
-    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "link" / inside))
+    monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "link" / "deeper"))
     for refuse in (lambda: salts.require_writable(place), lambda: secret.begun(place, [])):
         with pytest.raises(UserError, match="which must not be in"):
             refuse()
@@ -152,7 +107,6 @@ def test_salts_in_the_store_or_the_run_folder_are_refused(
 
 
 def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
-    """Nothing that it sends could be told from what secret noise hides."""
     config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
     ready = build.assemble(build.prepare(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
@@ -172,8 +126,6 @@ def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., 
 
 # Whole runs
 
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 FIELDS = {
     "dp.local": True, "dp.noise": "secret", "data.limit": 60, "client.epochs": 1, "measure.every": 0,
@@ -260,20 +212,14 @@ def test_a_secret_run_that_goes_on_ends_as_if_nothing_had_happened(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["removed", "replaced"])
-def test_without_its_salt_a_run_does_not_go_on(
-    damage: str, tmp_path: Path, whole: Path, state: Path, command: Command
-) -> None:
-    """With new noise the same rounds would be released twice. A finished run is read all the same."""
+def test_without_its_salt_a_run_does_not_go_on(damage: str, tmp_path: Path, whole: Path, state: Path) -> None:
     cut = rewound(whole, tmp_path / "cut")
     lines = (cut / "rounds.jsonl").read_bytes()
     (salt,) = state.iterdir()
     salt.write_bytes(bytes(32)) if damage == "replaced" else salt.unlink()
-    done = command("run", "--config", str(cut / "config.yaml"), "--out", str(cut), "--resume", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
-    assert str(salt) in line
-    with pytest.raises(UserError, match=str(salt)):
-        replay(cut, 3, 0, quiet)
+    for go_on in (lambda: run(config(tmp_path), cut, resume=True, say=quiet), lambda: replay(cut, 3, 0, quiet)):
+        with pytest.raises(UserError, match=str(salt)):
+            go_on()
     assert (cut / "rounds.jsonl").read_bytes() == lines
     assert run(config(tmp_path), whole, resume=True, say=quiet) == json.loads((whole / "summary.json").read_text())
 
@@ -286,46 +232,6 @@ def test_no_salt_stands_where_others_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert not [*tmp_path.rglob("run-*")]
 
 
-@pytest.mark.long
-def test_a_client_of_a_secret_run_is_replayed_with_its_noise(tmp_path: Path) -> None:
-    """Of one client alone: what it sends is what moves the model from checkpoint to checkpoint."""
-    run(config(tmp_path, partition__name="iid", partition__n_clients=1), tmp_path / "run", say=quiet)
-    cut = rewound(tmp_path / "run", tmp_path / "cut")
-    standings = [checkpoint.load_latest(folder / "checkpoints") for folder in (cut, tmp_path / "run")]
-    two, three = (standing.model.buffer for standing in standings if standing)
-    sent = data(replay(tmp_path / "run", 3, 0, quiet).sums["delta"])
-    assert float(torch.cosine_similarity(sent.double(), (three - two).double(), dim=0)) > 1 - 1e-6
-
-
-class Split:
-    """Several executors as one, which get the jobs in turns."""
-
-    def __init__(self, several: Sequence[Executor]) -> None:
-        self.several = several
-
-    def map(self, function: Callable[..., Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
-        return [self.several[k % len(self.several)].map(function, shared, [job])[0] for k, job in enumerate(jobs)]
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.long
-def test_any_number_of_workers_draws_the_same_noise(tmp_path: Path) -> None:
-    salt, c = bytes(range(32)), config(tmp_path, federation__blocks=3, algorithm="scaffold")
-    ready = build.assemble(build.prepare(c))
-
-    def end(workers: int) -> Standing:
-        executor = Split([ready.executor(salt) for _ in range(workers)])
-        return [*rounds.run(ready.algorithm, executor, ready.plan, ready.start(ClientMemory()))][-1][0]
-
-    one, several = end(1).model.buffer, end(3).model.buffer
-    assert one.equal(several)
-    other = ready.executor(bytes(32))
-    far = [*rounds.run(ready.algorithm, other, ready.plan, ready.start(ClientMemory()))][-1][0].model.buffer
-    assert not one.equal(far)
-
-
 @pytest.mark.ray
 def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, whole: Path, ray_session: None) -> None:
     cut = rewound(whole, tmp_path / "cut")
@@ -335,7 +241,7 @@ def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, w
 
 
 def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_difference(
-    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
@@ -345,17 +251,12 @@ def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_differenc
 
     first = needs()
     assert len({salt for salt, *_ in first}) == len(first)
-    kept = {path.name for path in state.iterdir()}
     for same in ({"client.lr": 0.5}, {"sharing.p": 0.3}, {"federation.rounds": 9}, {"algorithm": "fedprox"}):
         assert needs(**same) == first
-    assert {path.name for path in state.iterdir()} == kept
     for other in ({"seed": 1}, {"generator.noise_multiplier": 3.0}, {"generator.rho": 0.5}):
         assert not {salt for salt, *_ in needs(**other)} & {salt for salt, *_ in first}
     assert needs(**{"generator.label_noise": 3.0})[0][:2] == first[0][:2]  # the generator is the same one
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "another user"))
     for (salt, _, labels), (others_salt, _, others) in zip(first, needs(), strict=True):
-        assert salt != others_salt
-        assert labels != others
-    seeded = needs(**{"dp.noise": "seeded"})
-    assert {salt for salt, *_ in seeded} == {b""}
-    assert [facts for _, facts, _ in seeded] != [facts for _, facts, _ in first]
+        assert (salt != others_salt, labels != others) == (True, True)
+    assert {salt for salt, *_ in needs(**{"dp.noise": "seeded"})} == {b""}

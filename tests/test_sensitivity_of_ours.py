@@ -41,7 +41,6 @@ class MeanImage:
     sampling: ClassVar[tuple[str, ...]] = ()
     epochs: int = 3
     part: Callable[[Tensor], Tensor] = clipped_image
-    level: float = 2.0
     more: Callable[[Examples], dict[str, Tensor]] = lambda examples: {}
 
     def fit(
@@ -54,7 +53,7 @@ class MeanImage:
             total = NoisySum(torch.zeros(64), 1.0)
             for image in examples.x:
                 total.add(self.part(image / 255 - mean.view(1, 8, 8)), 1.0)
-            total.blur(self.level, draws.stream("noise", step))
+            total.blur(2.0, draws.stream("noise", step))
             mean = mean + total.values / len(examples)
         receipt = Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=2.0, sensitivity=1.0, steps=3)
         weights = {"mean": mean, **self.more(examples)}
@@ -65,7 +64,6 @@ class MeanImage:
 
 
 GENERATORS: dict[str, tuple[MeanImage, str]] = {
-    "less noise": (MeanImage(level=1.95), "what left moves by .* declared of mean lets it move by"),
     "halves clipped": (MeanImage(part=clipped_halves), "sum of means, call 1, noise 0 moves by 1.41"),
     "labels": (
         MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
@@ -89,11 +87,9 @@ class Means:
     noise: float = 0.2
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        return Contributions.of_made(dealt, [Contribution(self.mean(dealt, i)) for i in range(len(dealt.own))])
-
-    def mean(self, dealt: Dealt, client: int) -> Examples:
-        x = dealt.own[client].x
-        return Examples(x.float().mean(0, keepdim=True).to(x.dtype), torch.tensor([client]))
+        means = [client.x.float().mean(0, keepdim=True).to(client.x.dtype) for client in dealt.own]
+        each = [Contribution(Examples(x, torch.tensor([i]))) for i, x in enumerate(means)]
+        return Contributions.of_made(dealt, each)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
         releases, x = [], contributed.store.x.clone()
@@ -109,33 +105,11 @@ class Means:
         return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=dealt.own.sizes)
 
 
-class MeansOfTheLabels(Means):
-    def mean(self, dealt: Dealt, client: int) -> Examples:
-        return replace(super().mean(dealt, client), y=dealt.own[client].y.sum().view(1) % 10)
-
-
 class AlsoRealOnes(Means):
-    """Every client gives one of its examples to the next one besides."""
-
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         whole, rows = super().assign(dealt, released), dealt.own.rows
         given = [rows[i - 1][:1] for i in range(len(rows))]
         return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
-
-
-class OrdersByTheData(Means):
-    """The order in which the means are handed out follows from the first client's pixels."""
-
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        dark = np.roll(released.rows, int(dealt.own[0].x.float().nan_to_num().sum() / 255) % 5)
-        return replace(super().assign(dealt, released), received=[dark] * len(dealt.own))
-
-
-class WeighsByTheData(Means):
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        sums = [1.0 + float(client.x.float().nan_to_num().mean()) for client in dealt.own]
-        weights = [np.full(n + len(released.rows), s) for n, s in zip(dealt.own.sizes, sums, strict=True)]
-        return replace(super().assign(dealt, released), weights=weights)
 
 
 class NoisyLabels(Means):
@@ -143,20 +117,6 @@ class NoisyLabels(Means):
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         return needs(0.8, dealt, recipe)
-
-
-class LabelsWithoutNoise(NoisyLabels):
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        bare = needs(0.8, dealt, replace(recipe, label_noise=0.0))
-        return [replace(need, recipe=recipe) for need in bare]
-
-
-class ImagesByTheLabels(NoisyLabels):
-    """It asks for as many images as its examples' labels add up to."""
-
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        wanted = [4 + int(client.y.sum()) for client in dealt.own]
-        return [replace(need, n=n) for need, n in zip(super().needs(dealt, recipe), wanted, strict=True)]
 
 
 @pytest.mark.long
@@ -169,12 +129,7 @@ def test_true_receipts_and_releases_are_not_accused() -> None:
 
 STAGES: dict[str, tuple[Means, str]] = {
     "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
-    "labels": (MeansOfTheLabels(), "labels moves by .* label replaced"),
     "real examples": (AlsoRealOnes(), "1 real examples of client 0 leave it"),
-    "order": (OrdersByTheData(), "who gets what moves by"),
-    "weights": (WeighsByTheData(), "weights moves by"),
-    "labels without noise": (LabelsWithoutNoise(), "labels moves by .* declared is noise multiplier 2"),
-    "numbers": (ImagesByTheLabels(), "numbers of images moves by"),
 }
 
 
