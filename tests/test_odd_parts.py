@@ -1,13 +1,10 @@
 """Odd names, files and values where a user-defined component is expected: one sentence each."""
 
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fedcommons import ClientError, Experiment, UserError, experiment, run
-from fedcommons.config import cli
 from fedcommons.errors import leaving_errors, sentence
 from fedcommons.runs import build
 
@@ -27,81 +24,72 @@ def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
 
 
 @pytest.mark.parametrize("name", ["builtins:dict", "sys:modules", "builtins:None"])
-@pytest.mark.parametrize("field", ["algorithm", "partition.name"])
-def test_a_name_in_a_module_that_is_no_file_is_refused(field: str, name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        run(quick(field, name), tmp_path / "run", say=lambda text: None)
-    assert len(str(refused.value)) <= 300
+def test_a_name_in_a_module_that_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        run(quick("algorithm", name), tmp_path / "run", say=lambda text: None)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("annotation", ["1 / 1", "'no type'", "[int]", "print"])
+TYPES = {
+    "1 / 1": "the type of a must be a type", "'no type'": "SyntaxError", "[int]": "the type of a must be a type",
+    "Literal['auto'] | float": r"Literal cannot stand beside .*float.*Annotated\[",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("annotation", TYPES)
 def test_an_annotation_that_is_no_type_is_refused(annotation: str) -> None:
-    code = f"def mine(n_clients, labels, a: {annotation} = 1):\n    return [[0], [1]]\n"
-    with pytest.raises(UserError, match=r"odd\.py.*the type of a must be a type|odd\.py.*SyntaxError"):
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation} = 1.0): ...\n"
+    with pytest.raises(UserError, match=TYPES[annotation]):
         quick("partition.name", "odd.py:mine", code)
 
 
 CHOICES = {
     "Literal['big', 'small'] = 'big'": ("small", "mid", "Known: big, small"),
     "Literal['auto', 2] = 2": ("auto", "always", "Known: 2, auto"),
-    "Literal['p', 'q'] | None = None": ("q", "r", "Known: p, q"),
-    "tuple[Literal['u', 'v'], ...] = ('u',)": ("[v,u]", "[v,w]", "Known: u, v"),
-    "Literal[True, 'if'] = 'if'": ("true", "false", "Known: if, true"),
+    "Literal['p', 'q'] | None = None": (None, "r", "Known: p, q"),
+    "tuple[Literal['u', 'v'], ...] = ('u',)": (("v", "u"), ("v", "w"), "Known: u, v"),
 }
 
 
 @pytest.mark.parametrize("annotation", CHOICES)
-def test_the_values_of_a_literal_are_a_choice(annotation: str, sweeps: Callable[[str], ModuleType]) -> None:
+def test_the_values_of_a_literal_are_a_choice(annotation: str) -> None:
     code = (
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING, Literal\n"
         "if TYPE_CHECKING: import numpy\n"
         f"def mine(n_clients, labels: numpy.ndarray, a: {annotation}):\n    return [[0], [1]]\n"
     )
-    Path("odd.py").write_text(code, encoding="utf-8")
     right, wrong, known = CHOICES[annotation]
-    words = ["--preset", "smoke", "--partition", "odd.py:mine"]
-    arguments = sweeps("run").arguments
-    chosen = cli.experiment(arguments([*words, "--partition.a", right])).flat["partition.a"]
-    assert str(chosen).lower().replace("'", "").replace(" ", "") in (right, "(v,u)")
-    assert cli.experiment(arguments(words)).flat["partition.a"] == eval(annotation.rpartition(" = ")[2])
+    default = quick("partition.name", "odd.py:mine", code).flat["partition.a"]
+    assert default == eval(annotation.rpartition(" = ")[2])
+    assert quick("partition.name", "odd.py:mine", **{"partition.a": right}).flat["partition.a"] == right
     with pytest.raises(UserError, match=known):
-        build.prepare(cli.experiment(arguments([*words, "--partition.a", wrong])))
-
-
-def test_a_literal_beside_another_type_is_refused_with_an_alternative() -> None:
-    code = "from typing import Literal\ndef mine(n_clients, a: Literal['auto'] | float = 1.0): return [[0], [1]]\n"
-    with pytest.raises(UserError, match=r"Literal cannot stand beside .*float.*Annotated\["):
-        quick("partition.name", "odd.py:mine", code)
+        build.prepare(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
 
 
 ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
+COLUMNS = "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"
 
 
-def test_a_partition_may_return_rows_as_tensors_or_columns() -> None:
+@pytest.mark.parametrize("rows", ["torch.arange(len(labels) // 2 * 2).view(2, -1)", COLUMNS])
+def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
     """Rows are held out for validation, so the partition is called once more, for more rows."""
     more = {"partition.n_clients": 2, "data.validation": 0.1}
-    for rows in ("torch.arange(len(labels) // 2 * 2).view(2, -1)",
-                 "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"):  # fmt: skip
-        ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
-        assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
+    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ("None", "NoneType"),
-        ("[[0, [1]], [2]]", "client 0, one shape"),
-        ("[[0, 1], [True, False]]", "client 1, bool, np.flatnonzero"),
-        ("[[0, 1], [0.5]]", "client 1, float64"),
-        ("[[3], np.ma.array([0, 1], mask=[0, 1])]", "client 1, masked"),
-    ],
-)
-def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str, words: str) -> None:
+WRONG_ROWS = {
+    "None": "NoneType", "[[0, [1]], [2]]": "client 0.*one shape", "[[0, 1], [1, 2]]": "a row twice",
+    "[[0, 1], [True, False]]": r"bool.*client 1.*np\.flatnonzero", "[[0, 1], [0.5]]": "float64.*client 1",
+    "[[3], np.ma.array([0, 1], mask=[0, 1])]": "client 1.*masked",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", WRONG_ROWS)
+def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str) -> None:
     config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
-    with pytest.raises(UserError, match=r"partition\.name") as error:
+    with pytest.raises(UserError, match=WRONG_ROWS[rows]):
         build.prepare(config)
-    assert [word for word in words.split(", ") if word not in str(error.value)] == []
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
@@ -119,14 +107,8 @@ def test_control_characters_of_an_error_are_escaped_on_the_screen_and_in_the_fil
     assert (tmp_path / "error.txt").read_text().startswith("ValueError: \\x1b[31mred \\ud800 \\u202etxt\n\nTraceback")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def __getattr__(name): raise ValueError('no')\n",
-        "def __getattr__(name): raise SystemExit(0)\n",
-        "class Mine:\n    start = down = client = merge = print\n    check = property(lambda self: 1 / 0)\n",
-    ],
-)
-def test_a_component_that_breaks_when_it_is_looked_up_is_named(source: str, tmp_path: Path) -> None:
-    with pytest.raises((UserError, ClientError), match=r"odd\.py:Mine.*(ValueError: no|SystemExit|ZeroDivisionError)"):
-        run(quick("algorithm", "odd.py:Mine", source), tmp_path / "run", say=lambda text: None)
+@pytest.mark.parametrize("check", ["raise SystemExit(0)", "return 1 / 0"])
+def test_a_component_that_breaks_when_it_is_looked_up_is_named(check: str, tmp_path: Path) -> None:
+    code = f"class Mine:\n    start = down = client = merge = print\n    @property\n    def check(self): {check}\n"
+    with pytest.raises((UserError, ClientError), match=r"odd\.py:Mine.*(SystemExit|ZeroDivisionError)"):
+        run(quick("algorithm", "odd.py:Mine", code), tmp_path / "run", say=lambda text: None)
