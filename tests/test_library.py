@@ -61,7 +61,6 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
 def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     matplotlib.use("svg")
     torch.set_num_threads(2)
-    folder = os.getcwd()
 
     def settings() -> list[object]:
         return [
@@ -73,12 +72,10 @@ def test_a_run_leaves_the_process_as_it_was(tmp_path: Path) -> None:
 
     try:
         before = settings()
-        fields = {**FIELDS, "sharing": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "art")}
-        run(experiment("smoke", values=fields), tmp_path / "run", say=quiet).model.eval()
+        run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet).model.eval()
         assert settings() == before
     finally:
         torch.set_num_threads(1)
-        os.chdir(folder)
 
 
 @pytest.mark.ray
@@ -97,22 +94,15 @@ def two_runs() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_means_of_a_column_however_it_is_named() -> None:
-    columns: list[Any] = ["last_accuracy", ["last_accuracy"], {"last_accuracy"}, iter(["last_accuracy"])]
-    for one in (*columns, np.array(["last_accuracy"])):
-        means = fc.means(two_runs(), one, say=pytest.fail)
+def test_arguments_may_be_of_any_form_that_can_mean_one_thing_only() -> None:
+    for one in ("last_accuracy", ["last_accuracy"], {"last_accuracy"}, np.array(["last_accuracy"])):
+        means = fc.means(two_runs(), one, say=pytest.fail)  # pyright: ignore[reportArgumentType]
         assert means["last_accuracy"].tolist() == [0.55]
         assert list(means) == ["seeds", "last_accuracy", "last_accuracy_sd"]
-
-
-def test_entries_of_a_vector_are_selected_by_one_name_or_an_iterator() -> None:
     whole = flatten({"ab": torch.ones(2), "a": torch.zeros(1)})
-    for names in ("ab", ["ab"], iter(["ab"])):
+    for names in ("ab", iter(["ab"])):
         part = fc.select(whole, names)  # pyright: ignore[reportArgumentType]
         assert (part.layout.names, part.buffer.tolist()) == (("ab",), [1, 1])
-
-
-def test_values_of_an_experiment_may_be_numpys_lists_and_paths() -> None:
     given = {"alpha": np.float64(0.5), "seed": np.int64(3), "model.channels": [8, np.int32(16)], "data.dir": Path("x")}
     plain = {"alpha": 0.5, "seed": 3, "model.channels": (8, 16), "data.dir": "x"}
     assert experiment("smoke", values=given) == experiment("smoke", values=plain)
@@ -121,13 +111,10 @@ def test_values_of_an_experiment_may_be_numpys_lists_and_paths() -> None:
 one = experiment("smoke")
 CALLS: dict[str, Callable[[Any], object]] = {
     "columns, got None": lambda _: fc.means(two_runs(), None),  # type: ignore
-    "columns, got \\[3\\]": lambda _: fc.means(two_runs(), [3]),  # type: ignore
     "frame of load_runs, got 'runs'": lambda _: fc.means("runs", "MB"),  # type: ignore
     "unknown column 'MBs'; did you mean 'MB'": lambda _: fc.means(two_runs(), "MBs"),
     "a folder is .*got \\['a', 'b'\\]": lambda _: fc.load_runs(["a", "b"]),  # type: ignore
-    "a folder is .*got 3": lambda _: run(one, 3),  # type: ignore
     "an experiment, got {'seed': 1}": lambda folder: run({"seed": 1}, folder),  # type: ignore
-    "experiments, got 's'": lambda folder: sweep("smoke", folder),  # type: ignore
     "experiments, got 3": lambda folder: sweep([one, 3], folder),  # type: ignore
     "at least one": lambda folder: sweep([], folder),
     "at most 10,000 cells": lambda folder: sweep((one for _ in range(10**9)), folder),
@@ -135,8 +122,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("said", CALLS)
-def test_a_wrong_argument_is_refused_in_a_sentence(said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        CALLS[said](tmp_path / "out")
+def test_a_wrong_argument_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    for words, call in CALLS.items():
+        with pytest.raises(UserError, match=words):
+            call(tmp_path / "out")
     assert not (tmp_path / "out").exists()
