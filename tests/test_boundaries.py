@@ -3,7 +3,7 @@
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,18 +132,6 @@ def wrong(method: Method, fault: str) -> str:
     return f"class Wrong({method.base}):\n{decorated}    def {method.name}(self, *given, **named):\n        {fault}"
 
 
-def exit_code(script: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the exit code of a script; 70 if it ended with a traceback."""
-    monkeypatch.setattr(sys, "argv", ["script.py"])
-    try:
-        cli.main(script)
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException:  # pytest would show its frames, whose values may raise again
-        traceback.print_exc()
-    return 70
-
-
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize(("method", "fault"), list(cases()), ids=str)
 @pytest.mark.long
@@ -151,7 +139,8 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
     lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: Method, fault: str
 ) -> None:
     (lab / "wrong.py").write_text(WRONG.format(part=wrong(method, FAULTS[fault])))
-    out = lab / "run"
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    out, code = lab / "run", None
 
     def script(argv: Sequence[str]) -> int:
         config = one_round(method, "wrong.py:Wrong")
@@ -162,7 +151,13 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
             runs.run(config, out)
         return 0
 
-    code, err = exit_code(script, monkeypatch), capsys.readouterr().err
+    try:
+        cli.main(script)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:  # pytest would show its frames, whose values may raise again
+        traceback.print_exc()
+    err = capsys.readouterr().err
     if fault in method.right:
         assert (code, err) == (0, "")
         assert method.dry or (out / "summary.json").is_file()

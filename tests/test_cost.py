@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +35,7 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import planned
-from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Trial
-from fedcommons.tensors import Flat, nbytes
+from fedcommons.tensors import nbytes
 from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
 
@@ -233,33 +231,22 @@ def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diver
     assert (found.state, found.kept) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
-def test_a_finished_run_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = _config(tmp_path, {"federation.rounds": 1})
-    experiment.run(config, tmp_path / "one", say=lambda _: None)
-    with Display() as display:
-        planned.dry_run([Trial("one", config)], tmp_path, display)
-    assert capsys.readouterr().out.splitlines()[1:] == ["one: done", "1 cells. All are done."]
+@pytest.mark.usefixtures("untimed")
+def test_a_dry_run_writes_nothing_and_a_finished_run_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sweeps: Callable[[str], ModuleType]
+) -> None:
+    run = sweeps("run").run
+    words = ["--preset=smoke", "--data.limit=60", "--federation.rounds=1", "--wandb=off", f"--out={tmp_path}/one"]
+    for printed in ("one: ", "one: done"):
+        assert run([*words, "--dry-run"]) == 0
+        assert printed in capsys.readouterr().out
+        assert bool([*tmp_path.iterdir()]) == (printed == "one: done")
+        run([*words, "--resume"])
 
 
 STEPS: list[int] = []
 SECONDS = [0.0]
 """A clock that only the method moves."""
-
-
-@dataclass(frozen=True)
-class Task:
-    model: Flat
-    steps: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.model.buffer.nbytes
-
-
-def polish(worker: Any, task: Task, seed: int) -> Flat:
-    STEPS.append(task.steps)
-    SECONDS[0] += 2.0 * task.steps
-    return task.model
 
 
 @dataclass(frozen=True)
@@ -276,7 +263,8 @@ class Polish(FedAvg):
     def merge(self, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
         state = super().merge(executor, state, total, replies, round, seed)
         steps = self.epochs * (1 + len(replies)) if replies else 0
-        executor.map(polish, Task(state["model"], steps), [seed])
+        STEPS.append(steps)
+        SECONDS[0] += 2.0 * steps
         return state
 
     def pieces(self, facts: Any, loop: Any, round: int, clients: Any) -> dict[str, float]:
@@ -313,11 +301,6 @@ class Mixes(Real):
     """A stage that trains for a number of epochs."""
 
     epochs: int = 500
-    trained: ClassVar[list[int]] = []
-
-    def make(self, dealt: Any, drawn: Any) -> Any:
-        self.trained.append(self.epochs)
-        return super().make(dealt, drawn)
 
     def shorter(self) -> tuple["Mixes", float]:
         return replace(self, epochs=2), self.epochs / 2
@@ -328,8 +311,6 @@ def test_a_stage_that_takes_long_is_priced_by_a_shorter_one(tmp_path: Path, monk
     for epochs in (500, 2):
         prepared = build.prepare(_config(tmp_path, {"sharing.setting": "test_cost:Mixes", "sharing.epochs": epochs}))
         assert cost.contribute(prepared, [])[1] == 3 * epochs / 2
-        module: Any = sys.modules[type(prepared.stage).__module__]
-        assert {*module.Mixes.trained} == {2}
     assert shorter_of(Real()) == (Real(), 1.0)
 
 
@@ -349,9 +330,9 @@ class Wrong(FedAvg):
         return self.answer
 
 
-PIECES = [None, 3.0, {"a": -1}, {"a": float("nan")}, {"a": float("inf")}, {"a": "many"}, {1: 2.0}]
-VARIANTS = [None, [], [Wrong()], [(Wrong(), 0)], [(Wrong(), 1.5)], [(FedAvg(), 4)], "ab"]
-SHORTER = [None, 3, Wrong(), (Wrong(), 0), (Wrong(), float("nan")), (Wrong(), -1.0), (Real(), 2.0)]
+PIECES = [None, {"a": -1}, {"a": float("nan")}, {"a": float("inf")}, {"a": "many"}, {1: 2.0}]
+VARIANTS = [None, [], [Wrong()], [(Wrong(), 0)], [(Wrong(), 1.5)], [(FedAvg(), 4)]]
+SHORTER = [None, Wrong(), (Wrong(), 0), (Wrong(), float("nan")), (Wrong(), -1.0), (Real(), 2.0)]
 
 
 def test_wrong_pieces_variants_and_shorter_stages_are_refused() -> None:

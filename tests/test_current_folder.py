@@ -16,10 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with a file for every module of Python, of what is installed and of ours.
-
-    Each file leaves a mark.
-    """
+    """Return the current folder, with a file for every module there is; each leaves a mark when it is executed."""
     (folder := tmp_path / "trap").mkdir()
     names = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize", "fedcommons"}
     for name in filter(str.isidentifier, names):

@@ -1,6 +1,5 @@
 """examples/ and docs/notebook.ipynb: every program runs alone, and so do the commands of its docstring."""
 
-import json
 import re
 import runpy
 import shlex
@@ -23,11 +22,6 @@ PRINTED = {
     "hospitals": "patients of each hospital: ", "fedprox_synthetic": "| synthetic(1, 1) | FedProx, mu = 1 |",
     "regression": "squared error by round: ", "autoencoder": "loss by round: 1", "two_nn": "fedadam, accuracy",
 }  # fmt: skip
-PERSONAL = {
-    "two_nn": "accuracy", "hospitals": "accuracy", "regression": "loss", "autoencoder": "loss",
-    "characters": "accuracy", "fine_tuning": "accuracy",
-}  # fmt: skip
-"""Programs whose last command evaluates each client's own model on its own test examples, and a metric of it."""
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 
 
@@ -42,7 +36,7 @@ def test_a_program_and_the_commands_of_its_docstring_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, out = EXAMPLES / f"{name}.py", tmp_path
+    path = EXAMPLES / f"{name}.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
@@ -55,10 +49,6 @@ def test_a_program_and_the_commands_of_its_docstring_run(
         every = [] if "measure.every" in command else ["--measure.every=0"]
         words = [f"--out={tmp_path / str(number)}", *shlex.split(command.replace(" runs/", f" {tmp_path}/"))]
         assert not sweeps("run").run([*SMALL, *every, *words])
-        out = Path(words[words.index("--out") + 1]) if "--out" in words else tmp_path / str(number)
-    last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
-    assert last["round"] == 1
-    assert name not in PERSONAL or last[f"personal/{PERSONAL[name]}_mean"] >= 0
 
 
 @pytest.mark.ray

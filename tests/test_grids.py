@@ -1,24 +1,19 @@
 """What the sweeps over a grid put into their runs, preset ``authors`` cell by cell, and what table1 reports."""
 
-import io
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from rich.console import Console
-from sweep_cells import cells_of
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding, from_dict, override, same_results, to_dict
+from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
 from fedcommons.runs.inputs import load
 from fedcommons.sharing.needs import contribution
 from fedcommons.sweeping import grids, planned
 from fedcommons.sweeping import sweep as tuning
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
 from papers.fedssyn import table1 as of_table1
 
@@ -86,17 +81,13 @@ def configs_of(table1: ModuleType, options: str) -> list[Experiment]:
     return [cell.config for cell in table1.grid(table1.arguments(options.split()))]
 
 
-def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleType, tmp_path: Path) -> None:
+def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleType) -> None:
     options = "--preset authors --alphas 0.1 --federations 10:1 --algorithms fedavg,feddyn"
     asked = configs_of(table1, f"{options} --client.lr 0.1 --generator.epochs 7")  # 0.1 is the preset's value too
     assert {(c.client.lr, c.generator and c.generator.epochs) for c in asked} == {(0.1, None), (0.1, 7)}
     rates = configs_of(table1, f"{options} --lrs 0.05,0.1")
     assert {c.client.lr for c in rates} == {0.05, 0.1}
     assert len({tuning.cell(c, grids.VARIED).name for c in rates}) == len(rates) == 8
-    path = tmp_path / "c.yaml"
-    path.write_text("preset: authors\ndataset: cifar100\nalgorithms: fedavg\nclient: {epochs: 7}\n")
-    in_file = configs_of(table1, f"--config {path} --federations 10:1 --alphas 0.1")
-    assert {(c.data.name, c.client.epochs, c.client.batch_size) for c in in_file} == {("cifar100", 7, 128)}
 
 
 def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_its_own_setting_only(
@@ -119,36 +110,6 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
     )
 
 
-def test_digits_train_without_onednn_and_nothing_else_does() -> None:
-    """A folder that was written before the field existed holds a run with oneDNN."""
-    small, others = presets.experiment("small", "digits"), (("small", "mnist"), ("paper", "digits"))
-    assert not small.client.onednn
-    assert all(config.client.onednn for config in [Experiment(), *(presets.experiment(*other) for other in others)])
-    written = to_dict(small)
-    del written["client"]["onednn"]
-    assert same_results(from_dict(written), small) == ["client.onednn"]
-    assert deciding(from_dict(written)) == {n: v for n, v in deciding(small).items() if n != "client.onednn"}
-
-
-def test_table1_grows_as_runs_end_and_names_those_that_it_cannot_read(
-    table1: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    options = table1.arguments(["--preset=smoke", "--algorithms=fedavg,scaffold", "--alphas=0.1", f"--out={tmp_path}"])
-    cells, printed, said = table1.grid(options), io.StringIO(), []
-    growing, display = of_table1.Growing(cells, options), Display(Console(file=printed, width=200))
-    for number, cell in enumerate(of_table1.pairs_first(cells), 1):
-        recorded(tmp_path / cell.name, cell.config, 2, **({"bytes_up": "few"} if number == 4 else {}))
-        growing.grow(tmp_path, display)
-        growing.grow(tmp_path, display)
-        assert (tmp_path / "table1.md").read_text().count("| digits") == min(number, 3)
-    assert "So far: 3 of 4 runs." in (tmp_path / "table1.md").read_text()
-    assert printed.getvalue() == "fedavg  alpha 0.1  N 4  C 1  real 2 rounds  shuffled_synthetic 2 rounds  1.0x\n"
-    growing.write(tmp_path, said.append)
-    (unreadable,) = said
-    assert str(tmp_path / cell.name) in unreadable
-    assert "bytes_up is 'few'" in unreadable
-
-
 @pytest.mark.usefixtures("untimed")
 def test_of_very_many_cells_only_a_few_are_made_and_stand_for_all(sweeps: Sweeps, table1: ModuleType) -> None:
     seeds, alphas = ",".join(map(str, range(900))), ",".join(str(0.1 + i / 10) for i in range(20))
@@ -168,15 +129,3 @@ def test_of_very_many_cells_only_a_few_are_made_and_stand_for_all(sweeps: Sweeps
     one, many = planned.Bill(cells=[2.0, 4.0]), planned.Bill(cells=[2.0, 4.0], times=1000.0)
     assert many.span(many.cells, 2) == 3000
     assert many.seconds(1, in_ray=False) - one.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)
-
-
-SHORT = ["--preset=smoke", "--rho=0.5", "--lr=0.03", "--wandb=off", "--dataset=digits", "--data-dir=/x", "--alpha=0.7"]
-
-
-@pytest.mark.parametrize("script", ["table1", "figure3", "advise", "tune"])
-def test_short_names_are_the_fields_in_every_sweep(sweeps: Sweeps, script: str) -> None:
-    tuned = ["--space", "seed=0", "--sharing", "shuffled_synthetic"] if script == "tune" else []
-    for cell in cells_of(sweeps(script), [*SHORT, *tuned]):
-        flat = cell.config.flat
-        assert (flat["client.lr"], flat["tracking.wandb"], flat["data.dir"]) == (0.03, "off", "/x")
-        assert (flat.get("generator.rho", 0.5), flat.get("partition.alpha", 0.7)) == (0.5, 0.7)

@@ -11,9 +11,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from fedcommons.config import cli, hints, parts, presets
 from fedcommons.config.parts import KINDS
-from fedcommons.errors import UserError, nearest
+from fedcommons.errors import nearest
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.py"))
@@ -66,29 +65,6 @@ def test_help_lists_every_option_with_its_default(
     assert not [name for name in names if f"--{name} " not in listed]
     for option, default in (("--client.lr", "0.04"), ("--alphas", "0.01,0.1"), ("--data.name", "digits")):
         assert re.search(rf"{option} (?:(?! --\w).)*default: {re.escape(default)}\)", listed), option
-
-
-MEANT = {
-    "--mu=0.1": "--fedprox.mu with --algorithm fedprox or --moon.mu with --algorithm moon.",
-    "--C=0.1": "use --federation.participation.",
-    "--gpus=1": "CUDA_VISIBLE_DEVICES",
-    "--epsilon=10": "dp.target_epsilon",
-    "--momentum=0.9": "did you mean '--client.momentum'?",
-    "--learning-rate=0.1": "use --client.lr.",
-}
-
-
-@pytest.mark.parametrize("word", MEANT)
-def test_a_word_from_elsewhere_names_the_right_option(word: str) -> None:
-    with pytest.raises(UserError, match=re.escape(MEANT[word])):
-        cli.parse(cli.parser("a test", [word], presets.preset("small", "digits")), [word])
-
-
-def test_a_name_that_is_known_elsewhere_gets_no_wrong_guess() -> None:
-    for kind, words in hints.ELSEWHERE.items():
-        name = next(name for name in words.split() if name not in KINDS[kind].known)
-        with pytest.raises(UserError, match=f"not in the package.*my_{kind}.py:Name"):
-            parts.find(kind, name)
 
 
 def test_nearest_names() -> None:

@@ -1,11 +1,10 @@
-"""Names that never change: of runs, central models, generators and images; and the noise of private training.
+"""Names that never change: of runs, generators and images; and the noise of private training.
 
 ``names.json`` has one hash for each command, over all its names. A new field, component or preset changes none.
 """
 
 import json
 from collections.abc import Callable
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -24,11 +23,6 @@ from fedcommons.runs import build, worker
 from fedcommons.sweeping.sweep import Trial
 
 NAMES = json.loads(Path(__file__).with_name("names.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
-    return cache(sweeps)
 
 
 def hashed(value: object) -> str:
@@ -53,24 +47,21 @@ def artifact_keys(one: Trial) -> list[str]:
 
 
 def names(module: ModuleType, group: str, argv: list[str]) -> list[Any]:
-    """Return the names of the runs, of the artifacts or of the central models of a sweep."""
-    if group == "centrals":
-        options = module.arguments(argv)
-        return [one.name for one in module.central_lines(module.grid(options), options)]
+    """Return the names of the runs of a sweep, or of their artifacts."""
     if group == "runs":
         return [facts(one) for one in cells_of(module, argv)]
     return [artifact_keys(one) for one in cells_of(module, argv) if one.config.generator]
 
 
-LINES = [(group, line) for group in ("runs", "centrals", "artifacts") for line in NAMES[group]]
+LINES = [(group, line) for group in ("runs", "artifacts") for line in NAMES[group]]
 
 
 @pytest.mark.parametrize(("group", "line"), LINES)
 def test_names_keys_configs_and_noise_are_what_they_were(
-    script: Callable[[str], ModuleType], group: str, line: str
+    sweeps: Callable[[str], ModuleType], group: str, line: str
 ) -> None:
     name, *argv = line.split()
-    now = names(script(name), group, argv)
+    now = names(sweeps(name), group, argv)
     assert hashed(now) == NAMES[group][line], now
 
 

@@ -54,14 +54,11 @@ def test_every_requirement_is_locked_with_hashes_in_a_version_that_fits() -> Non
 
 def test_the_list_of_packages_is_what_an_installation_brings() -> None:
     listed = {one["name"]: one["version"] for one in SBOM["components"]}
-    assert len(listed) == len(SBOM["components"])
     pinned = {str(pin).partition(";")[0].strip() for pin, _ in pins("requirements.lock")}
     assert {f"{name}=={version}" for name, version in listed.items()} < pinned
     assert {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]} <= listed.keys()
     assert not {"pytest", "ruff", "pyright", "hatchling"} & listed.keys()
-    mine, (graph,) = SBOM["metadata"]["component"], SBOM["dependencies"]
-    assert len(graph["dependsOn"]) == len(PROJECT["dependencies"])
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    citation, mine = yaml.safe_load((ROOT / "CITATION.cff").read_text()), SBOM["metadata"]["component"]
     assert mine["version"] == citation["version"] == PROJECT["version"] == fedcommons.__version__
 
 
@@ -90,21 +87,15 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
         (source / "platform" / "fedcommons" / "__pycache__").mkdir()
         (source / "platform" / "fedcommons" / "__pycache__" / "paths.pyc").write_bytes(os.urandom(8))
         variables = {**os.environ, "TZ": zone, "PYTHONHASHSEED": str(number)}
-        done = subprocess.run(
-            [sys.executable, "-c", BUILD, str(umask)], cwd=source, env=variables, capture_output=True, text=True,
-            check=True,
-        )  # fmt: skip
+        words = [sys.executable, "-c", BUILD, str(umask)]
+        done = subprocess.run(words, cwd=source, env=variables, capture_output=True, text=True, check=True)
         found.append([source / name for name in done.stdout.split()[-2:]])
     return found
 
 
 @pytest.mark.long
-def test_two_builds_are_equal(builds: list[list[Path]]) -> None:
+def test_two_builds_are_equal_and_have_every_module_the_licence_and_the_list(builds: list[list[Path]]) -> None:
     assert len({sha256(wheel.read_bytes()).hexdigest() for wheel, _ in builds}) == 1
-
-
-@pytest.mark.long
-def test_the_wheel_has_every_module_the_licence_and_the_list(builds: list[list[Path]]) -> None:
     path, source = builds[0]
     info = f"fedcommons-{PROJECT['version']}.dist-info"
     with ZipFile(path) as wheel:
@@ -130,8 +121,8 @@ def test_the_installed_command_lists_the_sweeps_and_runs_them(builds: list[list[
     here.mkdir()
 
     def fedcommons(*words: str) -> subprocess.CompletedProcess[str]:
-        command, variables = [str(target / "bin" / "fedcommons"), *words], {**os.environ, "PYTHONPATH": str(target)}
-        return subprocess.run(command, cwd=here, env=variables, capture_output=True, text=True, timeout=300)
+        line, variables = [str(target / "bin" / "fedcommons"), *words], {**os.environ, "PYTHONPATH": str(target)}
+        return subprocess.run(line, cwd=here, env=variables, capture_output=True, text=True, timeout=300)
 
     whole = re.sub(r"\n {5,}", " ", fedcommons("--help").stdout)  # a longer sentence goes on under itself
     names = {line.split()[0] for line in whole.splitlines() if line.startswith("  ")}
@@ -143,7 +134,4 @@ def test_the_installed_command_lists_the_sweeps_and_runs_them(builds: list[list[
     done = fedcommons("run", "--preset=smoke", "--wandb=off", "--federation.rounds=1", "--data.limit=60", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 1
-
-
-def test_in_a_clone_the_command_runs_the_sweeps_of_the_clone() -> None:
-    assert command.folder() == ROOT / "sweeps"
+    assert command.folder() == ROOT / "sweeps"  # in a clone those of the clone

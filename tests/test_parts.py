@@ -7,13 +7,14 @@ from typing import Annotated
 import pytest
 import yaml
 
+from fedcommons import experiment
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
 from fedcommons.config.flat import choose, deciding, fields_for, from_dict, override, same_results, to_dict
 from fedcommons.config.parts import KINDS
-from fedcommons.config.sections import Constants
 from fedcommons.errors import UserError
+from fedcommons.runs import build
 from fedcommons.runs.checks import check
 
 FILE = '''
@@ -51,7 +52,7 @@ class Often(Rates):
 '''
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which has user-defined components."""
     (tmp_path / "my_file.py").write_text(FILE)
@@ -77,7 +78,6 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
             assert kind != "algorithm" or is_number <= bool(found.allowed), f"{name}.{field} has no range"
 
 
-@pytest.mark.usefixtures("lab")
 def test_a_component_is_loaded_by_file_and_by_module() -> None:
     for where in ("my_file.py", "my_file"):
         assert parts.find("model", f"{where}:Small").__name__ == "Small"
@@ -126,12 +126,6 @@ def test_a_config_that_is_read_executes_nothing(lab: Path) -> None:
     assert not (lab / "executed").exists()
 
 
-def test_constants_are_equal_and_hashable_whatever_their_order() -> None:
-    a, b = Constants({"x": 1, "y": (2, 3)}), Constants({"y": (2, 3), "x": 1})
-    assert a == b != Constants({"x": 1})
-    assert (hash(a), list(a)) == (hash(b), ["x", "y"])
-
-
 def test_fields_are_read_from_a_signature() -> None:
     def part(shape, rate: Annotated[float, "(0, 1]"] = 0.5, sizes: tuple[int, ...] = (1, 2), odd=None, *args, **more):
         """A part.
@@ -147,3 +141,71 @@ def test_fields_are_read_from_a_signature() -> None:
     for value in (0, 1.01, float("nan")):
         with pytest.raises(UserError, match=r"x must lie in \(0, 1\], got"):
             fields["rate"].check("x", value)
+
+
+def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
+    """Return an experiment with this component; code: of odd.py, in the current folder."""
+    if code:
+        Path("odd.py").write_text(code, encoding="utf-8")
+    return experiment("smoke", values={"data.limit": 40, field: name, **more})
+
+
+def test_a_name_in_a_module_that_is_no_file_is_refused() -> None:
+    for name in ("builtins:dict", "sys:modules", "builtins:None"):
+        with pytest.raises(UserError):
+            build.prepare(quick("algorithm", name))
+
+
+TYPES = {"1 / 1": "must be a type", "'no type'": "SyntaxError", "Literal[3] | float": r"cannot stand beside .*float"}
+
+
+@pytest.mark.parametrize("annotation", TYPES)
+def test_an_annotation_that_is_no_type_is_refused(annotation: str) -> None:
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation} = 1.0): ...\n"
+    with pytest.raises(UserError, match=TYPES[annotation]):
+        quick("partition.name", "odd.py:mine", code)
+
+
+CHOICES = {
+    "Literal['big', 'small'] = 'big'": ("small", "mid", "Known: big, small"),
+    "Literal['auto', 2] = 2": ("auto", "always", "Known: 2, auto"),
+    "Literal['p', 'q'] | None = None": (None, "r", "Known: p, q"),
+    "tuple[Literal['u', 'v'], ...] = ('u',)": (("v", "u"), ("v", "w"), "Known: u, v"),
+}
+
+
+@pytest.mark.parametrize("annotation", CHOICES)
+def test_the_values_of_a_literal_are_a_choice(annotation: str) -> None:
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
+    right, wrong, known = CHOICES[annotation]
+    default = quick("partition.name", "odd.py:mine", code).flat["partition.a"]
+    assert default == eval(annotation.rpartition(" = ")[2])
+    assert quick("partition.name", "odd.py:mine", **{"partition.a": right}).flat["partition.a"] == right
+    with pytest.raises(UserError, match=known):
+        build.prepare(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
+
+
+ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
+COLUMNS = "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"
+
+
+@pytest.mark.parametrize("rows", ["torch.arange(len(labels) // 2 * 2).view(2, -1)", COLUMNS])
+def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
+    """Rows are held out for validation, so the partition is called once more, for more rows."""
+    more = {"partition.n_clients": 2, "data.validation": 0.1}
+    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
+
+
+WRONG_ROWS = {
+    "None": "NoneType", "[[0, [1]], [2]]": "client 0.*one shape", "[[0, 1], [1, 2]]": "a row twice",
+    "[[0, 1], [True, False]]": r"bool.*client 1.*np\.flatnonzero", "[[0, 1], [0.5]]": "float64.*client 1",
+    "[[3], np.ma.array([0, 1], mask=[0, 1])]": "client 1.*masked",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", WRONG_ROWS)
+def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str) -> None:
+    config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
+    with pytest.raises(UserError, match=WRONG_ROWS[rows]):
+        build.prepare(config)
