@@ -52,8 +52,8 @@ def test_preset_authors_has_the_numbers_of_the_released_code() -> None:
         assert (config.generator.epochs, config.client.epochs) == (epochs, local_epochs)
         assert (config.client.batch_size, config.client.drop_last) == (128, True)
         check(config)
-    for *cell, rate in RATES:
-        assert settled(*cell).client.lr == rate
+    for data, algorithm, n, c, alpha, setting, rate in RATES:
+        assert settled(data, algorithm, n, c, alpha, setting).client.lr == rate
     assert settled("cifar10", "feddyn", 10, 1.0, 0.1, "real").flat["feddyn.alpha"] == 0.001
     assert settled("cifar10", "feddyn", 10, 1.0, 0.1).flat["feddyn.alpha"] == 0.01
     with pytest.raises(UserError, match="Table 1 only"):
