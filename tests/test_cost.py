@@ -1,9 +1,12 @@
-"""What ``--dry-run`` counts is what a run does, by spies on the engine; prices and local steps in closed form."""
+"""What ``--dry-run`` counts is what a run does, by spies on the engine and by components that note their own work."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 
 from fedcommons.algorithms import matching
-from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -20,17 +23,18 @@ from fedcommons.convergence import estimators
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.pieces import Timed, in_seconds, prices
+from fedcommons.core.pieces import Timed, pieces_of, prices, smaller_of
 from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
 from fedcommons.runs import build, cost, experiment, inputs
+from fedcommons.runs.build import Assembled
 from fedcommons.runs.cost import Prices
 from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
+from fedcommons.sharing.real import Real
+from fedcommons.sharing.stage import shorter_of
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.sweeping import planned
-from fedcommons.sweeping.display import Display
-from fedcommons.sweeping.sweep import Trial
 from fedcommons.tensors import nbytes
 from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
@@ -41,29 +45,22 @@ TINY: dict[str, Any] = {
     "generator.channels": (8, 8), "generator.sampling_steps": 3,
 }  # fmt: skip
 POOL = {"sharing.setting": "shuffled_synthetic"}
+UNEQUAL = {"federation.participation": 0.7, "partition.name": "dirichlet_niid", "straggler.q": 0.3}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "real": {},
-    "pool": POOL,
-    "pool, no equal work": {**POOL, "client.equal_work": False, "sharing.p": 0.25},
-    "incomplete batches left out": {"client.drop_last": True},
+    "pool": POOL, "pool, no equal work": {**POOL, "client.equal_work": False, "sharing.p": 0.25},
     "batches larger than the data": {"client.batch_size": 50, "client.drop_last": True},
-    "dp": {"dp.local": True, "measure.every": 0},
-    "some clients, unequal": {"federation.participation": 0.7, "partition.name": "dirichlet_niid", "straggler.q": 0.3,
-                              "federation.rounds": 5},
-    "a part is measured": {**POOL, "measure.samples": 16, "partition.n_clients": 5,
-                           "federation.rounds": 1},  # 12 of their own cannot be cut
+    "dp": {"dp.local": True, "measure.every": 0}, "some clients, unequal": {**UNEQUAL, "federation.rounds": 5},
+    "some examples are measured": {**POOL, "measure.samples": 16, "partition.n_clients": 5, "federation.rounds": 1},
 }  # fmt: skip
 
 
 def _config(folder: Path, values: dict[str, Any]) -> Experiment:
-    fields = {**presets.preset("smoke", "digits"), **TINY, "artifacts": str(folder / "artifacts"), **values}
-    return choose(fields)
+    return choose({**presets.preset("smoke", "digits"), **TINY, "artifacts": str(folder / "artifacts"), **values})
 
 
-def _counted(config: Experiment) -> tuple[Counts, list[tuple[int, int]]]:
-    prepared = build.prepare(config)
-    work = [generator_work(job) for job in missing(Store(Path(config.artifacts)), prepared.needs)]
-    return counted(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs])), work
+def ready(folder: Path, values: dict[str, Any]) -> Assembled:
+    prepared = build.prepare(_config(folder, values))
+    return build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs])
 
 
 def spy(patch: pytest.MonkeyPatch, place: Any, name: str, note: Callable[..., None]) -> None:
@@ -84,7 +81,11 @@ def test_counted_work_is_the_work_of_a_run(
 ) -> None:
     config = _config(tmp_path, values)
     b, dp = config.client.batch_size, config.dp.local
-    counts, work = _counted(config)
+
+    def generators() -> list[tuple[int, int]]:
+        return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.prepare(config).needs)]
+
+    counts, work = counted(ready(tmp_path, values)), generators()
     seen: Counter[str] = Counter()
 
     def trained(self: LocalSGD, work: Work, *given: Any, run: Any = LocalSGD.run, **named: Any):
@@ -106,82 +107,59 @@ def test_counted_work_is_the_work_of_a_run(
     spy(monkeypatch, DDPM, "training_step", lambda *_: seen.update(steps=1))
     spy(monkeypatch, UNet2DModel, "forward", lambda unet, x, *_, **__: seen.update(drawn=len(x) * (not unet.training)))
     experiment.run(config, tmp_path / "run", say=lambda _: None)
-
     for name in ("full", "rest", "rest_examples", "evaluated", "gradients", "trainings"):
         assert getattr(counts, name) == seen[name], name
     assert seen["full"] + seen["rest"] > 0
     assert [sum(numbers) for numbers in zip(*work, strict=True)] in ([], [seen["steps"], seen["drawn"]])
     assert bool(work) == ("sharing.setting" in values) == (seen["steps"] > 0)
-    assert _counted(config)[1] == []  # what is in the store costs nothing
+    assert generators() == []  # what is in the store costs nothing
 
 
 def test_counts_in_closed_form(tmp_path: Path) -> None:
     """Of more than 1,000 rounds the first 1,000 are drawn and scaled up."""
-    config = _config(tmp_path, {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
-                                "measure.smoothness": True, "evaluate.every": 1000})  # fmt: skip
-    counts = _counted(config)[0]
+    rounds = {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
+              "measure.smoothness": True, "evaluate.every": 1000}  # fmt: skip
+    counts, data = counted(ready(tmp_path, rounds)), inputs.load(_config(tmp_path, rounds).data)
     assert counts.trainings == pytest.approx(3 * 2345)
     assert (counts.rounds, counts.checkpoints) == (2345, 3)
     assert counts.products == 40 * counts.gradients == 40 * 6 * 3  # rounds 0, 500 ... 2000, 2345; a batch per client
-    data = inputs.load(config.data)
     assert counts.evaluated == 4 * (len(data.test) + len(data.validation))  # rounds 0, 1000, 2000, 2345
 
 
 @pytest.mark.parametrize("q", [0.0, 0.9])
 def test_clients_are_counted_until_they_have_sent_what_they_send_once(q: float, tmp_path: Path) -> None:
     tiny = {"federation.rounds": 6, "measure.every": 0, "straggler.q": q, "seed": 1}
-    config = _config(tmp_path, {"algorithm": "fedcvae", "fedcvae.channels": (2,), "fedcvae.samples": 10, **tiny})
-    counts, trained, asked = _counted(config)[0], 0.0, 0.0
+    values = {"algorithm": "fedcvae", "fedcvae.channels": (2,), "fedcvae.samples": 10, **tiny}
+    trained, asked = 0.0, 0.0
 
     def note(round: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal trained, asked
         joined = metrics.get("clients") or 0.0
         trained, asked = trained + joined - (metrics.get("stragglers") or 0.0), asked + joined
 
-    experiment.run(config, tmp_path / "run", say=lambda _: None, on_round=note)
-    assert counts.trainings == trained > 0
+    experiment.run(_config(tmp_path, values), tmp_path / "run", say=lambda _: None, on_round=note)
+    assert counted(ready(tmp_path, values)).trainings == trained > 0
     assert (asked > 3) == (q > 0)  # some were asked again
 
 
-FEDDM: dict[str, dict[str, Any]] = {
-    "real images": {"feddm.iterations": 0},
-    "some clients, unequal": SETTINGS["some clients, unequal"],
-    "dp": {"dp.local": True, "feddm.init": "noise"},
-}
-
-
-@pytest.mark.parametrize("values", FEDDM.values(), ids=FEDDM)
-def test_counted_pieces_of_feddm_are_those_of_a_run(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method = {"algorithm": "feddm", "feddm.ipc": 2, "feddm.least": 3, "feddm.iterations": 3, "feddm.server_epochs": 2}
-    config = _config(tmp_path, {"measure.every": 0, "data.limit": 120, **method, **values})
-    counts = _counted(config)[0]
-    seen: Counter[str] = Counter()
+def test_counted_pieces_of_feddm_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"algorithm": "feddm", "feddm.ipc": 2, "feddm.least": 3, "feddm.iterations": 3, "feddm.server_epochs": 2,
+              "measure.every": 0, "data.limit": 120, **UNEQUAL}  # fmt: skip
+    counts, seen = counted(ready(tmp_path, values)), Counter[str]()
 
     def features(module: Any, head: Any, x: torch.Tensor) -> None:
-        if not torch.is_grad_enabled():
-            seen["real"] += len(x)
-        elif not config.dp.local:
-            seen["synthetic"] += len(x)
+        seen["synthetic" if torch.is_grad_enabled() else "real"] += len(x)
 
-    def terms(images: torch.Tensor, *given: Any, find: Any = matching.terms):
-        for term in find(images, *given):
-            seen["synthetic"] += len(images)
-            yield term
+    def server_step(module: Any, batch: Any, *_: Any) -> None:
+        seen.update(server_steps=1, server_images=len(batch[1]))
 
-    monkeypatch.setattr(matching, "terms", terms)
     spy(monkeypatch, matching, "around", lambda *_: seen.update(steps=1))
     spy(monkeypatch, matching, "features", features)
-    spy(monkeypatch, Classifier, "training_step",
-        lambda _, batch, *__: seen.update(server_steps=1, server_images=len(batch[1])))  # fmt: skip
-    spy(monkeypatch, FedDM, "client", lambda *_: seen.update(trainings=1))
-    experiment.run(config, tmp_path / "run", say=lambda _: None)
-    names = ("steps", "real", "synthetic", "server_steps", "server_images")
-    assert {name: seen[name] for name in names} == counts.pieces
-    assert (counts.trainings, counts.full, counts.rest) == (seen["trainings"], 0, 0)
-    assert seen["server_images"] > seen["server_steps"] > 0
-    assert (seen["real"] > seen["steps"] > 0) == (config.constants["iterations"] > 0)
+    spy(monkeypatch, Classifier, "training_step", server_step)
+    experiment.run(_config(tmp_path, values), tmp_path / "run", say=lambda _: None)
+    assert seen == counts.pieces
+    assert min(seen.values()) > 0
+    assert (counts.full, counts.rest) == (0, 0)
 
 
 def test_local_steps_in_closed_form() -> None:
@@ -214,20 +192,6 @@ def test_prices_times_counts() -> None:
         replace(PRICES, pieces={"a": 0.5}).seconds(Counts(0, pieces={"b": 3}), 8)
 
 
-@pytest.mark.parametrize("dp", [None, DPSGD(1, 1)])
-@pytest.mark.parametrize("times", [2, 17])
-def test_prices_of_feddm_are_found_again_in_rounds_that_cost_what_they_say(times: int, dp: DPSGD | None) -> None:
-    """Exactly, where a round is linear in its pieces."""
-    wanted = {"steps": 0.5, "real": 0.25, "synthetic": 2.0, "server_steps": 0.125, "server_images": 1.0}
-    timed = []
-    for variant, n in FedDM(iterations=1000).smaller(times):
-        facts = Facts(1, [n], 1, counts=lambda n=n: torch.tensor([[n - n // 2, n // 2]]))
-        pieces = variant.pieces(facts, LocalSGD(1, 8, dp=dp), 1, [0])
-        timed.append(Timed(0, pieces, 9.0 + in_seconds(pieces, wanted)))
-    assert prices("FedDM", timed) == pytest.approx(wanted)
-    assert prices("FedDM", [replace(one, seconds=1.0) for one in timed]) == pytest.approx(dict.fromkeys(wanted, 0.0))
-
-
 def test_local_steps_of_rounds_with_other_clients_are_no_pieces() -> None:
     """Rounds of 1 and of 32 examples differ in their local steps, too: only those of as many are compared."""
     rounds = [Timed(1, {"a": 1}, 3.0), Timed(1, {"a": 5}, 11.0), Timed(32, {"a": 5}, 70.0)]
@@ -247,39 +211,137 @@ def test_places_are_filled_in_order_and_durations_and_sizes_in_words() -> None:
 
 
 def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:
-    def shape(values: dict[str, Any]) -> tuple:
-        prepared = build.prepare(_config(tmp_path, values))
-        return cost.shape_of(build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs]))
-
-    one = shape({})
-    assert shape({"seed": 3, "partition.alpha": 0.5, "client.lr": 0.3, "federation.rounds": 9, **POOL}) == one
+    one = cost.shape_of(ready(tmp_path, {}))
+    same = {"seed": 3, "partition.alpha": 0.5, "client.lr": 0.3, "federation.rounds": 9, **POOL}
+    assert cost.shape_of(ready(tmp_path, same)) == one
     for other in ({"algorithm": "fedprox"}, {"client.batch_size": 9}, {"model.hidden": 9}, {"dp.local": True}):
-        assert shape({"measure.every": 2, **other}) != one
+        assert cost.shape_of(ready(tmp_path, other)) != one
 
 
-def test_a_measurement_leaves_nothing_and_finds_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diverges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    values = {"algorithm": "scaffold", "measure.smoothness": True}
-    ready = build.assemble(build.prepare(_config(tmp_path, values)))
-    threads = torch.get_num_threads()
-    found = cost.measure(ready)
-    assert torch.get_num_threads() == threads
+    values = {"algorithm": "scaffold", "measure.smoothness": True, "client.lr": 1e10, "client.momentum": 0.0}
+    found = cost.measure(one := ready(tmp_path, values))
     assert list(tmp_path.iterdir()) == []
     assert all(value > 0 for value in (found.checkpoint, found.example, found.gradient, found.product, found.memory))
     assert found.step + found.training + found.round > 0
-    start = ready.start(experiment.ClientMemory())
+    start = one.start(experiment.ClientMemory())
     assert (found.state, found.kept) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
-def test_training_that_diverges_has_its_price(tmp_path: Path) -> None:
-    values = {"algorithm": "scaffold", "client.lr": 1e10, "client.momentum": 0.0, "measure.every": 0}
-    found = cost.measure(build.assemble(build.prepare(_config(tmp_path, values))))
-    assert found.step + found.training + found.round > 0
+@pytest.mark.usefixtures("untimed")
+def test_a_dry_run_writes_nothing_and_a_finished_run_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sweeps: Callable[[str], ModuleType]
+) -> None:
+    run = sweeps("run").run
+    words = ["--preset=smoke", "--data.limit=60", "--federation.rounds=1", "--wandb=off", f"--out={tmp_path}/one"]
+    for printed in ("one: ", "one: done"):
+        assert run([*words, "--dry-run"]) == 0
+        assert printed in capsys.readouterr().out
+        assert bool([*tmp_path.iterdir()]) == (printed == "one: done")
+        run([*words, "--resume"])
 
 
-def test_a_finished_run_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = _config(tmp_path, {"federation.rounds": 1})
-    experiment.run(config, tmp_path / "one", say=lambda _: None)
-    with Display() as display:
-        planned.dry_run([Trial("one", config)], tmp_path, display)
-    assert capsys.readouterr().out.splitlines()[1:] == ["one: done", "1 cells. All are done."]
+STEPS: list[int] = []
+SECONDS = [0.0]
+"""A clock that only the method moves."""
+
+
+@dataclass(frozen=True)
+class Polish(FedAvg):
+    """FedAvg whose server takes steps, more for more replies, and none without a reply."""
+
+    epochs: int = 50
+
+    def client(self, work: Any, message: Any, memory: Any, data: Any, round: int, seed: int) -> Any:
+        reply = super().client(work, message, memory, data, round, seed)
+        SECONDS[0] += 1.0 + 0.5 * reply.metrics["steps"] + 0.01 * work.loop.epochs * len(data)
+        return reply
+
+    def merge(self, executor: Any, state: Any, total: Any, replies: Any, round: int, seed: int) -> Any:
+        state = super().merge(executor, state, total, replies, round, seed)
+        steps = self.epochs * (1 + len(replies)) if replies else 0
+        STEPS.append(steps)
+        SECONDS[0] += 2.0 * steps
+        return state
+
+    def pieces(self, facts: Any, loop: Any, round: int, clients: Any) -> dict[str, float]:
+        return {"server_steps": self.epochs * (1 + len(clients)) if len(clients) else 0}
+
+    def smaller(self, times: int) -> list[tuple["Polish", int]]:
+        return [(replace(self, epochs=e), n) for e, n in ((1, 4), (1 + times, 4), (1 + times, 16))]
+
+
+def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds: 2 of a step of the server, 1 of a training of a client, 0.5 + 0.01 B of a local step of B examples."""
+    own = {"algorithm": "test_cost:Polish", "measure.every": 0, "federation.rounds": 6, **UNEQUAL, "straggler.q": 0.7}
+    mine, average = ready(tmp_path, own), ready(tmp_path, {**own, "algorithm": "fedavg"})
+    module: Any = sys.modules[type(mine.algorithm).__module__]
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: module.SECONDS[0]))
+    assert cost.shape_of(ready(tmp_path, {**own, "polish.epochs": 7})) == cost.shape_of(mine)
+    found, counts = cost.measure(mine), counted(mine)
+    assert max(module.STEPS) < 2 * 2 * (1 + cost.MORE)  # the 50 epochs were not run
+    assert found.pieces == {"server_steps": pytest.approx(2.0)}
+    values = (found.step, found.half, found.training, found.round, found.checkpoint)
+    assert values == pytest.approx((0.58, 0.54, 1.0, 0.0, 0.0))
+    assert replace(counts, pieces={}) == counted(average)
+    module.STEPS.clear()
+    before = module.SECONDS[0]
+    experiment.run(_config(tmp_path, own), tmp_path / "run", say=lambda _: None)
+    assert counts.pieces == {"server_steps": sum(module.STEPS)}
+    assert found.seconds(counts, 8) == pytest.approx(module.SECONDS[0] - before)
+
+
+@dataclass(frozen=True)
+class Mixes(Real):
+    """A stage that trains for a number of epochs."""
+
+    epochs: int = 500
+
+    def shorter(self) -> tuple["Mixes", float]:
+        return replace(self, epochs=2), self.epochs / 2
+
+
+def test_a_stage_that_takes_long_is_priced_by_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=count(0.0, 3.0).__next__))  # all takes 3 seconds
+    for epochs in (500, 2):
+        prepared = build.prepare(_config(tmp_path, {"sharing.setting": "test_cost:Mixes", "sharing.epochs": epochs}))
+        assert cost.contribute(prepared, [])[1] == 3 * epochs / 2
+    assert shorter_of(Real()) == (Real(), 1.0)
+
+
+@dataclass(frozen=True)
+class Wrong(FedAvg):
+    """FedAvg with this as its pieces, variants and shorter stage."""
+
+    answer: Any = None
+
+    def pieces(self, *given: Any) -> Any:
+        return self.answer
+
+    def smaller(self, times: int) -> Any:
+        return self.answer
+
+    def shorter(self) -> Any:
+        return self.answer
+
+
+PIECES = [None, {"a": -1}, {"a": float("nan")}, {"a": float("inf")}, {"a": "many"}, {1: 2.0}]
+VARIANTS = [None, [], [Wrong()], [(Wrong(), 0)], [(Wrong(), 1.5)], [(FedAvg(), 4)]]
+SHORTER = [None, Wrong(), (Wrong(), 0), (Wrong(), float("nan")), (Wrong(), -1.0), (Real(), 2.0)]
+
+
+def test_wrong_pieces_variants_and_shorter_stages_are_refused() -> None:
+    for wrong in PIECES:
+        with pytest.raises(UserError, match=r"Wrong\.pieces must give numbers of at least 0.*got "):
+            pieces_of(Wrong(wrong), Facts(1, [1.0], 1), LocalSGD(1, 8), 1, [0])
+    for wrong in VARIANTS:
+        with pytest.raises(UserError, match=r"Wrong\.smaller must give pairs.*at least 1, got "):
+            smaller_of(Wrong(wrong), 2)  # pyright: ignore[reportArgumentType]
+    for wrong in SHORTER:
+        with pytest.raises(UserError, match=r"Wrong\.shorter must give a Wrong .* above 0.*got "):
+            shorter_of(Wrong(wrong))  # pyright: ignore[reportArgumentType]

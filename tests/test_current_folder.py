@@ -14,23 +14,16 @@ from fedcommons.runs import cost
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a file for every module of Python, of what is installed and of ours; each leaves a mark."""
-    folder = tmp_path_factory.mktemp("trap")
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with a file for every module there is; each leaves a mark when it is executed."""
+    (folder := tmp_path / "trap").mkdir()
     names = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize", "fedcommons"}
     for name in filter(str.isidentifier, names):
         mark = f"open({str(folder / 'caught')!r}, 'a').write({name!r} + ' ')"
         (folder / f"{name}.py").write_text(f"{mark}\nraise ImportError('caught')\n")
+    monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def trap(traps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder."""
-    (traps / "caught").unlink(missing_ok=True)
-    monkeypatch.chdir(traps)
-    return traps
 
 
 def caught(trap: Path) -> str:

@@ -1,4 +1,4 @@
-"""``--help`` and refusals import nothing that takes seconds; help lists every option with its default."""
+"""``--help`` and refusals import nothing that takes seconds; help lists every option; hints name the right one."""
 
 import json
 import re
@@ -10,6 +10,9 @@ from types import ModuleType
 
 import pytest
 import yaml
+
+from fedcommons.config.parts import KINDS
+from fedcommons.errors import nearest
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.py"))
@@ -41,8 +44,7 @@ def test_help_and_refusals_import_nothing_heavy() -> None:
     for name, word, code, out, err, heavy in json.loads(done.stdout):
         helped = word == "--help" and code == 0 and "usage:" in out
         refused = word != "--help" and code == 2 and "unknown option" in err and "usage:" not in out
-        resumes = "resumes=False" not in (SWEEPS / f"{name}.py").read_text()  # what Ctrl-C then advises
-        if heavy or not (helped or refused) or (helped and resumes != ("--resume" in out)):
+        if heavy or not (helped or refused):
             wrong.append(f"{name} {word}: exit code {code}, imports {heavy}, prints {err}")
     assert not wrong
 
@@ -50,16 +52,25 @@ def test_help_and_refusals_import_nothing_heavy() -> None:
 def test_help_lists_every_option_with_its_default(
     sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        sweeps("table1").arguments(["--help"])
-    entries = {}
-    for entry in re.split(r"^ {0,4}(?=-)", capsys.readouterr().out.partition("\noptions:\n")[2], flags=re.M):
-        entries[entry.partition(" ")[0]] = " ".join(entry.split())
-    with pytest.raises(SystemExit):
-        sweeps("table1").arguments(["--print_config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
-    names = {f"{section}.{name}" for section, of in printed.items() if isinstance(of, dict) for name in of}
+    table1, texts = sweeps("table1"), []
+    for word in ("--help", "--print_config"):
+        with pytest.raises(SystemExit):
+            table1.arguments([word])
+        texts.append(capsys.readouterr().out)
+    listed = " ".join(texts[0].partition("\noptions:\n")[2].split())
+    names = {
+        f"{section}.{name}" for section, of in yaml.safe_load(texts[1]).items() if isinstance(of, dict) for name in of
+    }
     assert len(names) > 60
-    assert {f"--{name}" for name in names} <= entries.keys()
+    assert not [name for name in names if f"--{name} " not in listed]
     for option, default in (("--client.lr", "0.04"), ("--alphas", "0.01,0.1"), ("--data.name", "digits")):
-        assert re.search(rf"default: {re.escape(default)}\)", entries[option]), entries[option]
+        assert re.search(rf"{option} (?:(?! --\w).)*default: {re.escape(default)}\)", listed), option
+
+
+def test_nearest_names() -> None:
+    """A dotted name is compared by its last word first; at most five names that begin so are listed."""
+    known = [one for kind in KINDS.values() for one in kind.known]
+    assert (nearest("fashion-mnist", known), nearest("zzz", known)) == ("; did you mean 'fmnist'?", ".")
+    assert nearest("dirichlet", known).count("'dirichlet_") == 5
+    assert "'--partition.alpha'" in nearest("--alpha", ["--data.alphabet", "--partition.alpha", "--alps"])
+    assert nearest("ab", [f"abc{i}" for i in range(6)]).count("'") == 2

@@ -119,13 +119,11 @@ def test_neither_platform_nor_a_sweep_hides_a_module() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 400]
 
 
-HEAVY = ("diffusers", "opacus", "wandb")
-"""They cost every worker seconds of start-up."""
-
-
 @pytest.mark.long
 def test_no_library_brings_a_heavy_one_with_it() -> None:
-    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {HEAVY} if m in sys.modules])"
+    """These cost every worker seconds of start-up."""
+    heavy = ("diffusers", "opacus", "wandb")
+    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 

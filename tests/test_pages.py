@@ -1,12 +1,18 @@
-"""Pages: their commands are ones that the sweeps take, and docs/results/regenerate.py compares numbers."""
+"""Commands of pages are ones that the sweeps take; those of docs/own_parts.md and docs/start.md are run."""
 
+import json
+import os
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,34 +22,44 @@ from fedcommons.config import cli
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
+FOLLOWED = ("docs/own_parts.md", "docs/start.md")
+"""Pages whose files are written and whose runs are run."""
 
 
-def commands() -> list[str]:
-    """Return each command of a sweep in a code span or a line of a block, and those that make pages' numbers."""
-    found = []
-    for page in ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md"):
-        text = (ROOT / page).read_text()
-        spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
-        lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
-        matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", one) for one in (*spans, *lines))
-        found += [match[1] for match in matches if match]
-    for facts in yaml.safe_load((RESULTS / "pages.yaml").read_text()).values():
-        found.append(f"python {facts['command'].replace('DIR', 'runs')} --out runs/out")
-    return list(dict.fromkeys(found))
+def commands(page: str) -> list[str]:
+    """Return each command of a sweep in a code span or a line of a block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
+    matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", one) for one in (*spans, *lines))
+    return list(dict.fromkeys(match[1] for match in matches if match))
+
+
+def write_files(folder: Path, page: str) -> None:
+    """Write the files of a page, and what it takes from examples/."""
+    (folder / "my_lab.py").write_text((ROOT / "examples" / "own_method.py").read_text(encoding="utf-8"), "utf-8")
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S):
+        name = re.match(r"# (\w+\.py)\n", text)
+        assert name, text[:80]
+        (folder / name[1]).write_text(text, encoding="utf-8")
+    (folder / "examples").symlink_to(ROOT / "examples")
 
 
 def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("docs", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    write_files(tmp_path, FOLLOWED[0])
     examples = ("own_method", "own_tracker", "own_measure")
     (tmp_path / "my_lab.py").write_text("\n".join((ROOT / f"examples/{name}.py").read_text() for name in examples))
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 0\n")
     monkeypatch.chdir(tmp_path)
-    load = cache(sweeps)
-    for command in commands():
+    load, pages = cache(sweeps), yaml.safe_load((RESULTS / "pages.yaml").read_text()).values()
+    found = [f"python {facts['command'].replace('DIR', 'runs')} --out runs/out" for facts in pages]
+    for page in ("README.md", "docs/howto.md", "docs/claims.md", "docs/results/README.md", FOLLOWED[0]):
+        found += commands(page)
+    for command in found:
         _, script, *words = shlex.split(command)
         if "--replay" in words:  # no other option goes with it
             assert cli.named(words) <= {"replay", "round", "client", "pdb"}
@@ -51,21 +67,48 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
             load(Path(script).stem).arguments(words)
 
 
-def test_the_cheapest_pages_are_taken_and_numbers_that_differ_are_reported() -> None:
-    spec = spec_from_file_location("regenerate", RESULTS / "regenerate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(script := module_from_spec(spec))
-    minutes = {"a": 5.0, "b": 1.0, "c": 4.0, "d": 30.0}
-    assert [script.within(limit, minutes) for limit in (0.5, 9.9, 10)] == [[], ["b", "c"], ["b", "c", "a"]]
-    one = pd.DataFrame({"method": ["x", "y"], "seed": [0, 0], "accuracy": [0.5, 0.75], "rounds": [None, 3.0]})
-    other = one.iloc[::-1]
+RUNS = [(page, line) for page in FOLLOWED for line in commands(page) if "run.py" in line and "--dry-run" not in line]
 
-    def differences(changed: pd.DataFrame) -> str:
-        return " ".join(script.differences(one, changed, ["method", "seed"], {"accuracy": 0.125, "rounds": 0}))
 
-    assert differences(other) == ""
-    assert differences(other.assign(accuracy=[0.625, 0.5])) == ""
-    assert "accuracy is 0.25 off at y, 0" in differences(other.assign(accuracy=[0.5, 0.5]))
-    assert differences(other.assign(rounds=[3.0, 8.0])).startswith("rounds is inf off at x, 0")
-    assert differences(one.head(1)) == "other rows: 2 committed, 1 made"
+@pytest.mark.parametrize(("page", "line"), RUNS, ids=lambda v: v.rpartition(" ")[2])
+@pytest.mark.long
+def test_a_run_of_a_page(page: str, line: str, tmp_path: Path, command: Callable[..., Any]) -> None:
+    write_files(tmp_path, page)
+    done = command("run", *shlex.split(line)[2:], "--tracking.wandb", "off", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (folder,) = [path.parent for path in tmp_path.glob("runs/*/summary.json")]
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rounds"] == 3
+    assert bool(config.get("source")) == (folder.name != "first")
+
+
+@pytest.mark.long
+def test_the_first_program_of_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path, "docs/start.md")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("ten_lines.py", run_name="__main__")
+    assert "scaffold" in capsys.readouterr().out
+
+
+@pytest.mark.ray
+def test_a_sweep_finds_user_defined_components(tmp_path: Path) -> None:
+    write_files(tmp_path, FOLLOWED[0])
+    (line,) = [line for line in commands(FOLLOWED[0]) if "table1.py" in line]
+    _, script, *words = shlex.split(line)
+    clean = {k: v for k, v in os.environ.items() if k != "FEDCOMMONS_PARTS"}
+    command = [sys.executable, str(ROOT / script), *words, "--tracking.wandb", "off"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in tmp_path.glob("runs/*/*/config.yaml")]
+    assert {config["algorithm"] for config in configs} == {"fedavg", "my_lab.py:FedAvgM"}
+
+
+def test_numbers_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RESULTS))
+    script = import_module("regenerate")
+    one = pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})
+    other = one.assign(accuracy=[0.5, 0.5])
+    assert "accuracy is 0.25 off at y" in " ".join(script.differences(one, other, ["method"], {"accuracy": 0.125}))
+    assert not script.differences(one, other, ["method"], {"accuracy": 0.25})

@@ -1,6 +1,5 @@
 """Components: looked up by name or import path, their fields read where they stand, hashed as far as chosen."""
 
-import sys
 from pathlib import Path
 from types import NoneType
 from typing import Annotated
@@ -8,17 +7,18 @@ from typing import Annotated
 import pytest
 import yaml
 
+from fedcommons import experiment
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
 from fedcommons.config.flat import choose, deciding, fields_for, from_dict, override, same_results, to_dict
 from fedcommons.config.parts import KINDS
-from fedcommons.config.sections import Constants
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
 
-NETWORK = '''
+FILE = '''
+from dataclasses import dataclass
 from torch import nn
 
 
@@ -31,36 +31,34 @@ class Small(nn.Module):
 
     def __init__(self, shape, n_classes, width: int = 8, bias=True):
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, width, bias), nn.ReLU())
-        self.last = nn.Linear(width, n_classes)
-
-    def forward(self, x):
-        return self.last(self.body(x))
+        self.last = nn.Linear(64, n_classes, bias)
 
 
 def shards(labels, n_clients, rng, per_client: int = 2):
-    order = labels.argsort(kind="stable")
-    pieces = [order[i :: n_clients * per_client] for i in range(n_clients * per_client)]
-    dealt = rng.permutation(len(pieces)).reshape(n_clients, per_client)
-    return [[row for piece in mine for row in pieces[piece]] for mine in dealt]
+    return [[0], [1]]
 
 
-def twice(labels, n_clients):
-    return [[0, 1], [1, 2]]
+@dataclass(frozen=True)
+class Rates:
+    q: float = 0.1
+    """how often"""
+    g: int = 2
+    """how many"""
+
+
+@dataclass(frozen=True)
+class Often(Rates):
+    q: float = 0.5
 '''
-OTHERS = {
-    "rules.py": "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Rates:\n    q: float = 0.1\n"
-    '    """how often"""\n    g: int = 2\n    """how many"""\n\n'
-    "@dataclass(frozen=True)\nclass Often(Rates):\n    q: float = 0.5\n",
-    "evil.py": "import pathlib\npathlib.Path('executed').touch()\nclass Net: pass\nclass Alg: pass\n",
-}  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which has user-defined components."""
-    for name, text in {"my_lab.py": NETWORK, **OTHERS}.items():
-        (tmp_path / name).write_text(text)
+    (tmp_path / "my_file.py").write_text(FILE)
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path('executed').touch()\nclass Net: ...\nclass Alg: ..."
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -80,25 +78,23 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
             assert kind != "algorithm" or is_number <= bool(found.allowed), f"{name}.{field} has no range"
 
 
-def test_a_component_is_loaded_by_file_and_by_module(lab: Path) -> None:
-    assert [parts.find("model", f"{where}:Small").__name__ for where in ("my_lab.py", "my_lab")] == ["Small"] * 2
-    fields = parts.constants("model", "my_lab.py:Small")
-    assert (fields["width"].help, fields["bias"].hint) == ("outputs of the hidden layer", bool)
-    fields = parts.constants("straggler", "rules.py:Often")  # with those of its base class
+def test_a_component_is_loaded_by_file_and_by_module() -> None:
+    for where in ("my_file.py", "my_file"):
+        assert parts.find("model", f"{where}:Small").__name__ == "Small"
+        fields = parts.constants("model", f"{where}:Small")
+        assert (fields["width"].help, fields["bias"].hint) == ("outputs of the hidden layer", bool)
+    fields = parts.constants("straggler", "my_file.py:Often")  # with those of its base class
     assert [(name, f.default, f.help) for name, f in fields.items()] == [("q", 0.5, "how often"), ("g", 2, "how many")]
-    sys.modules.pop("my_lab", None)
 
 
 def test_the_config_has_fields_of_selected_components_only() -> None:
     names = set(Experiment().flat)
     assert not [n for n in names if n.startswith(("feddyn.", "generator.", "fedprox.")) or n == "sharing.p"]
     changed = override(Experiment(), {"algorithm": "fedprox", "fedprox.mu": 0.3, "model.name": "linear"})
-    assert changed.flat["fedprox.mu"] == 0.3
     of_cnn = {f"model.{n}" for n in ("channels", "hidden", "batch_norm", "norm_bias")}
     assert set(changed.flat) == (names | {"fedprox.mu"}) - of_cnn
-    back = override(changed, {"algorithm": "fedavg", "model.name": "cnn"})
-    assert back == Experiment()
-    assert override(back, {"algorithm": "fedprox"}) == choose({"algorithm": "fedprox", "feddyn.alpha": 3.0})
+    assert override(changed, {"algorithm": "fedavg", "model.name": "cnn"}) == Experiment()
+    assert override(Experiment(), {"algorithm": "fedprox"}) == choose({"algorithm": "fedprox", "feddyn.alpha": 3.0})
     for field in ("feddyn.alpha", "sharing.p", "generator.rho", "generator.epochs", "zzz"):
         with pytest.raises(UserError, match=field):
             override(Experiment(), {field: 1})
@@ -108,17 +104,17 @@ def test_the_config_has_fields_of_selected_components_only() -> None:
 
 
 def test_a_user_s_component_is_in_config_yaml_and_compared_by_its_source(lab: Path) -> None:
-    values = {"model.name": "my_lab.py:Small", "model.width": 5, "partition.name": "my_lab.py:shards"}
+    values = {"model.name": "my_file.py:Small", "model.width": 5, "partition.name": "my_file.py:shards"}
     one = choose(values)
     written = yaml.safe_load(yaml.safe_dump(to_dict(one)))
-    assert written["model"] == {"name": "my_lab.py:Small", "projection": None, "weights": None, "width": 5,
+    assert written["model"] == {"name": "my_file.py:Small", "projection": None, "weights": None, "width": 5,
                                 "bias": True}  # fmt: skip
     assert written["source"].keys() == {"model", "partition"}
     assert from_dict(written) == one
     assert deciding(one).keys() == {"model.name", "model.width", "partition.name", "source.model", "source.partition"}
-    (lab / "my_lab.py").write_text(NETWORK + "\n# changed\n")
+    (lab / "my_file.py").write_text(FILE + "\n# changed\n")
     assert set(same_results(from_dict(written), choose(values))) == {"source.partition", "source.model"}
-    with pytest.raises(UserError, match=r"my_lab\.py is not the file it was"):
+    with pytest.raises(UserError, match=r"my_file\.py is not the file it was"):
         check(one)
 
 
@@ -128,19 +124,6 @@ def test_a_config_that_is_read_executes_nothing(lab: Path) -> None:
     assert (read.flat["model.x"], read.flat["alg.y"]) == (3, 0.5)
     assert same_results(read, Experiment())
     assert not (lab / "executed").exists()
-
-
-@pytest.mark.usefixtures("lab")
-def test_a_partition_with_a_row_twice_is_refused() -> None:
-    with pytest.raises(UserError, match="a row twice"):
-        build.prepare(choose({"partition.name": "my_lab.py:twice", "data.limit": 80}))
-
-
-def test_constants_are_equal_and_hashable_whatever_their_order() -> None:
-    a, b = Constants({"x": 1, "y": (2, 3)}), Constants({"y": (2, 3), "x": 1})
-    assert a == b != Constants({"x": 1})
-    assert hash(a) == hash(b)
-    assert list(a) == ["x", "y"]
 
 
 def test_fields_are_read_from_a_signature() -> None:
@@ -158,3 +141,71 @@ def test_fields_are_read_from_a_signature() -> None:
     for value in (0, 1.01, float("nan")):
         with pytest.raises(UserError, match=r"x must lie in \(0, 1\], got"):
             fields["rate"].check("x", value)
+
+
+def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
+    """Return an experiment with this component; code: of odd.py, in the current folder."""
+    if code:
+        Path("odd.py").write_text(code, encoding="utf-8")
+    return experiment("smoke", values={"data.limit": 40, field: name, **more})
+
+
+def test_a_name_in_a_module_that_is_no_file_is_refused() -> None:
+    for name in ("builtins:dict", "sys:modules", "builtins:None"):
+        with pytest.raises(UserError):
+            build.prepare(quick("algorithm", name))
+
+
+TYPES = {"1 / 1": "must be a type", "'no type'": "SyntaxError", "Literal[3] | float": r"cannot stand beside .*float"}
+
+
+@pytest.mark.parametrize("annotation", TYPES)
+def test_an_annotation_that_is_no_type_is_refused(annotation: str) -> None:
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation} = 1.0): ...\n"
+    with pytest.raises(UserError, match=TYPES[annotation]):
+        quick("partition.name", "odd.py:mine", code)
+
+
+CHOICES = {
+    "Literal['big', 'small'] = 'big'": ("small", "mid", "Known: big, small"),
+    "Literal['auto', 2] = 2": ("auto", "always", "Known: 2, auto"),
+    "Literal['p', 'q'] | None = None": (None, "r", "Known: p, q"),
+    "tuple[Literal['u', 'v'], ...] = ('u',)": (("v", "u"), ("v", "w"), "Known: u, v"),
+}
+
+
+@pytest.mark.parametrize("annotation", CHOICES)
+def test_the_values_of_a_literal_are_a_choice(annotation: str) -> None:
+    code = f"from typing import Literal\ndef mine(n_clients, labels, a: {annotation}):\n    return [[0], [1]]\n"
+    right, wrong, known = CHOICES[annotation]
+    default = quick("partition.name", "odd.py:mine", code).flat["partition.a"]
+    assert default == eval(annotation.rpartition(" = ")[2])
+    assert quick("partition.name", "odd.py:mine", **{"partition.a": right}).flat["partition.a"] == right
+    with pytest.raises(UserError, match=known):
+        build.prepare(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
+
+
+ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
+COLUMNS = "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"
+
+
+@pytest.mark.parametrize("rows", ["torch.arange(len(labels) // 2 * 2).view(2, -1)", COLUMNS])
+def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
+    """Rows are held out for validation, so the partition is called once more, for more rows."""
+    more = {"partition.n_clients": 2, "data.validation": 0.1}
+    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+    assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
+
+
+WRONG_ROWS = {
+    "None": "NoneType", "[[0, [1]], [2]]": "client 0.*one shape", "[[0, 1], [1, 2]]": "a row twice",
+    "[[0, 1], [True, False]]": r"bool.*client 1.*np\.flatnonzero", "[[0, 1], [0.5]]": "float64.*client 1",
+    "[[3], np.ma.array([0, 1], mask=[0, 1])]": "client 1.*masked",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", WRONG_ROWS)
+def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str) -> None:
+    config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
+    with pytest.raises(UserError, match=WRONG_ROWS[rows]):
+        build.prepare(config)

@@ -1,138 +1,166 @@
-"""What a refused command prints: one sentence for each kind of check. ``make snapshots`` writes new sentences here.
+"""Refused commands: exit code 2, one line, nothing written. ``make snapshots`` writes new sentences here."""
 
-The other checks, without their sentences, are in test_refused_words.py.
-"""
-
+import shlex
+import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from inline_snapshot import snapshot
 
-pytest_plugins = "command_lines"
+from fedcommons.config import cli
+
+WORDS = {"{long}": "x" * 5000, "{digits}": "9" * 4000, "{nul}": "\0", "{escape}": "\x1b[31m", "{surrogate}": "\udc80"}
+"""Placeholders in a command, besides ``{tmp}`` for the folder."""
+
+MY_LAB = """
+from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self, shape, n_classes, width: int = 8):
+        super().__init__()
+        self.body = nn.Linear(64, n_classes)
+
+
+class Client:
+    def __init__(self, lr: float = 0.5):
+        pass
+
+
+def greedy(labels, n_clients, wanted):
+    return []
+"""
+FILES = {
+    "my_lab.py": MY_LAB, "bad.py": "1 / 0\n", "lacking.py": "import no_such_package_of_mine\n\n\nclass Net: ...\n",
+    "good.yaml": "seed: 4\nclient: {lr: 0.1}\n", "dup.yaml": "seed: 1\nseed: 2\n", "list.yaml": "- seed: 1\n",
+    "deep.yaml": "[" * 1000, "nested.yaml": "partition: {alpha: {x: 1}}\n", "section.yaml": "partitions: {alpha: 1}\n",
+    "large.yaml": "# " + "x" * 1_000_000 + "\nseed: 1\n", "space.yaml": "space: [alpha=0.1, lr=fast]\n",
+}  # fmt: skip
+LOADED: dict[str, ModuleType] = {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the commands, without links in its path."""
+    path = tmp_path_factory.mktemp("commands")
+    for name, content in FILES.items():
+        (path / name).write_text(content)
+    (path / "folder").mkdir()
+    (path / "loop").symlink_to("loop")
+    return path.resolve()
+
+
+@pytest.fixture
+def refusal(
+    folder: Path,
+    sweeps: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[str], str]:
+    """Give a command in the folder. Check that it exits with 2, prints one line and writes nothing; return the line."""
+
+    def refused(line: str) -> str:
+        name, *argv = shlex.split(line)
+        for mark, word in {**WORDS, "{tmp}": str(folder)}.items():
+            argv = [text.replace(mark, word) for text in argv]
+        before, handler = sorted(folder.rglob("*")), signal.getsignal(signal.SIGTERM)
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
+        script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(script)
+        signal.signal(signal.SIGTERM, handler)
+        printed = capsys.readouterr().err.replace(str(folder), "{tmp}").splitlines()
+        assert ended.value.code == 2, printed
+        assert len(printed) == 1, printed
+        assert printed[0].startswith("error: ")
+        assert sorted(folder.rglob("*")) == before
+        return printed[0].removeprefix("error: ")
+
+    return refused
+
 
 SENTENCES = {
     "run --seeed=1": snapshot("unknown option '--seeed'; did you mean '--seed'? See --help."),
-    "run --zzzzzz 1": snapshot("unknown option '--zzzzzz'. See --help."),
-    "run --learning-rate 0.1": snapshot("unknown option '--learning-rate': use --client.lr."),
-    "run seed=1": snapshot("an option is --NAME VALUE or --NAME=VALUE, got 'seed=1'."),
     "run --client.lr --resume": snapshot("--client.lr needs a value."),
-    "run --resume maybe": snapshot("--resume takes true or false, got 'maybe'."),
-    "run --seed x": snapshot("seed takes int, got 'x'."),
     "run --seed -1": snapshot("seed must lie in [0, 4611686018427387904], got -1."),
-    "run --seed 0x10": snapshot("--seed takes decimal numbers, got '0x10'."),
-    "run --client.lr 0": snapshot("client.lr must lie in (0, 1e38], got 0."),
-    "run --target 80%": snapshot(
-        "target must be a test accuracy in (0, 1], or a metric and a bound, such as 'loss <= 0.3', got '80%'."
-    ),
-    "run --dp.local maybe": snapshot("dp.local takes bool, got 'maybe'."),
-    "run --model.projection none": snapshot("model.projection takes int or null, got 'none'."),
-    "run --model.channels 8,16": snapshot("model.channels takes a list such as [16,32], got '8,16'."),
-    "run --model.channels '[8, x]'": snapshot("model.channels takes int, got 'x'."),
-    "run --client.optimizer adamw": snapshot(
-        "unknown client.optimizer 'adamw'; did you mean 'adam'? Known: adam, sgd."
-    ),
-    "run --federation.executor ray_actors --federation.actors 9": snapshot(
-        "federation.actors = 9 must be at most federation.blocks = 4: an actor more would have no block to work on."
-    ),
-    "run --client.optimizer adam --client.momentum 0.5": snapshot(
-        "client.momentum must be 0 with client.optimizer adam, got 0.5."
-    ),
-    "run --federation.participation 0.01": snapshot(
-        "federation.participation C = 0.01 of 10 clients is less than one client; it must be at least 0.1."
-    ),
-    "run --algorithm fedavgg": snapshot("unknown algorithm 'fedavgg'; did you mean 'fedavg'? See --help."),
-    "run --preset smal": snapshot("unknown preset 'smal'; did you mean 'small'? Known: authors, paper, small, smoke."),
-    "run --model my_lab.py:Smal": snapshot(
-        "model.name 'my_lab.py:Smal': my_lab.py has no 'Smal'; did you mean 'Small'?"
-    ),
-    "run --model nothing.py:Small": snapshot("'nothing.py:Small': there is no file {tmp}/nothing.py."),
-    "run --model bad.py:Net": snapshot(
-        "model.name 'bad.py:Net': importing bad.py failed: ZeroDivisionError: division by zero (bad.py, line 1 in "
-        "<module>)"
-    ),
-    "run --model lacking.py:Net": snapshot(
-        "model.name 'lacking.py:Net': {tmp}/lacking.py (line 1) imports no_such_package_of_mine, and there is no "
-        "such module."
-    ),
-    "run --partition my_lab.py:greedy": snapshot(
-        "partition.name 'my_lab.py:greedy': it asks for wanted, which has no default and is not handed over (that "
-        "is: factors, groups, labels, n_classes, n_clients, rng, rows, seed)."
-    ),
-    "run --algorithm my_lab.py:Client": snapshot(
-        "algorithm my_lab.py:Client needs another name: client is a section of every experiment."
-    ),
-    "run --dp true": snapshot("--dp is a section: name one of its fields, such as dp.at_once."),
-    "run --feddyn.alpha 0.1": snapshot("feddyn.alpha needs --algorithm feddyn, and algorithm is fedavg."),
     "run --p 0.3": snapshot(
         "sharing.p needs --sharing.setting shuffled_synthetic or local_synthetic or shuffled_real or "
         "server_synthetic, and sharing.setting is real."
     ),
-    "run --sigma 0.3": snapshot("dp.noise_multiplier changes nothing without --dp.local true."),
-    "run --out=~nosuchuser/x": snapshot("--out cannot be '~nosuchuser/x' (Could not determine home directory)."),
-    "run --out a{nul}b": snapshot("--out must be text without control characters, got 'a\\x00b'."),
-    "run --storage s4://bucket/lab": snapshot(
-        "storage must be s3://BUCKET/PREFIX or a folder, got 's4:'; did you mean 's3://'?"
-    ),
-    "run --storage s3://key:secret@bucket/lab": snapshot(
-        "storage must be a URL without user, password and options: credentials are found where AWS's tools find "
-        "them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-    ),
-    "run --config nowhere.yaml": snapshot("--config: nowhere.yaml cannot be read (No such file or directory)."),
-    "run --config dup.yaml": snapshot("--config: dup.yaml has seed twice."),
-    "run --config list.yaml": snapshot("--config: list.yaml must hold keys and values."),
-    "run --config tab.yaml": snapshot(
-        "--config: tab.yaml is not YAML: while scanning for the next token found character '\\t' that cannot start "
-        'any token in "<unicode string>", line 2, column 1: lr: 0.1 ^.'
-    ),
-    "run --config bytes.yaml": snapshot(
-        "--config: bytes.yaml is not YAML: 'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte."
-    ),
-    "run --config deep.yaml": snapshot("--config: deep.yaml is nested too deeply."),
-    "run --config nested.yaml": snapshot(
-        "--config: nested.yaml: 'partition.alpha' must be a value or a list of values (line 1)."
-    ),
-    "run --config section.yaml": snapshot(
-        "unknown config key 'partitions.alpha'; did you mean 'partition.alpha'? See --help."
-    ),
-    "run --config large.yaml": snapshot("--config: large.yaml has more than 1,000,000 bytes."),
-    "run --config time.yaml": snapshot("client.epochs takes decimal numbers, got '1:30'."),
-    "run --config yes.yaml": snapshot("resume takes true or false, got 'yes'."),
-    "run --replay runs/none": snapshot("--replay needs --round R and --client I."),
-    "run --algorithm scaffold --client.momentum 0.9": snapshot(
-        "client.momentum must be 0 for scaffold, whose control (x - y_i)/(K eta) is a mean of gradients for plain "
-        "SGD only, got 0.9; use momentum 0 or scaffold.option 1."
-    ),
-    "run --algorithm feddm --client.clip_norm 1": snapshot(
-        "client.clip_norm changes nothing for feddm, whose clients make no local steps."
-    ),
-    "run --sharing shuffled_synthetic --generator private_ddpm": snapshot(
-        "give either generator.target_epsilon or generator.noise_multiplier, not neither."
-    ),
-    "run --sharing shuffled_real": snapshot(
-        "sharing.p must be set for setting shuffled_real: the share of real data that is swapped."
-    ),
-    "tune": snapshot("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1."),
-    "tune --space alpha": snapshot(
-        "--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got 'alpha'."
-    ),
-    "tune --space alpha=0.1,0.10": snapshot(
-        "--space partition.alpha takes different values separated by commas, got '0.1,0.10'."
-    ),
-    "tune --space 'lr=loguniform(0,1)'": snapshot(
-        "--space client.lr: loguniform takes (LOW,HIGH) with 0 < LOW < HIGH, from 1e-300 to 1e300, got (0,1)."
-    ),
-    "tune --space lr=0.1 --lr 0.2": snapshot("client.lr is set by the sweep's own option: use --space instead of 0.2."),
-    "tune --space lr=0.1 --metric epsilon": snapshot("--metric epsilon needs --dp.local true."),
-    "table1 --federations 10:x": snapshot("--federations takes pairs N:C such as 10:0.4, got '10:x'."),
-    "table1 --preset authors --federations 20:1": snapshot(
-        "preset authors knows the cells of Table 1 only: cifar10 or cifar100; fedavg, scaffold, fedpvr, fedprox or "
-        "feddyn; N:C 10:1, 10:0.4, 40:0.2 or 100:0.1; alpha 0.01 or 0.1; got cifar10, fedavg, 20:1, 0.01."
-    ),
-    "compare folder": snapshot("folder holds no run."),
-    "watch folder --port 65536": snapshot("--port lies in 0 ... 65535, got 65536."),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", SENTENCES)
 def test_a_refused_command_prints_this_sentence(line: str, refusal: Callable[[str], str]) -> None:
     assert refusal(line) == SENTENCES[line]
+
+
+REFUSED = r"""
+run --mu=0.1 -> --fedprox.mu fedprox --moon.mu moon | run --C=0.1 -> --federation.participation
+run --gpus=1 -> CUDA_VISIBLE_DEVICES | run --epsilon=10 -> dp.target_epsilon | run --momentum=1 -> '--client.momentum'
+run --learning-rate=0.1 -> --client.lr | run --model my_lab.py:Smal -> my_lab.py 'Small'
+run --partition my_lab.py:greedy -> wanted default labels, n_classes | run --config dup.yaml -> seed twice
+run --client.optimizer adamw -> client.optimizer 'adamw' 'adam'
+table1 --federations 10:x -> --federations N:C '10:x' | tune --space alpha -> --space NAME=VALUES 'alpha'
+run seed=1 -> --NAME=VALUE 'seed=1' | run -- --seed 1 -> '--' | run --resume maybe -> --resume false 'maybe'
+run --seed 0x10 -> --seed decimal '0x10' | run --client.lr .inf -> client.lr (0, 1e38] inf
+run --target {digits} -> --target large 999... | run --target 80% -> target 'loss <= 0.3' '80%'
+run --data.augment maybe -> data.augment bool null | run --model.projection none -> model.projection int null 'none'
+run --model.channels '[8, null]' -> model.channels int 'null' | run --model.channels 8,16 -> [16,32] '8,16'
+run --dataset digit -> data.name 'digits' import path | run --preset smal -> preset 'small' authors
+run --preset authors -> Table 1 digits | run --algorithm fedavgg -> 'fedavg' --help
+run --algorithm qfedavg -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
+run --model no_such_module:Small -> ModuleNotFoundError no_such_module | run --model nothing.py:N -> {tmp}/nothing.py
+run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> (line 1) no_such_package_of_mine
+run --model my_lab.py:Small --cnn.width 3 -> --cnn.width '--model.width'
+run --algorithm my_lab.py:Client -> another name: client section
+run --generator.target_epsilon 1 --sharing shuffled_synthetic -> private_ddpm private_gan ddpm
+run --sharing shuffled_synthetic --generator private_ddpm -> target_epsilon noise_multiplier neither
+run --sharing shuffled_real -> sharing.p share | run --sigma 0.3 -> dp.noise_multiplier --dp.local
+run --federation.executor ray_actors --federation.actors 9 -> federation.actors 9 federation.blocks 4
+run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
+run --federation.participation 0.01 -> federation.participation 10 0.1
+run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9
+run --algorithm feddm --client.clip_norm 1 -> client.clip_norm feddm local steps
+run --dp.local true --algorithm scaffold --scaffold.option 1 -> scaffold.option 2 dp.local
+run --out '' -> --out file '' | run --out {long} -> --out 4096 5000 | run --out a{nul}b -> --out control a\x00b
+run --out=~nosuchuser/x -> --out home | run --out good.yaml/x --preset smoke -> good.yaml written
+run --algorithm fed{escape}avg -> --algorithm control \x1b | run --tracking.group {surrogate} -> control \udc80
+run --storage s4://bucket/lab -> storage s3://BUCKET/PREFIX | run --storage s3://key:secret@b/lab -> credentials
+run --config nowhere.yaml -> nowhere.yaml cannot | run --config {tmp}/folder -> folder no file
+run --config loop -> loop symbolic | run --config list.yaml -> list.yaml keys | run --config deep.yaml -> deeply
+run --config nested.yaml -> 'partition.alpha' (line 1) | run --config section.yaml -> 'partition.alpha'
+run --config large.yaml -> 1,000,000
+run --replay runs/none --round 1 --client 0 -> runs/none config.yaml | run --client 3 --round 1 -> --round --replay
+run --replay nowhere --config good.yaml -> --replay --client.lr
+table1 --sharing.setting real -> sharing.setting --settings | table1 --settings real,fake -> sharing.setting 'fake'
+table1 --federations 10:1,10:1.0 -> different | table1 --setting shuffled_synthetic --generator= -> generator.name none
+table1 --preset authors --federations 20:1 -> Table 1 cifar100 20:1 | table1 --config good.yaml -> seed --seeds
+tune -> --space missing alpha | tune --space 'p=uniform(0,1)' -> sharing.p real
+tune --space alpha=0.1,0.10 -> different '0.1,0.10'
+tune --space 'lr=normal(0,1)' -> 'normal' | tune --space 'lr=loguniform(0,1)' -> loguniform 1e-300 (0,1)
+tune --space 'seed=uniform(0,1)' -> seed randint int | tune --space tracking.wandb=off -> tracking.wandb no result
+tune --sharing shuffled_synthetic --space generator.channels=8 -> generator.channels list
+tune --space lr=0.1 --space client.lr=0.2 -> client.lr twice | tune --space seed=1,2 --seeds 0 -> --seeds --space
+tune --space lr=0.1 --lr 0.2 -> client.lr --space 0.2 | tune --space sigma=1,2 -> sigma --dp.local
+tune --space lr=0.1 --metric zeta_ht_sq -> 'zeta_hat_sq' | tune --space lr=0.1 --metric epsilon -> epsilon --dp.local
+tune --space lr=0.1 --metric test/top3 -> test/top3 --mode | tune --space dp.local=maybe -> dp.local truth 'maybe'
+tune --space lr=0.1 --search optuna --scheduler asha -> optuna fifo | tune --config space.yaml -> client.lr 'fast'
+replicate --on-cores 4 -> --on-cores --dry-run | referee fedprox --constants mu -> name=value 'mu'
+compare folder -> folder run | compare folder --z p -> --z --facet | dashboard folder --project me/mine -> 'me/mine'
+report folder --out report.pdf -> HTML | watch folder --port 65536 -> --port 65535 65536
+storage_gc http://lab/runs -> 'http:' 's3://' | storage_gc folder --removed -> '--removed' '--remove'
+"""
+"""Command -> words of its sentence, separated by spaces. Commands of one script may share a line."""
+
+
+@pytest.mark.parametrize("line", [row for line in REFUSED.splitlines() for row in line.split(" | ") if row])
+def test_a_refused_command_names_what_is_wrong(line: str, refusal: Callable[[str], str]) -> None:
+    command, _, words = line.partition(" -> ")
+    sentence = refusal(command)
+    assert [word for word in words.split() if word not in sentence] == [], sentence

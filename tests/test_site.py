@@ -3,94 +3,45 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from browser import chromium, needed
-from playwright.sync_api import Page
 
 ROOT = Path(__file__).parent.parent
-PHONE, SCREEN = 390, 1280
 pytestmark = needed
 
-RAW = ("$", "\\frac", "\\sum", "<!--", "{toctree}")
-"""Marks that no page shows outside of code."""
-
-SEEN = """() => {
-  const shown = document.querySelector('article').cloneNode(true);
-  shown.querySelectorAll('pre, code, math').forEach(one => one.remove());
-  return {
-    links: [...document.querySelectorAll('a[href]')].map(a => a.href),
-    ids: [...document.querySelectorAll('[id]')].map(one => one.id),
-    empty: [...document.images].filter(i => !i.naturalWidth).map(i => i.src),
-    odd: document.querySelectorAll('.system-message, .problematic, merror').length,
-    text: shown.textContent,
-  };
-}"""
+SEEN = """() => ({
+  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
+  ids: [...document.querySelectorAll('[id]')].map(one => one.id),
+  wrong: [...[...document.images].filter(i => !i.naturalWidth).map(i => i.src),
+          ...document.querySelectorAll('.system-message, .problematic, merror')].map(String),
+})"""
 
 
-WIDE = """() => [...document.querySelectorAll('article *')].filter(one => {
-  for (let above = one; above.tagName != 'ARTICLE'; above = above.parentElement)
-    if (/auto|scroll/.test(getComputedStyle(above.parentElement).overflowX)) return false;
-  return one.getBoundingClientRect().right > innerWidth + 1;
-}).map(one => one.tagName + ' ' + one.textContent.slice(0, 40))"""
-"""What is wider than the screen and in nothing that scrolls by itself."""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of its pages. Warnings are errors."""
-    out = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{out}/read", "-b", "html"]
-    path = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
-    done = subprocess.run(
-        [*words, str(ROOT / "docs"), f"{out}/html"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+def test_every_page_is_whole(tmp_path: Path) -> None:
+    """No warning, no error, no network, no empty picture, no broken link or anchor."""
+    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{tmp_path}/read", "-b", "html"]
+    variables, site = {**os.environ, "PYTHONPATH": f"{ROOT / 'platform'}{os.pathsep}{ROOT}"}, tmp_path / "html"
+    done = subprocess.run([*words, str(ROOT / "docs"), str(site)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    return out / "html"
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with chromium() as browser:
-        yield browser.new_page()
-
-
-def test_every_page_is_whole(site: Path, page: Page) -> None:
-    """No error, no network, no empty picture, no raw equation, no broken link or anchor, fit for a phone."""
     wrong: list[str] = []
-    here = ""
-    page.on("console", lambda line: wrong.append(f"{here}: {line.text}") if line.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: wrong.append(f"{here}: {error}"))
-    page.on("requestfailed", lambda request: wrong.append(f"{here}: not loaded: {request.url}"))
-    page.on(
-        "request",
-        lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(f"{here}: asks {asked.url}"),
-    )
-    pages = sorted(site.rglob("*.html"))
-    assert len(pages) > 60
+    links: list[tuple[Path, str]] = []
     ids: dict[Path, set[str]] = {}
-    links: list[tuple[str, str]] = []
-    for path in pages:
-        here = path.relative_to(site).as_posix()
-        page.set_viewport_size({"width": SCREEN, "height": 900})
-        page.goto(path.as_uri(), wait_until="load")
-        seen = page.evaluate(SEEN)
-        ids[path] = {*seen["ids"], ""}
-        links += [(here, unquote(link)) for link in seen["links"] if link.startswith("file:")]
-        wrong += [f"{here}: empty picture {one}" for one in seen["empty"]]
-        wrong += [f"{here}: raw {mark}" for mark in RAW if mark in seen["text"]]
-        wrong += [f"{here}: marked as wrong"] * bool(seen["odd"])
-        page.set_viewport_size({"width": PHONE, "height": 844})
-        wrong += [f"{here}: too wide for a phone: {one}" for one in page.evaluate(WIDE)[:3]]
-    for where, link in links:
-        target = urlsplit(link)
-        file = Path(target.path)
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
+        for path in sorted(site.rglob("*.html")):
+            page.goto(path.as_uri(), wait_until="load")
+            seen = page.evaluate(SEEN)
+            ids[path] = {*seen["ids"], ""}
+            links += [(path, unquote(link)) for link in seen["links"] if link.startswith("file:")]
+            wrong += [f"{path}: {one}" for one in seen["wrong"]]
+    assert len(ids) > 60
+    for path, link in links:
+        target, file = urlsplit(link), Path(urlsplit(link).path)
         is_there = target.fragment in ids[file] if file in ids else file.is_file() and file.is_relative_to(site)
-        wrong += [] if is_there else [f"{where}: broken link {link}"]
+        wrong += [] if is_there else [f"{path}: broken link {link}"]
     assert not wrong, "\n".join(wrong[:50])

@@ -44,17 +44,13 @@ class Parrot:
 
 
 @dataclass(frozen=True)
-class WithReceipt:
+class WithReceipt(Parrot):
     """A generator of random images whose receipt covers them."""
 
-    epochs: int = 1
     sigma: float = 1.5
     steps: int = 20
-    sampling: ClassVar[tuple[str, ...]] = ()
 
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> Mapping[int, TrainedGenerator]:
+    def fit(self, examples: Any, n_classes: int, seed: int, epochs: Any, *, flip: bool = False) -> Any:
         receipt = replace(RECEIPT, sigma=np.float32(self.sigma), steps=np.int64(self.steps))
         return {e: TrainedGenerator({"w": torch.zeros(1)}, receipt) for e in epochs}
 
