@@ -37,8 +37,8 @@ cluster-check: $(VENV)/.installed
 # The tests that compare bits, with the instructions of other CPUs, which round differently, and the tests that read and
 # write texts most, in a locale that is not UTF-8.
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"
-BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py estimators.py weighted_examples.py \
-  dp_vectorised.py private_steps.py private_ddpm.py planted_faults.py codes.py feddpms.py)
+BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py laboratory.py weighted_examples.py \
+  dp_vectorised.py private_steps.py private_ddpm.py planted_faults.py feddpms.py)
 TEXTS := $(addprefix tests/test_,cli.py report.py)
 LOCALE := LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0
 test-cpus: $(VENV)/.installed
