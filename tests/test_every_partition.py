@@ -69,17 +69,3 @@ def test_constants_out_of_range_are_refused_by_name(name: str) -> None:
     for n_clients in (0, -1):
         with pytest.raises(UserError, match=r"partition\.n_clients"):
             deal(name, n_clients=n_clients)
-
-
-@pytest.mark.parametrize("value", [0, 1, 2])
-def test_a_whole_number_is_the_float_of_the_same_value(name: str, value: int) -> None:
-    def rows(constant: str, number: float) -> list[list[int]] | str:
-        more: dict[str, Any] = {"law": "power"} if constant == "power" else {"n_aux": 2}
-        try:
-            return [rows.tolist() for rows in deal(name, **{**more, constant: number}).rows]
-        except UserError as error:
-            return str(error)
-
-    for constant, field in parts.constants("partition", name).items():
-        if field.kinds[0] is float:
-            assert rows(constant, value) == rows(constant, float(value)), constant
