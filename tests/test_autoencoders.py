@@ -1,6 +1,5 @@
 """The autoencoders beta-VAE, CVAE and the one that classifies: losses in closed form, sizes, codes and draws."""
 
-from dataclasses import replace
 from math import erf, exp, pi, sqrt
 from typing import Any
 
@@ -67,9 +66,6 @@ def test_the_networks_have_the_papers_sizes_and_capacity_rises_and_stays() -> No
         model = beta_model((1, side, side), latent=10, filters=32, hidden=256)
         assert sum(map(torch.Tensor.numel, model.parameters())) == total
         assert model.encoder(torch.zeros(2, 1, side, side)).shape == (2, 20)
-    part = BetaGenerator()
-    assert (part.epochs, part.batch_size, part.lr, part.gamma, part.capacity) == (360, 256, 5e-4, 100, 20)
-    assert part.ramp * 15 == part.epochs
     assert [beta_model(ramp=8).target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
     channels = (32, 32, 64, 64)
     built = CVAE(shape=(1, 32, 32), n_classes=10, channels=channels, hidden=500, latent=10, batch_norm=True)
@@ -122,11 +118,7 @@ def test_the_loss_of_an_image_is_its_bound() -> None:
     assert torch.allclose(model.losses(X, 7), total + kl(mean, v), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "margin"),
-    [((1, 6, 6), (1, 1, 1, 1)), ((1, 12, 12), (2, 2, 2, 2)), ((1, 28, 28), (2, 2, 2, 2)), ((1, 6, 14), (1, 1, 5, 5)),
-     ((3, 9, 5), (5, 6, 3, 4))],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "margin"), [((1, 28, 28), (2, 2, 2, 2)), ((3, 9, 5), (5, 6, 3, 4))])
 def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
     shape: tuple[int, ...], margin: tuple[int, ...]
 ) -> None:
@@ -182,22 +174,9 @@ def test_codes_of_new_images_are_truncated_normals() -> None:
         assert bound * 0.99 < z.abs().max() <= bound
         assert abs(float(z.var()) - variance) < 4 * variance * sqrt(2 / z.numel())
         assert abs(float(z.mean())) < 4 * sqrt(variance / z.numel())
-    part = Generator(channels=(4, 8), hidden=16, latent=3, beta=0.3, reconstruction="squares")
-    built, labels = part.build(SHAPE, 10, 0), torch.zeros(50, dtype=torch.int64)
-    assert (built.beta, built.reconstruction) == (0.3, "squares")
-    with torch.no_grad():
-        next(built.decoder.layers[0].parameters()).mul_(20)  # else a new decoder shows little of its codes
-    narrow, wide = (
-        replace(part, truncate=bound).sample(built.state_dict(), SHAPE, 10, labels, 0).float() for bound in (0.01, 3.0)
-    )
-    assert 20 * narrow.std(0).mean() < wide.std(0).mean()
 
 
-@pytest.mark.long
 def test_a_cvae_learns_also_from_an_image_alone_in_its_batch() -> None:
-    part = Generator(epochs=1, batch_size=20, lr=1e-2, channels=(4, 8), hidden=16, latent=3)
-    before, after = (part.losses(part.fit(DIGITS, 10, 0, [e])[e].weights, DIGITS, 10, 0).mean() for e in (1, 40))
-    assert after < 0.8 * before
     for channels in ((4, 4, 4), (4, 4)):  # where BatchNorm sees one pixel
         alone = Generator(batch_size=4, channels=channels, hidden=8, latent=3, batch_norm=True)
         weights = alone.fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
@@ -222,7 +201,7 @@ def test_a_private_images_loss_is_the_mean_over_its_draws() -> None:
     assert 7 in part.fit(DIGITS, 10, 0, [1])
 
 
-FMNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+CIFAR = (3, 32, 32)
 RATE = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "optimizer": "adam"}
 
 
@@ -234,10 +213,6 @@ def _vae(trade_off: float = 0.05) -> VAEClassifier:
 def _batch(n: int = 6) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(0)
     return torch.rand(n, *SHAPE, generator=draws, dtype=torch.float64), torch.arange(n) % 10
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 0.0, 2.0, 1.0, 0.25, 1.0], dtype=torch.float64)])
@@ -257,20 +232,6 @@ def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None
         total += (1.0 if weights is None else weights[j]) * (ce + 0.3 * (kl + mse)) / 6
     assert isinstance(total, Tensor)
     torch.testing.assert_close(result, total)
-
-
-def test_without_its_weight_the_joint_loss_is_the_cross_entropy_bit_for_bit() -> None:
-    result = []
-    for name in ("training_step", "cross_entropy"):
-        module = _vae(0.0)
-        torch.manual_seed(7)
-        loss = getattr(module, name)(_batch(), 0)
-        loss.backward()
-        grads = [p.grad for n, p in module.named_parameters() if not n.startswith("decoder")]
-        result.append([loss.detach(), *(g for g in grads if g is not None)])
-    assert len(result[0]) == len(result[1]) == 1 + 4 + 4 + 2  # loss; convolutions, code, classifier
-    assert all(map(torch.equal, *result))
-    assert all(p.grad is None for p in module.decoder.parameters())  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_the_loss_as_in_the_authors_code() -> None:
@@ -293,19 +254,10 @@ def test_the_loss_as_in_the_authors_code() -> None:
     torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.3 * (kl + of_pixels)).mean())
     for part, expected in ((module.encoder, 4), (module.decoder, 3)):
         assert sum(isinstance(m, nn.BatchNorm2d) for m in part.modules()) == expected
-    *_, before, last = module.decoder.children()
-    assert isinstance(before, nn.ConvTranspose2d)  # else pixels would be in [1/2, 1]
-    assert isinstance(last, nn.Sigmoid)
-    base = Encoder(SHAPE, 10, latent=5, channels=(3, 4), depth=2, batch_norm=True)
-    of_codes = _size(module.mean) + _size(module.log_variance)
-    assert _size(base) == _size(module) - _size(module.decoder) - of_codes  # the same encoder and classifier
 
 
 def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
-    """So do images that were decoded; what is reconstructed lies in [0, 1]; and no parameter comes or goes.
-
-    In evaluation the code is its mean, and in training it is drawn; pixels are scaled to one once.
-    """
+    """What is reconstructed lies in [0, 1]. In evaluation the code is its mean; in training it is drawn."""
     plain = _vae().float()
     assert not torch.equal(plain(_batch()[0].float()), plain(_batch()[0].float()))
     plain.eval()
@@ -314,11 +266,9 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
     module.load_state_dict(plain.state_dict())
     x = torch.randint(256, (6, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     moved = (x / 255 - 0.3) / 0.4
-    assert torch.equal(plain(x), plain(x / 255))
     assert torch.equal(plain(x), plain.classifier(plain.encode(x)[0]))
     for images in (x, x / 255):
         torch.testing.assert_close(module(images), plain(moved))
-        torch.testing.assert_close(module.encode(images), plain.encode(moved))
     mu, v = plain.encode(moved)
     kl, y = (mu * mu + torch.exp(v) - 1 - v).sum(1) / 10, torch.arange(6)
     squares = (plain.decoder(mu) - x / 255).square().sum((1, 2, 3))
@@ -326,28 +276,15 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
     torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.05 * (kl + squares)).mean())
 
 
-@pytest.mark.parametrize(("shape", "channels", "depth"), [(SHAPE, (3, 4), 1), (FMNIST, (16, 32), 1), (CIFAR, (4,), 3)])
-def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple[int, ...], depth: int) -> None:
-    module = vae(shape, 10, **RATE, latent=6, channels=channels, depth=depth)
-    decoded = module.decoder(10 * torch.randn(3, 6))
-    assert decoded.shape == (3, *shape)
-    assert 0 <= decoded.min() <= decoded.max() <= 1
-    sizes = [
-        sorted(m.weight.numel() for m in part.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d))
-        for part in (module.encoder, module.decoder)
-    ]
-    assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == depth * len(channels)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
-
-
 def test_the_papers_sizes() -> None:
     """CIFAR: Theta > 1,000,000 parameters of encoder and classifier, so that the latents are about 7.68 % (A.9)."""
     module = vae(CIFAR, 10, **RATE, latent=128, channels=(32, 64), depth=2)
-    theta = _size(module) - _size(module.decoder)
-    assert theta == 1_115_690
-    base = Encoder(CIFAR, 10, latent=128, channels=(32, 64), depth=2)
-    assert _size(base) == theta - (4096 * 128 + 128)  # without the log-variance
+    assert (
+        sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in module.decoder.parameters()) == 1_115_690
+    )
+    decoded = module.decoder(10 * torch.randn(3, 128, generator=generator(0)))
+    assert decoded.shape == (3, *CIFAR)
+    assert 0 <= decoded.min() <= decoded.max() <= 1
     for name, kind in (("vae", VAEClassifier), ("encoder", Encoder)):
         config = presets.experiment("smoke", values={"model.name": name, "model.latent": 7})
         module = build_module(config, prepare(config).dataset)

@@ -35,8 +35,8 @@ def load(returned: Any, **fields: Any) -> Dataset:
 
 @pytest.mark.parametrize(
     "returned",
-    [marked(), {"train": marked(200), "test": marked()}, SimpleNamespace(train=marked(100), test=marked())],
-    ids=["one set", "a dict of two", "an object of two"],
+    [marked(), SimpleNamespace(train=marked(100), test=marked())],
+    ids=["one set", "an object of two"],
 )
 def test_groups_factors_and_rows_stay_with_their_examples(returned: Any) -> None:
     for fields in ({}, {"validation": 0}, {"validation_from": "last"}, {"limit": 37}):
@@ -48,9 +48,6 @@ def test_groups_factors_and_rows_stay_with_their_examples(returned: Any) -> None
             assert part.factors["camera"].tolist() == (j % 5).tolist()
             assert part.factors["year"].tolist() == (j % 3).tolist()
             assert part.y.tolist() == (j % 4).tolist()
-            moved = part.to(torch.device("meta"))
-            assert moved.groups is not None
-            assert moved.factors["year"].device.type == moved.groups.device.type == "meta"
         assert result.origin is not None
         assert result.origin.rows.tolist() == result.train.x[:, 0].tolist()
         assert result.origin.group_names is not None
@@ -98,33 +95,18 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
 
 OWN = """
 import numpy as np
-from torch import nn
 
 WARD = np.arange(240) % 7
 
 
 class Marked:
     def __init__(self):
-        x, y = np.arange(240)[:, None], np.arange(240) % 4
-        self.train, self.test = (x, y), (x[:20], y[:20])
-
-
-class Net(nn.Module):
-    def __init__(self, n_classes):
-        super().__init__()
-        self.last = nn.Linear(1, n_classes)
-
-    def forward(self, x):
-        return self.last(x / 240)
+        x = (np.arange(240 * 64) % 255).reshape(240, 8, 8).astype(np.uint8)
+        self.train, self.test = (x, WARD), (x[:20], WARD[:20])
 
 
 def by_place(labels):
-    return [[i for i in range(len(labels)) if WARD[i] == k] for k in range(7)]
-
-
-def at_random(labels, rng):
-    order = rng.permutation(7)
-    return [rng.permutation([i for i in range(len(labels)) if WARD[i] == k]) for k in order]
+    return [np.flatnonzero(WARD[: len(labels)] == k) for k in range(7)]
 
 
 def by_rows(rows):
@@ -145,21 +127,17 @@ def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved(
     monkeypatch.chdir(tmp_path)
 
     def prepared(partition: str, **fields: Any) -> build.Prepared:
-        values = {"data.name": "lab.py:Marked", "partition.name": f"lab.py:{partition}", "model.name": "lab.py:Net"}
+        values = {"data.name": "lab.py:Marked", "partition.name": f"lab.py:{partition}", "model.name": "linear"}
         return build.prepare(choose({**values, **fields}))
 
     splits, limited, whole = {}, {"data.validation": 0.0, "data.limit": 210}, {"data.validation": 0.0}
-    for name in ("by_place", "at_random"):
-        for moves in (splits, limited):
-            with pytest.raises(UserError, match=r"240 rows .*`rows`"):
-                prepared(name, **moves)
-    for name, moves in (("by_place", whole), ("at_random", whole), ("by_rows", splits),
-                        ("by_rows", {"data.limit": 100})):  # fmt: skip
+    for moves in (splits, limited):
+        with pytest.raises(UserError, match=r"240 rows .*`rows`"):
+            prepared("by_place", **moves)
+    for name, moves in (("by_place", whole), ("by_rows", splits)):
         result = prepared(name, **moves)
-        for rows in result.partition.rows:
-            assert len(set((result.train.x[rows, 0] % 7).tolist())) == 1
-    for name, moves in (("some", splits), ("some", {"data.limit": 40})):
-        assert prepared(name, **moves).partition.rows
+        assert all(len(set(result.train.y[rows].tolist())) == 1 for rows in result.partition.rows)
+    assert prepared("some", **limited).partition.rows
 
 
 def _shared() -> ClientData:
@@ -171,12 +149,8 @@ def test_half_of_the_data_trains_half_as_long() -> None:
     for part, steps in ((data, 12), (data.subset(torch.arange(10)), 6), (data.subset(torch.arange(5)), 3)):
         work = federation.work()  # E' = 3 of 6 epochs, as half is own
         assert int(work.local(work.initial, part, 0).metrics["steps"]) == steps
-
-
-@pytest.mark.parametrize(("n", "n_own"), [(10, 20.0), (20, 21.0), (7, 1e9), (5, None)])
-def test_no_client_trains_longer_than_without_sharing(n: int, n_own: float | None) -> None:
-    assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own) == 6
-    assert LocalSGD(epochs=6, batch_size=5).epochs_for(n, n_own, share=0.5) == 3
+    assert LocalSGD(epochs=6, batch_size=5).epochs_for(20, 21.0) == 6  # never longer than without sharing
+    assert LocalSGD(epochs=6, batch_size=5).epochs_for(5, None, share=0.5) == 3
 
 
 def test_parts_weigh_together_what_the_whole_weighs() -> None:
@@ -191,20 +165,14 @@ def test_parts_weigh_together_what_the_whole_weighs() -> None:
     whole = data.size * work.gradient(work.initial, data).buffer.double()
     assert torch.allclose(torch.stack(gradients).sum(0), whole, rtol=1e-4, atol=1e-6)
     for part, rows in zip(parts, cut, strict=True):
-        assert part.weight is not None
-        assert float(part.weight.mean()) == pytest.approx(1)
         assert part.size == pytest.approx(weights[rows.numpy()].sum())
         assert torch.equal(part.x, data.x[rows])
-        assert part.ids is not None
-        assert part.ids.tolist() == rows.tolist()
 
 
 def test_a_part_has_what_all_clients_hold_and_what_is_missing_stays_none() -> None:
     federation = digits()
     commons = federation.data.clients.with_commons(federation.data.sets["test"])
     assert commons[0].subset(torch.tensor([0])).commons is commons.commons
-    numbered = replace(commons[0], beside=(torch.arange(len(commons[0])),))
-    assert [column.tolist() for column in numbered.subset(torch.tensor([2, 0])).beside] == [[2, 0]]
     bare = replace(commons[0], n_own=None, ids=None).subset(torch.tensor([1, 0]))
     assert bare.n_own is bare.ids is bare.weight is bare.total is None
     assert len(bare) == bare.size == 2
@@ -245,14 +213,10 @@ def test_indexing_and_slices_gather_that_clients_rows_only() -> None:
     clients = Clients(STORE, [nowhere, np.array([2, 0]), nowhere])
     assert clients[1].x.flatten().tolist() == [2, 0]
     assert clients[1:2][0].x.flatten().tolist() == [2, 0]
-    assert clients.sizes == [1, 2, 1]
-    assert len(clients.on(clients.store)[1]) == 2
     with pytest.raises(IndexError):
         clients[0]
     rows = Rows(torch.arange(3), np.zeros(1_000_000, int), np.full(1_000_000, 2))
     many = Clients(STORE, rows)
-    assert len(many) == 1_000_000
-    assert many.rows is rows
     assert many[999_999].x.flatten().tolist() == [0, 1]
     assert many[500_000:500_003].store is many.store
 
@@ -301,8 +265,6 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
         client_tests.drawn(dealt, data, 0.1, 0)
-    with pytest.raises(UserError, match=r"client 2 has one; 1 of 3"):  # groups without names
-        client_tests.drawn(dealt, replace(data, origin=None), 0.1, 0)
 
 
 def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> None:
@@ -317,9 +279,6 @@ def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> 
     cut = Partitioned([np.arange(10), np.arange(10, 100)], None)
     assert client_tests.of_groups(cut, data) is None  # a group is two clients'
     assert client_tests.of_groups(dealt, dataset(groups=groups)) is None
-    lacking = client_tests.of_groups(dealt, dataset(groups=groups, test_groups=[1, 1, 8]))
-    assert lacking is not None
-    assert lacking.sizes == [0, 2, 0]
 
 
 def assembled(**fields: Any) -> build.Assembled:
@@ -334,20 +293,13 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     data, tests = ready.data, ready.data.tests
     assert tests is not None
     assert tests.sizes == [8] * 5
-    assert data.own.sizes == [32] * 5
     again = Counter(x.numpy().tobytes() for x in ready.prepared.dataset.train.x)
     once = {image for image in (x.numpy().tobytes() for x in tests.store.x) if again[image] == 1}
     assert len(once) >= 39  # no two digits are alike
     for clients in (data.clients, data.own, *([data.pool] if data.pool else [])):
         assert not once & {x.numpy().tobytes() for x in clients.store.x}
         assert len(clients.store) == 160
-    counts = ready.plan.facts.counts
-    assert counts is not None
-    assert int(counts().sum()) == int(data.clients.counts(10).sum())
     assert ready.prepared.dealt.n_total == 160
-    moved = data.to(torch.device("meta")).tests
-    assert moved is not None
-    assert (moved.store.x.device.type, moved.sizes) == ("meta", [8] * 5)
     assert assembled(**stage, **{"data.client_test": 0.0}).data.tests is None
 
 
@@ -384,7 +336,6 @@ def test_pixels_stay_pixels_and_a_run_holds_shifted_ones() -> None:
         apart = [(a.x.float() - b.x.float()).abs().mean().item() for a, b in zip(mine, other, strict=True)]
         assert apart == sorted(apart)
         assert apart[0] > 10
-    assert torch.equal(ready.data.sets["test"].x, plain.data.sets["test"].x)
     with pytest.raises(UserError, match=r"partition\.shift rotation .*\(C, H, W\)"):
         shifted(Clients(dataset().train, [np.arange(100)]), "rotation", None, 0, "train")
     with pytest.raises(UserError, match=r"partition\.shift_size needs a partition\.shift"):
