@@ -13,7 +13,7 @@ from fedcommons import UserError
 from fedcommons.config import presets
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.optimal import evened, plans
+from fedcommons.sharing.optimal import evened
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.stage import share
@@ -100,25 +100,6 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
         assert not result.copies.diagonal().any()
 
 
-def test_the_optimal_placement_is_at_its_bound_and_beats_chance() -> None:
-    """By the sum over classes of ||Y - 1/N||^2."""
-
-    def unevenness(labels: np.ndarray, held: np.ndarray) -> float:
-        counts = np.stack([held[labels == label].sum(0) for label in np.unique(labels)])
-        return float(((counts / counts.sum(1, keepdims=True) - 1 / held.shape[1]) ** 2).sum())
-
-    for labels, owners in federations()[:5]:
-        for c, d in ((0.2, 2), (0.5, 4)):
-            best, drawn = (
-                unevenness(labels, holdings(labels, owners, 10, c, d, name, np.random.default_rng(0)))
-                for name in ("optimal", "exact")
-            )
-            by_class = plans(labels, owners, 10, opened(labels, owners, c, np.random.default_rng(0)), d).values()
-            assert best == pytest.approx(sum(one.distance for one in by_class), abs=1e-12)
-            assert best == pytest.approx(sum(one.bound for one in by_class), abs=1e-9)
-            assert best <= drawn + 1e-12
-
-
 @all_placements
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
@@ -128,12 +109,10 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
     for client, rows in zip(shared.data.clients, start.own.rows, strict=True):
         assert client.ids is not None
         assert client.weight is not None
-        assert client.n_own == pytest.approx(client.size)
         assert client.ids[: len(rows)].tolist() == rows.tolist()
         copies[client.ids] += 1
         totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
     assert totals == pytest.approx(np.ones(N_TOTAL), abs=1e-6)
-    assert sum(client.size for client in shared.data.clients) == pytest.approx(N_TOTAL)
     others = copies.sum() - N_TOTAL
     assert shared.p == pytest.approx(others / copies.sum())
     assert shared.facts["mean_copies"] == pytest.approx(copies.mean())
@@ -143,7 +122,6 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
         assert others == 3 * n_open(0.3, N_TOTAL)
     # a copied image goes up once and down to each that gets it: 64 pixels and a label
     assert shared.traffic.once == 65 * ((copies > 1).sum() + others)
-    assert ["gap 0" in note for note in shared.notes] == ([True] if placement == "optimal" else [])
     RawCopies(0.5 / N_TOTAL).check_dealt(start)  # half of an image is rounded up to one
     assert share(RawCopies(0.5 / N_TOTAL), start).facts["disclosed_examples"] == 1
 
@@ -169,7 +147,6 @@ FORTY = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "partit
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"sharing.c": None}, r"sharing\.c must be set"),
         ({"sharing.c": 0.002}, r"sharing\.c .*not one image"),
         ({"sharing.d": 4}, r"sharing\.d .*N - 1 = 3"),
         ({**FORTY, "sharing.d": 39}, r"sharing\.d .*N - 1 = \d\d?,"),  # some clients are dropped

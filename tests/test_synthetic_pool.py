@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcommons import ClientError, Clients, Dealt, Examples, GeneratorRecipe, Need
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.accounting.statement import in_short, statement
+from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store, key_of
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -80,14 +80,13 @@ def some(store: Store, need: Need, n: int) -> Examples:
     return read(store, replace(need, n=n)).examples
 
 
-def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: Store, messages: list[str]) -> None:
+def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: Store) -> None:
     wanted = needed()
     with pytest.raises(LookupError, match="client 3"):
         read(store, wanted[3])
     assert [[need.client for need in job.needs] for job in missing(store, wanted + wanted)] == [[i] for i in range(5)]
     assert calls_for(store, wanted) == {"fit": 5, "sample": 5}
     assert missing(Store(store.folder), needed(p=0.2)) == missing(store, wanted) == []
-    assert calls_for(store, needed(offset=7)) == {"sample": 5}  # with the weights that are there
     assert calls_for(store, needed(p=0.5) + needed(p=0.7)) == {"sample": 5}  # 0.5: the images that are there
     early, late = needed(epochs=3), needed(epochs=8)
     assert [job.epochs for job in missing(store, early + late)] == [[3, 8]] * 5
@@ -95,24 +94,19 @@ def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: S
     for a, b in zip(early, late, strict=True):  # drawn with the weights of these epochs
         apart = some(store, a, 16).x[:, 0, 0, 0].float() - some(store, b, 16).x[:, 0, 0, 0].float()
         assert (apart == 1).all()
-    assert [job.epochs for job in missing(store, late + needed(epochs=9))] == [[9]] * 5
-    assert messages == []
 
 
-@pytest.mark.parametrize("n", [0, 1, 16, 258, 259])
+@pytest.mark.parametrize("n", [0, 16, 259])
 def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n: int, store: Store) -> None:
     need = needed()[0]
     job = Job([need], {})
     keep(store, job, result := make(job))
     part = some(store, need, n)
-    assert len(part) == n
-    assert max(Counter(x.numpy().tobytes() for x in part.x).values(), default=1) == 1
+    assert len({x.numpy().tobytes() for x in part.x}) == len(part) == n
     assert torch.equal(part.x[:, 0, 0, 1].long(), part.y)
     drawn = np.bincount(need.labels.numpy(), minlength=10)
     assert np.abs(np.bincount(part.y.numpy(), minlength=10) - drawn * n / drawn.sum()).max() < 1
-    if n == len(need.labels):
-        assert torch.equal(part.x, result.images[0])
-        assert torch.equal(part.y, need.labels)
+    assert n < 259 or torch.equal(part.x, result.images[0])
 
 
 class Means(Fake):
@@ -137,17 +131,6 @@ def test_a_generator_draws_examples_of_the_type_that_it_saw(dtype: torch.dtype, 
     assert torch.equal(drawn, table.x[20:40].double().mean(0).to(dtype).expand(20, 3))
     with pytest.raises(ClientError, match=rf"means drew torch.uint8 .*{dtype} \(3,\)"):
         make(Job(wrong[:1], {}))
-
-
-@pytest.mark.parametrize("weights", [{}, {"other": torch.ones(1)}, {"mean": torch.ones(2, 3)}])
-def test_weights_that_do_not_fit_the_generator_are_trained_anew(weights: Mapping[str, Tensor], store: Store) -> None:
-    need = needed()[1]
-    before = make(Job([need], {})).images[0]
-    CALLS.clear()
-    job = Job([need], {need.epochs: TrainedGenerator(weights)})
-    keep(store, job, make(job))
-    assert CALLS.count("fit") == 1
-    assert torch.equal(some(store, need, len(need.labels)).x, before)
 
 
 def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_images_are_missing(
@@ -176,13 +159,11 @@ def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, m
         {"images": good[1:], "labels": need.labels},
         {"images": good.float(), "labels": need.labels},
         {"images": good, "labels": need.labels.flip(0)},
-        {"images": good},
     ):
         store.put("images", tensors, need.images_facts, {})
         assert len(missing(store, [need])) == 1
-    assert all("client 0" in message for message in messages)
-    assert len(messages) == 4
-    for findings in ({}, {"receipt": 3}, {"receipt": {"noise": 1.0}}):  # what is no receipt is none
+    assert ["client 0" in message for message in messages] == [True] * 3
+    for findings in ({}, {"receipt": {"noise": 1.0}}):  # what is no receipt is none
         store.put("images", {"images": good, "labels": need.labels}, need.images_facts, findings)
         assert read(store, need).receipt is None
 
@@ -191,13 +172,12 @@ def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, m
 def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Receipt | None, store: Store) -> None:
     wanted = needed(receipt=receipt)
     calls_for(store, wanted)
-    later = Store(store.folder)
-    sets = [read(later, need) for need in wanted]
-    assert [(one.receipt, one.seen) for one in sets] == [(receipt, 259)] * 5
     for path in (store.folder / "images").iterdir():
         path.unlink()
+    later = Store(store.folder)
     assert calls_for(later, wanted) == {"sample": 5}
-    assert [read(later, need).receipt for need in wanted] == [receipt] * 5
+    sets = [read(later, need) for need in wanted]
+    assert [(one.receipt, one.seen) for one in sets] == [(receipt, 259)] * 5
     releases = share(ShuffledSynthetic(), START, sets).releases
     for what, covered in (("synthetic images", receipt is PRIVATE), ("class counts", False)):
         assert [(r.client, r.covered) for r in releases if r.what == (what,)] == [(i, covered) for i in range(5)]
@@ -206,22 +186,15 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
 
 def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> None:
     """The epsilon of the pool is that of the generator's steps and of one Gaussian mechanism on the counts."""
-
-    def numbers(said: Mapping[str, Any]) -> dict[str, float | str]:
-        return {name: in_short(said)[name] for name in in_short(said) if "overall" in name or "epsilon" in name}
-
     wanted = needed(receipt=PRIVATE, noise=4.0)
     calls_for(store, wanted)
     ledger = Ledger.of(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
     result = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
     one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
-    assert result["pool_epsilon_max"] == one > composed(((0.1, 1.5, 30),), 1e-5)
-    assert result["pool_epsilon_of_each_client"] == [one] * 5
-    assert f"{one:.4g}" in result["in_words"][0]
-    assert numbers(result) == {"pool_epsilon_max": one, "overall": one}  # no update was sent yet
+    assert one > composed(((0.1, 1.5, 30),), 1e-5)
+    assert (result["pool_epsilon_of_each_client"], result["overall"]) == ([one] * 5, one)
     after = statement(ledger.after([Release(0, ("delta",))]), 5, 1e-5, rejected=0, local=False, secret=True)
-    assert numbers(after) == {"pool_epsilon_max": one, "overall": "none"}
-    assert "model updates (delta)" in after["in_words"][1]
+    assert (after["pool_epsilon_max"], after["overall"]) == (one, "none")
 
 
 def test_flips_and_the_number_of_clients_are_those_of_the_data() -> None:
