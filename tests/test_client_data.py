@@ -1,7 +1,6 @@
 """Groups and factors of a data set; clients as lazy views of data, parts of theirs, their test rows and shifts."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,54 +168,24 @@ def test_parts_weigh_together_what_the_whole_weighs() -> None:
         assert torch.equal(part.x, data.x[rows])
 
 
-def test_a_part_has_what_all_clients_hold_and_what_is_missing_stays_none() -> None:
-    federation = digits()
-    commons = federation.data.clients.with_commons(federation.data.sets["test"])
-    assert commons[0].subset(torch.tensor([0])).commons is commons.commons
-    bare = replace(commons[0], n_own=None, ids=None).subset(torch.tensor([1, 0]))
-    assert bare.n_own is bare.ids is bare.weight is bare.total is None
-    assert len(bare) == bare.size == 2
-
-
-@pytest.mark.parametrize("rows", [20, 19])
-def test_columns_beside_are_for_a_loss_that_takes_them(rows: int) -> None:
-    """No module sees them as weights, and there is one row an example."""
-    work, data = digits().work(), replace(_shared(), beside=(torch.zeros(rows),))
-    own = None if rows == 20 else lambda batch, number: work.module.training_step(batch[:2], number)
-    with pytest.raises(ValueError, match="columns beside"):
-        work.local(work.initial, data, 0, loss=own)  # pyright: ignore[reportArgumentType]
-    bare = replace(data, beside=())
-    assert torch.equal(work.gradient(work.initial, data).buffer, work.gradient(work.initial, bare).buffer)
-
-
 # Six examples whose one pixel is their row
 STORE = Examples(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), torch.arange(6) % 3)
 
 
 def test_a_client_gets_copies_of_the_rows_that_are_its_own() -> None:
-    clients = Clients(STORE, [np.array([4, 0]), np.array([1, 2, 5])], n_own=[1, 3])
-    assert (len(clients), clients.sizes) == (2, [2, 3])
+    """A million clients cost no copy of the data."""
+    clients = Clients(STORE, [np.array([4, 0]), np.array([1, 2, 5]), np.array([10**9])], n_own=[1, 3, 1])
+    assert (len(clients), clients.sizes) == (3, [2, 3, 1])
     client = clients[1]
     assert (client.x.flatten().tolist(), client.y.tolist()) == ([1, 2, 5], [1, 2, 2])
     assert client.ids is not None
     assert client.ids.tolist() == [1, 2, 5]
-    assert [c.n_own for c in clients[1:]] == [3]
-    assert [c.n_own for c in clients.on(clients.store)] == [1, 3]
-    assert Clients(STORE, [np.array([4, 0])])[0].n_own == 2
+    assert [c.n_own for c in clients[:2]] == [c.n_own for c in clients[:2].on(clients.store)] == [1, 3]
+    with pytest.raises(IndexError):
+        clients[2]
     client.x.zero_()
     assert clients.store.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_indexing_and_slices_gather_that_clients_rows_only() -> None:
-    """The other clients' rows cannot be gathered; a million clients cost no copy of the data."""
-    nowhere = np.array([10**9])
-    clients = Clients(STORE, [nowhere, np.array([2, 0]), nowhere])
-    assert clients[1].x.flatten().tolist() == [2, 0]
-    assert clients[1:2][0].x.flatten().tolist() == [2, 0]
-    with pytest.raises(IndexError):
-        clients[0]
-    rows = Rows(torch.arange(3), np.zeros(1_000_000, int), np.full(1_000_000, 2))
-    many = Clients(STORE, rows)
+    many = Clients(STORE, Rows(torch.arange(3), np.zeros(1_000_000, int), np.full(1_000_000, 2)))
     assert many[999_999].x.flatten().tolist() == [0, 1]
     assert many[500_000:500_003].store is many.store
 

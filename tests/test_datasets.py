@@ -18,7 +18,6 @@ from fedcommons.data import datasets, sprites
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
-from fedcommons.data.groups import by_factor
 from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, procedural_sprites, quadrant_shape, render, split
 from fedcommons.runs.build import prepare
 from fedcommons.runs.inputs import load
@@ -190,21 +189,6 @@ def published(tmp_path: Path) -> Path:
     pixels = (render({name: EVERYTHING[name][SHARE] for name in SIZES}, 32) > 127).astype(np.uint8)
     np.savez_compressed(tmp_path / FILE, imgs=pixels, latents_classes=classes, metadata=np.array("of the file"))
     return tmp_path
-
-
-@pytest.mark.long
-def test_the_papers_clients_by_counting() -> None:
-    cells = quadrant_shape(EVERYTHING)
-    train, test = split(cells, None, "dsprites")
-    assert len(np.intersect1d(train, test)) == 0
-    assert (np.bincount(cells[test]) == [6144] * 12).all()
-    clients = by_factor({"quadrant_shape": cells[train]}, np.random.default_rng(0))
-    assert [len(rows) for rows in clients] == [55_296] * 12
-    for client, rows in enumerate(clients):
-        there = {name: values[train][rows] for name, values in EVERYTHING.items()}
-        assert set(there["shape"]) == {client % 3}
-        assert set(there["x"] // 16) == {client // 3 % 2}
-        assert set(there["y"] // 16) == {client // 6}
 
 
 @pytest.mark.parametrize("images", [24, 100, 1205])

@@ -1,6 +1,6 @@
 """The diffusion model: its training step, samplers, average and weights of times against the equations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from math import ceil
@@ -180,17 +180,3 @@ def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -
               "generator.steps": 12, "partition.name": "quantity"}  # fmt: skip
     needs = prepare(experiment("smoke", values=values)).needs
     assert [need.epochs for need in needs] == [ceil(12 / ceil(len(need.examples) / 8)) for need in needs]
-
-
-@pytest.mark.long
-def test_the_average_bf16_and_weights_of_times_reach_the_fit() -> None:
-    """bf16 is near fp32 and not the same, and its weights stay float32."""
-
-    def fit(**change: Any) -> Mapping[str, Tensor]:
-        return replace(TINY, **change).fit(DIGITS, N_CLASSES, 0, [1])[1].weights
-
-    full, half = fit(), fit(precision="bf16")
-    for change in ({"ema_decay": 0.0}, {"snr_gamma": 5.0}, {"prediction": "sample"}, {"schedule": "squaredcos_cap_v2"}):
-        assert not all(torch.equal(t, full[name]) for name, t in fit(**change).items())
-    assert {t.dtype for t in half.values() if t.is_floating_point()} == {torch.float32}
-    assert 0 < sum(float((full[name] - half[name]).norm()) for name in full) < 1

@@ -44,7 +44,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "quadratics": {
         "--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (",
         "--rounds 0": "rounds must lie in [1, 100000]", "--rounds 100001": "rounds must lie in [1, 100000]",
-        "--zeta-sq=-1": "zeta_sq must lie in [0, inf)", "--models sever": "'server'",
+        "--zeta-sq=-1": "zeta_sq must lie in [0, inf)", "--fit plan": "mean 'plain'", "--models sever": "'server'",
     },
     "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {
@@ -109,3 +109,13 @@ def test_an_unknown_option_exits_with_2(name: str, command: Callable[..., Any], 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: .*'--outt'.*did you mean '--out'.*\n", done.stderr)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.long
+def test_a_dry_run_counts_central_models_and_writes_nothing(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweeps("figure3").figure3(["--preset=smoke", "--dry-run", f"--out={tmp_path / 'out'}", "--alphas=0.1"]) == 0
+    assert "4 cells" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()

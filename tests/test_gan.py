@@ -16,7 +16,7 @@ from fedcommons.generators.gan import GAN as Generator
 from fedcommons.generators.gan import Course
 from fedcommons.generators.private_gan import PrivateGAN
 from fedcommons.runs import inputs
-from lightning_modules.gan import GAN, Discriminator, Normed, augmented, slopes
+from lightning_modules.gan import GAN, Normed, augmented
 
 DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 12)]
 X = DIGITS.x / 127.5 - 1
@@ -29,15 +29,6 @@ def model(regulariser: str = "spectral", augment: str = "all") -> GAN:
     )  # fmt: skip
 
 
-def test_every_layer_of_a_spectral_discriminator_has_norm_one() -> None:
-    discriminator = Discriminator((1, 8, 8), 10, (4, 8), spectral=True)
-    layers = [layer for layer in discriminator.modules() if isinstance(layer, Normed)]
-    assert len(layers) == 4
-    discriminator.iterate(200)
-    for layer in layers:
-        assert abs(float(torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)) - 1) < 1e-4
-
-
 def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
     """(G - <G, W/s> u v^T) / s for a loss with derivative G in W/s."""
     layer = Normed(nn.Linear(5, 4, bias=False)).double()
@@ -48,14 +39,6 @@ def test_the_gradient_of_a_normed_layer_is_equation_12() -> None:
     w = layer.layer.weight.detach()
     u, s, v = torch.linalg.svd(w)
     torch.testing.assert_close(result, (g - (g * w / s[0]).sum() * torch.outer(u[:, 0], v[0])) / s[0])
-
-
-def test_slopes_are_those_of_finite_differences() -> None:
-    other, x, y, h = Discriminator((1, 8, 8), 10, (4, 8), spectral=False).double(), X[:1].double(), DIGITS.y[:1], 1e-6
-    steps = h * torch.eye(64, dtype=torch.float64).view(64, 1, 8, 8)
-    with torch.no_grad():
-        differences = (other(x + steps, y.expand(64)) - other(x - steps, y.expand(64))) / (2 * h)
-    torch.testing.assert_close(slopes(other, x, y)[0].detach(), differences.square().sum(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("regulariser", ["spectral", "r1"])

@@ -67,31 +67,22 @@ def test_sums_are_those_of_their_parts_across_blocks_and_clients() -> None:
         assert torch.allclose(total(silent, clients(*cuts)), sums(PHI, some(60), 10), rtol=0, atol=1e-5)
 
 
-class Long(Fourier):
-    def __call__(self, x: Tensor) -> Tensor:
-        return 4 * super().__call__(x)
-
-
 class Broken(Fourier):
+    """Features that are four times too long, and no numbers in every third row."""
+
     def __call__(self, x: Tensor) -> Tensor:
-        phi = super().__call__(x)
+        phi = 4 * super().__call__(x)
         return torch.where((torch.arange(len(x)) % 3 == 0)[:, None], phi * torch.tensor([torch.nan, *[1.0] * 199]), phi)
 
 
 def test_features_that_are_too_long_are_cut_and_those_that_are_no_numbers_are_zero() -> None:
     """Noise does not hide them: a row that is no number would tell that a client holds its class."""
-    plain = sums(PHI, some(30), 10)
-    assert torch.allclose(sums(Long(PHI.w), some(30), 10), plain, rtol=0, atol=1e-5)
-    whole = sums(Broken(PHI.w), some(30), 10)
-    there = some(30)[np.flatnonzero(np.arange(30) % 3 != 0)]
+    whole, there = sums(Broken(PHI.w), some(30), 10), some(30)[np.flatnonzero(np.arange(30) % 3 != 0)]
     assert torch.allclose(whole[:, :-1], sums(PHI, there, 10)[:, :-1], rtol=0, atol=1e-5)
-    assert torch.equal(whole[:, -1], plain[:, -1])
+    assert torch.equal(whole[:, -1], sums(PHI, some(30), 10)[:, -1])
     rows = torch.tensor([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0], [torch.nan, 1.0]])
     cut = bounded(torch.clone, rows)  # pyright: ignore[reportArgumentType]
     assert torch.allclose(cut, torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.0, 0.0], [0.0, 0.0]]))
-    tiny = replace(SMALL, scale=1e-76)  # 1/sqrt(s) overflows in float32
-    assert not tiny.phi(clients())(torch.ones(1, 64)).isfinite().all()
-    assert total(tiny, clients(20), tiny.phi(clients())).isfinite().all()
 
 
 @pytest.mark.parametrize(("target", "noise"), [(0.2, "local"), (10.0, "summed")])

@@ -3,8 +3,6 @@
 import io
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedcommons import Experiment, experiment
+from fedcommons import experiment
 from fedcommons import run as whole_run
 from fedcommons.config import parts
 from fedcommons.config.flat import choose, override
@@ -30,24 +28,15 @@ import random
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from torchvision.transforms import v2
-
-TURN = v2.Compose([v2.RandomRotation(20), v2.GaussianNoise(sigma=0.1)])
 
 
 class Turned:
-    def __init__(self, n: int = 60):
-        self.images, self.labels = load_digits(return_X_y=True)
-        self.n = n
-
     def __len__(self):
-        return self.n
+        return 60
 
     def __getitem__(self, i):
-        image = torch.tensor(self.images[i], dtype=torch.float32).view(1, 8, 8) / 16
-        turned = 255 * TURN(image).clamp(0, 1) + random.random() + np.random.rand()
-        return turned.clamp(0, 255).to(torch.uint8), self.labels[i]
+        noise = torch.randn(1, 8, 8) + random.random() + np.random.rand()
+        return (4 * i + 9 * noise).clamp(0, 255).to(torch.uint8), i % 3
 
 
 class Drawn:
@@ -69,18 +58,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_data.py").write_text(TURNED)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.ray  # it needs none, but seconds
-def test_what_a_data_set_draws_is_the_same_in_two_processes() -> None:
-    names = ["my_data.py:Turned", "my_data:Drawn"]
-    code = (
-        "from fedcommons.config.sections import Data\nfrom fedcommons.runs.inputs import load\n"
-        f"print([load(Data(name=name)).digest for name in {names}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([load(Data(name=name)).digest for name in names])
 
 
 def _state() -> tuple[object, ...]:
@@ -130,38 +107,20 @@ def test_the_hash_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None
     y = torch.arange(10) % 3
     hashes = [dataset(x, y).digest]
     for part in ("train", "validation", "test"):
-        for row in (0, -1):
-            base = dataset(x.clone(), y.clone())
-            changed = getattr(base, part)
-            other_x, other_y = changed.x.clone(), changed.y.clone()
-            other_x[row, -1, -1, -1] = 1 - other_x[row, -1, -1, -1].int()
-            other_y[row] += 1
-            for examples in (Examples(other_x, changed.y), Examples(changed.x, other_y)):
-                hashes.append(replace(base, **{part: examples}).digest)
-    hashes += [dataset(x.flatten(2), y).digest, dataset(x, y.int()).digest, dataset(x, y, 2, 2).digest]
-    hashes += [dataset(x, y, 0).digest]
+        changed = getattr(base := dataset(x, y), part)
+        other_x, other_y = changed.x.clone(), changed.y.clone()
+        other_x[-1, -1, -1, -1] = 1 - other_x[-1, -1, -1, -1].int()
+        other_y[-1] += 1
+        for examples in (Examples(other_x, changed.y), Examples(changed.x, other_y)):
+            hashes.append(replace(base, **{part: examples}).digest)
+    hashes += [other.digest for other in (dataset(x.flatten(2), y), dataset(x, y.int()), dataset(x, y, 2, 2))]
     assert len(set(hashes)) == len(hashes)
-    assert dataset(x.clone(), y.clone()).digest == hashes[0]
     in_another_order = x.transpose(2, 3).contiguous().transpose(2, 3)  # in memory
     assert dataset(in_another_order, y).digest == hashes[0]
 
 
-@pytest.mark.long
-def test_edited_data_code_is_not_served_from_memory(lab: Path) -> None:
-    hashes = set()
-    for number in (0.1, 0.2):
-        (lab / "table.py").write_text(
-            f"import numpy as np\ndef table():\n    return np.eye(30)[:, :5] * 5 - {number}, np.arange(30) % 3\n"
-        )
-        hashes.add(build.prepare(override(Experiment(), {"data.name": "table.py:table", **TWO})).dataset.digest)
-    assert len(hashes) == 2
-
-
 COMPUTED = """
 import numpy as np
-
-from lightning_modules import Classifier
-from lightning_modules.networks import Linear
 
 X, Y = np.random.default_rng(0).integers(0, 256, (90, 8, 8)).astype(np.uint8), np.arange(90) % 3
 
@@ -178,17 +137,9 @@ class Stated(Images):
     mean, std, n_classes = 0.5, 0.3, 3
 
 
-class StatedClasses(Rare):
-    n_classes = 4
-
-
-class Unscaled(Classifier):
-    def __init__(self, shape, n_classes, lr):
-        super().__init__(Linear(shape, n_classes), lr=lr)
 """
 
 SCALES, CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
-
 
 FIELDS = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "client.epochs": 1, "data.limit": None,
           "measure.every": 0, "wandb": "off", "data.validation": 0.0}  # fmt: skip
@@ -200,8 +151,7 @@ def test_what_all_clients_examples_decide_before_round_1_is_released(lab: Path) 
     (lab / "mine.py").write_text(COMPUTED)
     rows: list[tuple[str, dict[str, object], list[str]]] = [
         ("Images", {}, [SCALES]), ("Images", {"data.standardise": False}, []),
-        ("Images", {"model.name": "mine.py:Unscaled"}, []),  # it does not ask for them
-        ("Stated", {}, []), ("Rare", {}, [CLASSES]), ("StatedClasses", {}, []),
+        ("Stated", {}, []), ("Rare", {}, [CLASSES]),
     ]  # fmt: skip
     for data, more, uncovered in rows:
         config = experiment("smoke", values={**FIELDS, "data.name": f"mine.py:{data}", **more})

@@ -1,7 +1,6 @@
 """Raw copies: who gets a copy of what, what it weighs, costs and discloses, and what is refused."""
 
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from five_clients import DATASET
 from fedcommons import UserError
 from fedcommons.config import presets
 from fedcommons.runs import build
-from fedcommons.runs.experiment import run
 from fedcommons.sharing.optimal import evened
 from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
@@ -128,17 +126,6 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
 
 COPIED = {"tracking.wandb": "off", "measure.every": 0, "federation.rounds": 1, "client.epochs": 1,
           "sharing.setting": "raw_copies", "sharing.c": 0.3, "sharing.d": 2}  # fmt: skip
-
-
-@pytest.mark.long
-def test_dp_sgd_beside_raw_copies_is_allowed_and_the_summary_says_what_it_does_not_cover(tmp_path: Path) -> None:
-    config = presets.experiment("smoke", "digits", COPIED | {"dp.local": True, "data.limit": 60})
-    summary = run(config, tmp_path / "run", say=lambda text: None)
-    assert (summary["disclosed_raw"], summary["disclosed_examples"], summary["mean_copies"]) == (0.3, 18, 1.6)
-    said = summary["privacy"]
-    assert said["epsilon_local_training_if_secret"]["largest"] > 0
-    assert said["epsilon_of_messages_if_secret"] is None
-    assert any(line.startswith("raw examples") and "infinite" in line for line in said["uncovered"])
 
 
 FORTY = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "partition.alpha": 0.01}

@@ -148,15 +148,6 @@ def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
     assert raw == {client: 1 for client in range(N) if n}
 
 
-def test_what_may_be_met_by_chance_is_no_copy() -> None:
-    start, drawn = dealt(), images()
-    start.own.store.x[:2] = start.own.store.x[0].clone()
-    start.own.store.x[2] = 0
-    start = replace(start, own=Clients(Examples(start.own.store.x.clone(), start.own.store.y), start.own.rows))
-    drawn[0].examples.x[0], drawn[1].examples.x[0] = start.own.store.x[0], start.own.store.x[2]
-    assert share(ShuffledSynthetic(), start, drawn).disclosed == 0
-
-
 @dataclass(frozen=True)
 class Chooses(Real):
     rule: str = "labels"

@@ -20,12 +20,11 @@ from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.at_server import AtServer
 from fedcommons.sharing.local_synthetic import LocalSynthetic
-from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Shared, Stage, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Shared, share, share_by_method
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
@@ -136,18 +135,6 @@ def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSyn
                 assert (r.q, r.sigma, r.sensitivity, r.steps) == (0.1, 1.5, 1.0, 20)
 
 
-@pytest.mark.parametrize("stage", [ShuffledReal(0.5), RawCopies(0.5, d=2)], ids=str)
-def test_bytes_of_shared_examples_are_those_of_their_type(stage: Stage) -> None:
-    for dtype, itemsize in ((torch.uint8, 1), (torch.float32, 4), (torch.int64, 8)):
-        store = Examples(torch.zeros(80, 30, dtype=dtype), torch.arange(80) % 2)
-        start = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), 2, False, 0)
-        moved = 2 * 40 if isinstance(stage, ShuffledReal) else 40 + 2 * 40  # up, and down to one or two
-        assert share(stage, start).traffic.once == moved * (30 * itemsize + 1)
-        assert images_nbytes(7, (30,), itemsize) == 7 * (30 * itemsize + 1)
-        sizes = [replace(start, n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
-        assert sizes == [0, 1, 1, 1, 2, 2, 3]
-
-
 def test_contributions_of_another_type_would_change_the_real_examples() -> None:
     """Put behind uint8 images in one tensor, floats would make all of them floats."""
     x = torch.zeros(2, *DATASET.shape)
@@ -226,7 +213,6 @@ class Moves(Real):
 MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
     "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
     "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
-    "to all, out of a pool": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, pool=[r.rows]), 10 + 5 * 10),
     "nowhere": (lambda d, r: Assigned(d.own.rows, r.of_each(5)), 0),
     "one real row that was not contributed": (
         lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *r.of_each(5)[1:]], pool=[]), 2 + 1 + 1
@@ -239,6 +225,12 @@ MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
 def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     how, examples = MOVES[name]
     assert share(Moves(how), dealt()).traffic.once == examples * (8 * 8 + 1)
+
+
+def test_labels_of_shared_examples_have_as_many_bytes_as_their_classes_need() -> None:
+    sizes = [replace(dealt(), n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
+    assert sizes == [0, 1, 1, 1, 2, 2, 3]
+    assert images_nbytes(7, (30,), 4) == 7 * (30 * 4 + 1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from five_clients import DATASET, dealt
 from torch import Tensor
 
-from fedcommons import ClientError, Clients, Dealt, Examples, GeneratorRecipe, Need
+from fedcommons import Dealt, Examples, GeneratorRecipe, Need
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import statement
 from fedcommons.artifacts import Store, key_of
@@ -107,30 +107,6 @@ def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n:
     drawn = np.bincount(need.labels.numpy(), minlength=10)
     assert np.abs(np.bincount(part.y.numpy(), minlength=10) - drawn * n / drawn.sum()).max() < 1
     assert n < 259 or torch.equal(part.x, result.images[0])
-
-
-class Means(Fake):
-    """Draws the mean of its client's examples, of their type, or as images."""
-
-    def fit(self, examples: Examples, *_: Any, **__: Any) -> dict[int, TrainedGenerator]:
-        return {self.epochs: TrainedGenerator({"mean": examples.x.double().mean(0).to(examples.x.dtype)})}
-
-    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        drawn = weights["mean"].expand(len(labels), *shape)
-        return drawn.to(torch.uint8) if self.offset else drawn
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_a_generator_draws_examples_of_the_type_that_it_saw(dtype: torch.dtype, store: Store) -> None:
-    table = Examples(torch.arange(240.0).view(80, 3).to(dtype), torch.arange(80) % 3)
-    start = Dealt(Clients(table, list(np.arange(80).reshape(4, 20))), 3, False, 0)
-    right, wrong = (list(ShuffledSynthetic().needs(start, GeneratorRecipe("means", Means(offset=offset), 1.0)))
-                    for offset in (0, 1))  # fmt: skip
-    calls_for(store, right)
-    drawn = read(store, right[1]).examples.x
-    assert torch.equal(drawn, table.x[20:40].double().mean(0).to(dtype).expand(20, 3))
-    with pytest.raises(ClientError, match=rf"means drew torch.uint8 .*{dtype} \(3,\)"):
-        make(Job(wrong[:1], {}))
 
 
 def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_images_are_missing(
