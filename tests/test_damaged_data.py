@@ -107,12 +107,11 @@ CIFAR = {
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], object], tmp_path: Path) -> None:
-    """In the place of a file, of its folders, and of CIFAR's first file: torchvision knows the checksums of CIFAR's
-    files and unpickles no other."""
+    """In the place of a file, of a folder, and of CIFAR's first file."""
     messages = []
-    for number, name in enumerate(("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw", "MNIST")):
-        data = mnist(root := tmp_path / str(number))
-        (root / name).unlink() if number == 0 else shutil.rmtree(root / name)
+    for name in ("MNIST/raw/train-images-idx3-ubyte", "MNIST"):
+        data = mnist(root := tmp_path / str(len(messages)))
+        (root / name).unlink() if not messages else shutil.rmtree(root / name)
         make(root / name)
         messages.append(refused(data))
     for name, (folder, (first, *_)) in CIFAR.items():
@@ -125,7 +124,6 @@ def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], obje
 
 
 def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[], None]], None]) -> None:
-    """By a user who may not enter it; ``tmp_path`` is closed to others."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         data = mnist(Path(folder))

@@ -114,7 +114,6 @@ def test_a_training_step_equals_the_formula_with_the_same_draws(prediction: str,
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
 @PREDICTIONS
 def test_a_perfect_prediction_of_each_kind_draws_the_image(prediction: str, sampler: str) -> None:
-    """All data are one image, so what the network shall predict is known exactly; its loss is zero, too."""
     ddpm: Any = model(prediction=prediction, timesteps=100)
     x, abar = DIGITS.x[:1] / 127.5 - 1, ddpm.schedule.alphas_cumprod
 

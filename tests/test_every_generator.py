@@ -121,7 +121,6 @@ def test_other_types_and_sides_are_refused(name: str) -> None:
 
 
 def test_presets_fit_it_to_our_data_sets(name: str) -> None:
-    """Among others no sampling rate of a private generator is above 1."""
     noise = {"generator.noise_multiplier": 1.5} if takes_noise(tiny(name)) else {}
     values = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **noise}
     for preset in presets.PRESETS:

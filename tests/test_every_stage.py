@@ -39,7 +39,7 @@ def play(name: str, seed: int = 0) -> Shared:
 
 
 @cache
-def shared(name: str) -> Shared:
+def shared(name: str) -> Any:
     return play(name)
 
 
@@ -51,7 +51,6 @@ def same(a: Shared, b: Shared) -> bool:
 def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_client(name: str) -> None:
     start, result = of_digits(), shared(name)
     data, owners = result.data, result.owners
-    assert owners is not None
     assert len(owners) == len(data.clients.store)
     assert all((owners[rows] == client).all() for client, rows in enumerate(start.own.rows))
     if isinstance(build(name), Generating):
@@ -61,10 +60,8 @@ def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_c
     assert [rows.tolist() for rows in data.own.rows] == [rows.tolist() for rows in start.own.rows]
     assert set(range(N_TOTAL)) <= {row for rows in data.clients.rows for row in rows.tolist()}
     for client in data.clients:
-        assert client.ids is not None
         assert len(set(client.ids.tolist())) == len(client)
         assert torch.equal(client.x, data.clients.store.x[client.ids])
-        assert client.n_own is not None
         assert 0 < client.n_own <= len(client)
     assert start.now == start.before
 
@@ -78,14 +75,12 @@ def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> Non
 
 
 def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
-    """One at a time: up once from its owner, down to each client that gets it from another one or from a pool."""
     stage, start, result = build(name), of_digits(), shared(name)
     assert (result.traffic.up, result.traffic.down) == (0, 0)
     released, _ = stage.release(start, stage.make(start, drawn(stage)))
     if (stated := stage.assign(start, released).once) is not None:
         assert result.traffic.once == stated > 0
         return
-    assert result.owners is not None
     pool = {row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()}
     up, down = set(pool), 0
     for client, rows in enumerate(result.data.clients.rows):
@@ -96,7 +91,6 @@ def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
 
 def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovered(name: str) -> None:
     result = shared(name)
-    assert result.owners is not None
     pool = [row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()]
     held = [(i, row) for i, rows in enumerate(result.data.clients.rows) for row in rows.tolist()]
     left = {*pool, *(row for i, row in held if result.owners[row] != i)}

@@ -42,7 +42,6 @@ def test_features_have_norm_one_and_their_products_are_the_kernel() -> None:
 
 
 def test_an_image_moves_its_class_by_one_and_another_in_its_place_by_at_most_the_root_of_two() -> None:
-    """A blank image adds nothing."""
     examples, others = some(30), some(30, seed=1)
     whole, largest = sums(PHI, examples, 10), 0.0
     assert whole[:, -1].sum() * sqrt(2) == pytest.approx(30)
@@ -58,7 +57,6 @@ def test_an_image_moves_its_class_by_one_and_another_in_its_place_by_at_most_the
 
 
 def test_sums_are_those_of_their_parts_across_blocks_and_clients() -> None:
-    """Without noise it does not matter which client holds what."""
     examples = some(5000)
     parts = [sums(PHI, examples[slice(i, i + 700)], 10) for i in range(0, 5000, 700)]
     assert torch.allclose(sums(PHI, examples, 10), torch.stack(parts).sum(0), rtol=0, atol=1e-4)
@@ -100,7 +98,6 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
 
 @pytest.mark.parametrize("t", [0, 1, 3, 6, 9])
 def test_views_have_the_noise_of_those_who_are_not_missing(t: int) -> None:
-    """As if t of ten messages were left out of the sum; the client's own is in it."""
     stage = MERF(target_epsilon=2.0, noise="summed", may_miss=t)
     seen, one = stage.views(10), stage.sigma_of_each(10)
     terms = {OUTSIDERS: 10 - t, SECURE: 10 - t, SERVER: 1, ANOTHER: max(1, 9 - t), "5 clients together": max(1, 5 - t)}
@@ -112,20 +109,12 @@ def test_views_have_the_noise_of_those_who_are_not_missing(t: int) -> None:
 
 
 def test_clients_together_have_a_view_where_it_is_not_another_clients() -> None:
-    """Two of three know all noise but the third's, as the server does."""
     for n, together in ((1, None), (2, None), (3, 2), (4, 2), (5, 2), (6, 3), (40, 20)):
         seen = MERF(target_epsilon=2.0, noise="summed").views(n)
         rows = [party for party in seen if "together" in party]
         assert rows == ([] if together is None else [f"{together} clients together"])
         assert (ANOTHER in seen) == (n > 1)
         assert n != 3 or seen["2 clients together"] == seen[SERVER]
-
-
-def test_with_local_noise_no_view_is_above_the_target() -> None:
-    stage = MERF(target_epsilon=2.0, noise="local")
-    views = {party: gaussian.epsilon(mu, 1e-5) for party, mu in stage.views(10).items()}
-    assert max(views.values()) == views[SERVER] == pytest.approx(2.0, rel=1e-6)
-    assert views[OUTSIDERS] == pytest.approx(gaussian.epsilon(1 / (stage.sigma * sqrt(10)), 1e-5))
 
 
 @pytest.mark.long
@@ -142,11 +131,8 @@ def test_the_fit_reaches_images_that_have_the_means() -> None:
         return ((PHI(pixels(images.x)).view(10, 10, -1).mean(1) - wanted) ** 2).sum().item()
 
     assert error(300) < 0.01 * error(1)
-    noisy = torch.zeros(3, PHI.size + 1, dtype=torch.float64)
-    noisy[1] = -5.0  # noise below zero; two classes have no image
-    images = fitted(PHI, noisy, SHAPE, 2, 5, seed=0)
-    assert len(images) == 6
-    assert images.x.float().std() > 0
+    none = torch.full((3, PHI.size + 1), -5.0, dtype=torch.float64)  # noise below zero: no class has an image
+    assert len(fitted(PHI, none, SHAPE, 2, 5, seed=0)) == 6
 
 
 # DP-MERF's generator
@@ -177,7 +163,6 @@ def test_the_network_has_the_papers_size_for_mnist_and_draws_images_of_any_sides
 
 @pytest.mark.long
 def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
-    """Without noise, to a twentieth of where it began, and each class to its own."""
     noisy = sums(PHI, bars(400), 4)
     first, last = (torch.cdist(features_of(noisy, steps), means(noisy)) ** 2 for steps in (1, 200))
     assert last.diag().sum() < 0.05 * first.diag().sum()
@@ -185,7 +170,6 @@ def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
 
 
 def test_images_do_not_depend_on_one_another() -> None:
-    """BatchNorm has its statistics from training: an image is a function of its own code."""
     network = trained(PHI, sums(PHI, bars(40), 4), SHAPE, 3, seed=0)
     images = drawn(network, 5, seed=0)
     codes = torch.randn(20, CODE, generator=generator(0, "codes of images"))
@@ -206,7 +190,6 @@ class Sent(MERF):
 
 @pytest.mark.parametrize("fit", ["generator", "images"])
 def test_images_follow_from_the_release_alone(fit: str) -> None:
-    """Other private images behind the same noisy messages give the same images: processing after the release."""
     constants: dict[str, Any] = {"noise_multiplier": 1.0, "features": 40, "per_class": 3, "steps": 3, "fit": fit}
     stage, (mine, others) = MERF(**constants), (clients(20, n=40, data=bars(40, seed)) for seed in (0, 1))
     SENT[:] = [stage.message(mine, client, stage.phi(mine)) for client in range(2)]

@@ -14,7 +14,6 @@ from fedcommons.config.flat import override, part_of
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.runs import build, inputs
 from fedcommons.sharing.needs import Need, contribution, largest_remainder
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 5}
@@ -48,7 +47,6 @@ def test_largest_remainder_gives_the_total_and_each_its_exact_share_to_within_on
 
 
 def test_a_client_receives_the_papers_number_of_images() -> None:
-    """n_total/N, and never none; with p the share of all that it trains on, to within one image."""
     assert contribution(None, 50_000, 10, 4_321) == 5_000
     assert contribution(None, 3, 40, 1) == 1
     for p in (0.0, 0.06, 0.2, 0.5, 0.57, 0.9, 0.99):
@@ -75,18 +73,6 @@ def test_labels_follow_the_class_frequencies_of_what_the_generator_saw() -> None
         assert (drawn[seen == 0] == 0).all()
 
 
-def test_where_noise_leaves_no_count_above_zero_all_classes_are_alike() -> None:
-    """Of two classes and noise far above the counts, a quarter of the draws leave none, and half leave one alone."""
-    labels, shares = DATASET.train.y.numpy(), []
-    recipe = build.recipe(override(Experiment(), {**FIVE, "generator.label_noise": 1e5}))
-    for seed in range(40):
-        start = Dealt(Clients(DATASET.train, [np.flatnonzero(labels < 2)[:4]] * 2), 2, False, seed)
-        drawn = counts(next(iter(ShuffledSynthetic(0.0).needs(start, recipe))).labels)
-        shares.append(drawn[0] / drawn.sum())
-    assert 4 <= sum(abs(share - 0.5) < 0.002 for share in shares) <= 16
-    assert 12 <= sum(share in (0, 1) for share in shares) <= 28
-
-
 SAME = [{"client.lr": 0.3}, {"model.name": "linear"}, {"sharing.setting": "local_synthetic"}, {"sharing.p": 0.5}]
 DRAWN = [{"generator.sampler": "ddim"}, {"sharing.p": 0.7}, {"generator.label_noise": 1e5}]
 TRAINED = [{"seed": 1}, {"generator.rho": 0.7}, {"generator.epochs": 3}, {"partition.n_clients": 6}]
@@ -110,7 +96,6 @@ def test_what_a_change_trains_and_draws_again() -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(DDPM)])
 def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> None:
-    """One that decided none would let a stale artifact be taken for the new one."""
     need = needed()[0]
     values = asdict(DDPM())
     other = (8, 16) if name == "channels" else 7 if values[name] is None else values[name] * 2
@@ -123,7 +108,6 @@ def test_every_constant_of_the_generator_decides_one_of_the_keys(name: str) -> N
 
 
 def test_a_constant_that_comes_later_renames_nothing() -> None:
-    """And a private generator is never served as a plain one: neither by a constant of it nor by its name."""
 
     def keys(**recipe: Any) -> set[str]:
         other = replace(need, recipe=replace(need.recipe, **recipe))

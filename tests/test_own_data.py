@@ -67,7 +67,6 @@ def _state() -> tuple[object, ...]:
 
 @pytest.mark.long
 def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(lab: Path, untimed: None) -> None:
-    """Not by the run's seed, what was drawn before, or constants that change nothing; generators stay as they were."""
     first = load(Data(name="my_data.py:Turned"))
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002  (the one that transforms draw from)
@@ -86,7 +85,6 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(lab: Path,
 
 @pytest.mark.long
 def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
-    """Data sets whose seed has a default were there before: their runs keep values and names."""
     assert set(parts.constants("data", "my_data.py:Drawn")) == {"n"}
     configs = [choose({"data.name": "my_data.py:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
     assert not any("data.seed" in config.flat for config in configs)

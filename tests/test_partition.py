@@ -140,7 +140,6 @@ def test_fedprox_gives_client_i_the_labels_from_i_on_in_log_normal_amounts() -> 
 @NO_WARNING
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
 def test_group_sizes_spend_every_class_exactly_and_respect_the_minimum_and_the_fair_share(alpha: float) -> None:
-    """A client that holds its fair share gets no more: not even what rounding leaves over."""
     class_sizes, met = np.array([7, 101, 0, 350, 42]), 0
     for seed in SEEDS:
         sizes = group_sizes(class_sizes, 3, alpha, 20, np.random.default_rng(seed))
@@ -246,7 +245,6 @@ def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.r
 
 @pytest.mark.long
 def test_feddyns_sizes_have_the_law_of_redrawing_one_image_at_a_time() -> None:
-    """Also that turns go to clients that are not full with equal chances, whatever room is left."""
     class_sizes, draws, rng = np.array([7, 3, 1]), 4_000, np.random.default_rng(0)
     totals = np.array([3, 4, 4])  # unequal, as turns would be if chances followed the room that is left
     ours = Counter(sizes_by_priors(class_sizes, 3, 1.0, rng).tobytes() for _ in range(draws))

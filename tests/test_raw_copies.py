@@ -45,7 +45,6 @@ def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_
 @pytest.mark.long
 @all_placements
 def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
-    """A larger c and a larger d share all that smaller ones share, but where the placement is optimal."""
     for labels, owners in federations():
         held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
         assert held[np.arange(300), owners].all()
@@ -53,17 +52,11 @@ def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(place
         assert set(np.flatnonzero(held.sum(1) > 1)) <= set(chosen)
         if placement != "binomial":  # to d distinct others
             assert (held.sum(1)[chosen] == 4).all()
-        before = np.zeros((300, 10), dtype=bool)
-        for c, d in ((0.0, 1), (0.01, 1), (0.1, 1), (0.1, 3), (0.2, 3), (0.33, 4), (0.5, 9), (1.0, 9)):
-            if placement != "optimal":
-                held = holdings(labels, owners, 10, c, d, placement, np.random.default_rng(0))
-                assert (held >= before).all()
-                before = held
-        assert before.all() or placement == "optimal"
+        more = holdings(labels, owners, 10, 0.5, 5, placement, np.random.default_rng(0))
+        assert placement == "optimal" or (more >= held).all()  # a larger c and a larger d share all of that, too
 
 
 def test_the_law_of_exact_and_binomial_copies() -> None:
-    """Every other client gets one with probability d/(N-1); whether two do depends on the placement."""
     n, n_clients, d = 20_000, 5, 2
     labels, owners = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
     p = d / (n_clients - 1)
@@ -102,11 +95,9 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
     start = of_digits(name)
-    shared = share(RawCopies(0.3, 3, placement), start)
+    shared: Any = share(RawCopies(0.3, 3, placement), start)
     totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
     for client, rows in zip(shared.data.clients, start.own.rows, strict=True):
-        assert client.ids is not None
-        assert client.weight is not None
         assert client.ids[: len(rows)].tolist() == rows.tolist()
         copies[client.ids] += 1
         totals[client.ids] += client.weight.double().numpy() * client.size / len(client)

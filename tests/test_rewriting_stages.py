@@ -62,8 +62,6 @@ def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> N
 
 @dataclass(frozen=True)
 class RewritesEarly(Real):
-    """Averages its clients' images in ``make``, before anything is released."""
-
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         dealt.own.store.x[:] = dealt.own.store.x.float().mean(0).to(torch.uint8)
         return Contributions.none(dealt)
@@ -71,7 +69,6 @@ class RewritesEarly(Real):
 
 @pytest.mark.long
 def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(tmp_path: Path) -> None:
-    """The data set is read once for all runs of a process, so a later one must not train on what was changed."""
     with pytest.raises(UserError, match="RewritesEarly must not change"):
         share(RewritesEarly(), dealt())
     for number, stage in enumerate((f"{__file__}:RewritesEarly", "real")):
@@ -136,7 +133,6 @@ def test_rows_that_cannot_be_followed_are_refused(plant: dict[str, Any], why: st
 
 @pytest.mark.parametrize(("noise", "n"), [(0, N), (1, 0)])
 def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
-    """Each client's first image is a copy of a real one of its neighbour; where it stays, nothing is disclosed."""
     start, copies = dealt(), images()
     for client, one in enumerate(copies):
         one.examples.x[0] = start.own[(client + 1) % N].x[client]

@@ -53,7 +53,6 @@ def test_a_round_of_fedddpm_is_fedavgs_and_then_sgd_on_the_pool(federation: Fede
 
 
 def test_the_plus_corrects_once_after_the_first_slow_round(federation: Federation) -> None:
-    """Where every round from the second on counts as slow, the second is corrected; where none does, none is."""
     plan, store = federation.plan(4), federation.data.clients.store
     plain = [data(now.model) for now, _ in federation.play(FedAvg(), plan)]
     often = [now for now, _ in federation.play(FedDDPM(correct="slow", slow=0.99), plan)]

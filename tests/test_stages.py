@@ -78,7 +78,6 @@ def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
 
 
 def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
-    """Clients hold what they had; at the server the pool is a store of its own, without the clients' images."""
     shared = share(ServerSynthetic(), of_digits(), numbered())
     assert shared.data.clients is shared.data.own
     assert (shared.p, shared.traffic.once) == (0, sum(SIZES) * (8 * 8 + 1))
@@ -136,7 +135,6 @@ def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSyn
 
 
 def test_contributions_of_another_type_would_change_the_real_examples() -> None:
-    """Put behind uint8 images in one tensor, floats would make all of them floats."""
     x = torch.zeros(2, *DATASET.shape)
     with pytest.raises(ValueError, match=r"torch\.uint8 \(1, 8, 8\)"):
         Contributions.of_made(of_digits(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)

@@ -128,7 +128,6 @@ def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_im
 
 
 def test_stored_images_of_another_need_are_named_and_drawn_again(store: Store, messages: list[str]) -> None:
-    """Under the right key, of another shape, type or labels."""
     need = needed()[0]
     good = torch.zeros(len(need.labels), *DATASET.shape, dtype=torch.uint8)
     for tensors in (
@@ -161,7 +160,6 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
 
 
 def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> None:
-    """The epsilon of the pool is that of the generator's steps and of one Gaussian mechanism on the counts."""
     wanted = needed(receipt=PRIVATE, noise=4.0)
     calls_for(store, wanted)
     ledger = Ledger.of(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
