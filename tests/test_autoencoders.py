@@ -40,9 +40,6 @@ def test_the_divergence_is_that_of_gaussians(seed: int) -> None:
         assert formula(torch.zeros(1, 10), torch.zeros(1, 10)) == 0
 
 
-# beta-VAE
-
-
 def beta_model(shape: tuple[int, ...] = SHAPE, **constants: Any) -> BetaVAE:
     set_default_generator(0, "weights")
     return BetaVAE(shape=shape, **{"latent": 2, "filters": 4, "hidden": 8, "lr": 1e-3, "n_classes": 2, **constants})
@@ -77,10 +74,7 @@ def test_the_networks_have_the_papers_sizes_and_capacity_rises_and_stays() -> No
     ("batch_size", "capacity"), [(4, 6.0), (12, 6.0), (64, 6.0), *((5, c) for c in (0.1, 0.3, 0.6, 1.0, 2.0, 4.0))]
 )
 def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_size: int, capacity: float) -> None:
-    """Batches whose last one is short, full and the only one; C matters only where KL crosses it.
-
-    Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too.
-    """
+    """Batches whose last one is short, full and the only one; C matters only where KL crosses it."""
     sizes: dict[str, Any] = {"latent": 2, "filters": 4, "hidden": 8, "lr": 5e-3, "gamma": 7.0, "capacity": capacity}
     part = BetaGenerator(epochs=4, batch_size=batch_size, ramp=2, **sizes)
     set_default_generator(3, "initial weights")
@@ -126,9 +120,6 @@ def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
     assert model.encode(images)[0].equal(model.encoder(F.pad(images / 255, margin)).chunk(2, 1)[0])
     z = torch.randn(5, 2, generator=generator(1))
     assert model.decode(z).equal(F.pad(model.decoder(z), tuple(-side for side in margin)))
-
-
-# CVAE
 
 
 @pytest.mark.parametrize("reconstruction", ["cross_entropy", "squares"])
@@ -215,10 +206,7 @@ def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None
 
 
 def test_the_loss_as_in_the_authors_code() -> None:
-    """The features are classified, not the code; pixels have a cross entropy; BatchNorm after all but one convolution.
-
-    In evaluation mode, so that the code is its mean and BatchNorm has statistics of its own.
-    """
+    """In evaluation mode, so that the code is its mean and BatchNorm has statistics of its own."""
     options = {"batch_norm": True, "classify": "features", "reconstruction": "cross_entropy"}
     module = vae(SHAPE, 10, **RATE, latent=5, channels=(3, 4), depth=2, trade_off=0.3, **options).double()
     x, y = _batch()

@@ -155,7 +155,6 @@ def test_parts_weigh_together_what_the_whole_weighs() -> None:
         assert torch.equal(part.x, data.x[rows])
 
 
-# Six examples whose one pixel is their row
 STORE = Examples(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), torch.arange(6) % 3)
 
 

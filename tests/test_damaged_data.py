@@ -71,13 +71,11 @@ def test_whole_files_are_read_and_images_too_small_for_the_network_refused(tmp_p
 
 BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
     "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged"),
-    "another magic": ({"train_images": b"\x89PNG" + idx(images(50))[4:]}, "is damaged"),
     "no such file": ({"test_images": None}, "is damaged"),
     "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged"),
     "labels for images": ({"train_images": idx(labels(50))}, "is damaged"),
     "float images": ({"train_images": idx(images(50), 13)}, "torch.uint8"),
     "fewer labels": ({"train_labels": idx(labels(49))}, "50 training images and 49 labels"),
-    "more labels": ({"test_labels": idx(labels(21))}, "20 test images and 21 labels"),
     "a test label of 10": ({"test_labels": idx(labels(20, 11))}, "test labels lie in [0, 10]"),
     "other test shapes": ({"test_images": idx(images(20, 20))}, "test images (1, 20, 20)"),
     "not square": ({"train_images": idx(images(50)[:, :20]), "test_images": idx(images(20)[:, :20])}, "20x28"),

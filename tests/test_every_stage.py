@@ -112,12 +112,11 @@ def test_an_actor_holds_every_example_once(name: str, method: FedAvg) -> None:
     result = share_by_method(shared(name), method, 10, 0)
     data, n = result.data, len(result.data.clients.store)
     sent = n * (64 + 8) + sum(len(part) * 8 for part in (data.clients.rows.flat, data.own.rows.flat))
-    weights = [client.weight for client in data.clients if client.weight is not None]
-    sent += sum(len(weight) * 8 for weight in weights)
+    sent += sum(len(client.weight) * 8 for client in data.clients if client.weight is not None)
     common = data.clients.commons
     sent += common.x.nbytes + common.y.nbytes if common else 0
     assert (common is not None) == isinstance(method, FedMix)
-    for held in (data, data.to(torch.device("cpu")), pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
+    for held in (data, pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
         assert held.own.store is held.clients.store
         assert held.pool is None or held.pool.store is held.clients.store
         assert held.clients.store.x.is_meta or len(pickle.dumps(held)) < sent + 8 * n + 10_000  # pool's rows, names

@@ -59,8 +59,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "--preset paper --dataset cifar10": "data.name 'cifar10'", "--methods fedcvae-en": "fedcvae-ens",
         "--fedcvae.local_epochs 3": "use --client.epochs", "--data.validation 0": "--rates",
     },
-    "dsprites": {"--generator.rho 0.5": "use --rhos", "--checkpoints 2": "--checkpoints"},
-    "private_fedssyn": {"--epsilons 0": "epsilon", "--generator.noise_multiplier 3": "use --sigmas"},
+    "dsprites": {"--checkpoints 2": "--checkpoints"}, "private_fedssyn": {"--epsilons 0": "epsilon"},
     "private_sizes": {
         "--sizes many": "--sizes", "--data.limit 3": "use --sizes", "--generator ddpm": "private_ddpm",
         "--sizes 8": "generator.batch_size", "--ways merf,nope": "nope",

@@ -98,9 +98,6 @@ def test_what_cannot_be_met_is_refused(name: str, values: dict[str, Any], words:
         deal(name, **values)
 
 
-# Shards, sizes by a law, and log-normal amounts of labels
-
-
 def test_mcmahans_clients_hold_two_shards_of_a_label_each() -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
     for seed in range(20):
@@ -132,9 +129,6 @@ def test_fedprox_gives_client_i_the_labels_from_i_on_in_log_normal_amounts() -> 
     assert abs(logarithms.std() * np.sqrt(200 / 199) - 0.5) < 4 * 0.5 / np.sqrt(2 * 200)
     equal = counts(spread=0.0)
     assert set(equal[equal > 0]) <= {299, 300, 301}  # cuts of a sum of floats
-
-
-# Shares ~ Dir(alpha) of each class over clients
 
 
 @NO_WARNING
@@ -211,9 +205,6 @@ def test_plain_sizes_spend_every_class_and_are_less_than_one_image_off_the_drawn
             assert not len(up) or not len(down) or up.min() >= down.max() - 1e-12
 
 
-# Priors ~ Dir(alpha) of each client over classes
-
-
 @NO_WARNING
 def test_feddyns_clients_hold_few_classes_when_alpha_is_small_and_the_classes_unequal() -> None:
     class_sizes, held = np.array([0, 300, 30, 3, 1, 150, 75, 500, 40, 101]), []
@@ -275,10 +266,7 @@ def test_fedcvaes_classes_are_spent_and_split_in_the_ratio_of_the_clients_priors
 
 
 def test_priors_follow_the_dirichlet_law_of_classes_and_not_of_clients() -> None:
-    """Of two clients, two classes and alpha 1: p_0 = (u, 1 - u), p_1 = (v, 1 - v), with u and v uniform.
-
-    The share s = u/(u + v) has E s = 1/2 and E s^2 = 1 - log 2; shares ~ Dir(1) over clients would have 1/3.
-    """
+    """For alpha 1, u and v uniform, s = u/(u + v) has E s^2 = 1 - log 2; shares ~ Dir(1) over clients have 1/3."""
     rng, n, draws = np.random.default_rng(0), 100_000, 4_000
     s = np.array([sizes_by_all_priors(np.array([n, n]), 2, 1.0, rng)[:, 0] for _ in range(draws)]) / n
     for power, mean in ((1, 1 / 2), (2, 1 - np.log(2))):
@@ -298,3 +286,60 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_a_run_counts_the_oth
     rows = ready.prepared.partition.rows
     assert min(map(len, rows)) > 0
     assert sum(map(len, rows)) == len(ready.prepared.dataset.train)
+
+
+GROUPS = np.random.default_rng(1).permutation(np.arange(len(LABELS)) % 40)
+SMALL = {"alpha": 0.5, "per_client": 3, "join": N_CLASSES}
+
+every_partition = pytest.mark.parametrize("name", parts.KINDS["partition"].known)
+
+
+def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants: Any) -> Partitioned:
+    has = parts.constants("partition", name)
+    values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
+    fields = {f"partition.{n}": value for n, value in values.items()}
+    recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
+    return inputs.deal(recipe, LABELS, N_CLASSES, seed, groups=GROUPS, factors={"camera": GROUPS // 2})
+
+
+@every_partition
+def test_every_row_belongs_to_one_client_and_no_client_is_empty_for_every_seed(name: str) -> None:
+    for seed in range(40):
+        result = deal_small(name, seed)
+        assert len(result.rows) == N_CLASSES
+        assert min(len(rows) for rows in result.rows) > 0
+        assert np.array_equal(np.sort(np.concatenate(result.rows)), np.arange(len(LABELS)))
+        assert result.class_counts is not None
+        for rows, counts in zip(result.rows, result.class_counts, strict=True):
+            assert rows.dtype == np.int64
+            assert np.array_equal(np.bincount(LABELS[rows], minlength=N_CLASSES), counts)
+
+
+@every_partition
+def test_one_seed_gives_one_partition_and_another_seed_another(name: str) -> None:
+    first = deal_small(name)
+    np.random.seed(1)  # noqa: NPY002  (the legacy generator is what must not matter)
+    again, other = deal_small(name), deal_small(name, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(first.rows, again.rows, strict=True))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
+@every_partition
+def test_more_clients_than_rows_or_groups_are_refused(name: str) -> None:
+    joins = "join" in parts.constants("partition", name)
+    words = r"partition\.join .*at most" if joins else r"partition\.n_clients .*at most .*1295.*1296"
+    with pytest.raises(UserError, match=words):
+        deal_small(name, n_clients=1296, join=41)
+
+
+OUTSIDE = {"alpha": [0.0, 1e31], "per_client": [0], "least": [0], "spread": [-0.1, 10.1], "power": [-0.1, 10.1],
+           "n_aux": [0], "law": ["pareto"], "join": [0]}  # fmt: skip
+
+
+@every_partition
+def test_constants_out_of_range_are_refused_by_name(name: str) -> None:
+    fields = parts.constants("partition", name)
+    for constant in fields.keys() & OUTSIDE.keys():
+        for value in OUTSIDE[constant]:
+            with pytest.raises(UserError, match=rf"partition\.{constant}\b"):
+                deal_small(name, **{constant: value})

@@ -116,9 +116,8 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
 
     monkeypatch.chdir(tmp_path)
     argv = ["--preset", "smoke", "--generators", "gan", "--rhos", "1", "--checkpoints", "0.1,1", "--epochs", "2"]
-    many = [*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]
     script = sweeps("quality")
-    assert script.quality(many) == 0
+    assert script.quality([*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]) == 0
     assert (tmp_path / "many" / "quality.png").exists()
     result = lines("many")
     assert sorted((of["generator"], of["epochs"]) for of in result) == sorted(2 * [("gan", "1"), ("gan", "5")])

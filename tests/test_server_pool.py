@@ -75,10 +75,7 @@ COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
 def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
     epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None
 ) -> None:
-    """Two rounds without a client; up once 5 clients times N images of 64 pixels and a label.
-
-    No update leaves a client, so the guarantee of all messages is that of the pool.
-    """
+    """No update leaves a client, so the guarantee of all messages is that of the pool."""
     federation, draws, contributions = digits(linear=True, lr=LR), generator(0, "images of a test"), []
     for _ in range(len(federation.data.own)):
         x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
