@@ -173,6 +173,19 @@ def test_training_brings_means_of_features_to_those_of_the_sums() -> None:
     assert last.argmin(1).tolist() == [0, 1, 2, 3]
 
 
+def test_the_rate_falls_by_a_tenth_after_each_fifth_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    class Recorded(torch.optim.Adam):
+        def step(self, *of: Any, **how: Any) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            super().step(*of, **how)
+
+    monkeypatch.setattr(torch.optim, "Adam", Recorded)
+    trained(PHI, sums(PHI, bars(40), 4), SHAPE, 10, seed=0)
+    assert rates == pytest.approx([0.01 * 0.9 ** (i // 2) for i in range(10)])
+
+
 def test_images_do_not_depend_on_one_another() -> None:
     network = trained(PHI, sums(PHI, bars(40), 4), SHAPE, 3, seed=0)
     images = drawn(network, 5, seed=0)

@@ -172,6 +172,9 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
         assert (result.n_classes, result.computed) == (7, ())
         rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
         assert rows <= plain
+    stated, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
+    assert (stated.n_classes, stated.train.y.dtype, origin.notes) == (3, torch.int64, ())
+    assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
 

@@ -134,6 +134,10 @@ def test_rows_that_cannot_be_followed_are_refused(plant: dict[str, Any], why: st
 @pytest.mark.parametrize(("noise", "n"), [(0, N), (1, 0)])
 def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
     start, copies = dealt(), images()
+    x, rows = start.own.store.x.clone(), start.own.rows[3]
+    x[rows[8]], x[rows[9]] = x[rows[7]].clone(), 0  # two that are alike and a blank one may be met by chance
+    start = replace(start, own=Clients(Examples(x, start.own.store.y), start.own.rows))
+    copies[2].examples.x[1], copies[0].examples.x[1] = x[rows[7]], 0
     for client, one in enumerate(copies):
         one.examples.x[0] = start.own[(client + 1) % N].x[client]
         one.examples.x[0, 0, 0, 0] += noise

@@ -115,17 +115,12 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
     assert ShuffledReal(0.29).sizes(sized(100, 99)) == [29, 28]
 
 
-@pytest.mark.parametrize(
-    ("kind", "p", "least"),
-    [(ShuffledSynthetic, 0.0038, 1 / 261), (ShuffledReal, 0.0076, 1 / 130)],
-    ids=["shuffled", "real"],
-)
-def test_a_share_that_gives_no_client_an_image_is_refused(kind: type, p: float, least: float) -> None:
-    with pytest.raises(UserError, match=rf"sharing\.p = {p:g} .*not one image"):
-        kind(p).check_dealt(sized(129, 130))
-    assert p < least
-    for enough in (0.0, least * 1.001):
-        kind(enough).check_dealt(sized(129, 130))
+def test_a_share_that_gives_no_client_an_image_is_refused() -> None:
+    for kind, p, least in ((ShuffledSynthetic, 0.0038, 1 / 261), (ShuffledReal, 0.0076, 1 / 130)):
+        with pytest.raises(UserError, match=rf"sharing\.p = {p:g} .*not one image"):
+            kind(p).check_dealt(sized(129, 130))
+        for enough in (0.0, least * 1.001):
+            kind(enough).check_dealt(sized(129, 130))
 
 
 @pytest.mark.parametrize("stage", [LocalSynthetic(), ShuffledSynthetic(), ServerSynthetic()], ids=str)
