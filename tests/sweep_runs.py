@@ -38,11 +38,7 @@ def complete(
     also: Callable[[], object] = lambda: None,
     again: bool = False,
 ) -> str:
-    """Run the cells, let the command report on them, and return its table.
-
-    What every sweep promises is checked: a folder with runs needs --resume; table, CSV and pictures are written; if
-    asked ``again``, the same command with --resume changes no run and no table.
-    """
+    """Run the cells, check what every sweep promises of the command that reports on them, and return its table."""
     for cell in {one.name: one for one in cells}.values():
         experiment.run(cell.config, out / cell.name)
     also()

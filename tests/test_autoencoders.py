@@ -1,6 +1,5 @@
 """The autoencoders beta-VAE, CVAE and the one that classifies: losses in closed form, sizes, codes and draws."""
 
-from dataclasses import replace
 from math import erf, exp, pi, sqrt
 from typing import Any
 
@@ -11,13 +10,12 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons import Examples, TrainedGenerator, UserError, generator, seed_for, set_default_generator
+from fedcommons import Examples, UserError, generator, seed_for, set_default_generator
 from fedcommons.config import experiment as config
 from fedcommons.config import presets
 from fedcommons.core import trainer
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
-from fedcommons.generators.private_cvae import PrivateCVAE
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import build_module
@@ -42,9 +40,6 @@ def test_the_divergence_is_that_of_gaussians(seed: int) -> None:
         assert formula(torch.zeros(1, 10), torch.zeros(1, 10)) == 0
 
 
-# beta-VAE
-
-
 def beta_model(shape: tuple[int, ...] = SHAPE, **constants: Any) -> BetaVAE:
     set_default_generator(0, "weights")
     return BetaVAE(shape=shape, **{"latent": 2, "filters": 4, "hidden": 8, "lr": 1e-3, "n_classes": 2, **constants})
@@ -63,13 +58,10 @@ def test_the_beta_vae_loss_equals_the_formula_of_its_paper(capacity: float, gamm
 
 
 def test_the_networks_have_the_papers_sizes_and_capacity_rises_and_stays() -> None:
-    for side, total in ((64, 502_005), (32, 469_173), (16, 436_341), (8, 403_509)):
+    for side, total in ((64, 502_005), (8, 403_509)):
         model = beta_model((1, side, side), latent=10, filters=32, hidden=256)
         assert sum(map(torch.Tensor.numel, model.parameters())) == total
         assert model.encoder(torch.zeros(2, 1, side, side)).shape == (2, 20)
-    part = BetaGenerator()
-    assert (part.epochs, part.batch_size, part.lr, part.gamma, part.capacity) == (360, 256, 5e-4, 100, 20)
-    assert part.ramp * 15 == part.epochs
     assert [beta_model(ramp=8).target(step) for step in (1, 4, 8, 9, 100)] == [2.5, 10, 20, 20, 20]
     channels = (32, 32, 64, 64)
     built = CVAE(shape=(1, 32, 32), n_classes=10, channels=channels, hidden=500, latent=10, batch_norm=True)
@@ -82,10 +74,7 @@ def test_the_networks_have_the_papers_sizes_and_capacity_rises_and_stays() -> No
     ("batch_size", "capacity"), [(4, 6.0), (12, 6.0), (64, 6.0), *((5, c) for c in (0.1, 0.3, 0.6, 1.0, 2.0, 4.0))]
 )
 def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_size: int, capacity: float) -> None:
-    """Batches whose last one is short, full and the only one; C matters only where KL crosses it.
-
-    Old artifacts, which a Trainer trained, keep their names: the order of batches must be its DataLoader's, too.
-    """
+    """Batches whose last one is short, full and the only one; C matters only where KL crosses it."""
     sizes: dict[str, Any] = {"latent": 2, "filters": 4, "hidden": 8, "lr": 5e-3, "gamma": 7.0, "capacity": capacity}
     part = BetaGenerator(epochs=4, batch_size=batch_size, ramp=2, **sizes)
     set_default_generator(3, "initial weights")
@@ -122,11 +111,7 @@ def test_the_loss_of_an_image_is_its_bound() -> None:
     assert torch.allclose(model.losses(X, 7), total + kl(mean, v), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "margin"),
-    [((1, 6, 6), (1, 1, 1, 1)), ((1, 12, 12), (2, 2, 2, 2)), ((1, 28, 28), (2, 2, 2, 2)), ((1, 6, 14), (1, 1, 5, 5)),
-     ((3, 9, 5), (5, 6, 3, 4))],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "margin"), [((1, 28, 28), (2, 2, 2, 2)), ((3, 9, 5), (5, 6, 3, 4))])
 def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
     shape: tuple[int, ...], margin: tuple[int, ...]
 ) -> None:
@@ -135,9 +120,6 @@ def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
     assert model.encode(images)[0].equal(model.encoder(F.pad(images / 255, margin)).chunk(2, 1)[0])
     z = torch.randn(5, 2, generator=generator(1))
     assert model.decode(z).equal(F.pad(model.decoder(z), tuple(-side for side in margin)))
-
-
-# CVAE
 
 
 @pytest.mark.parametrize("reconstruction", ["cross_entropy", "squares"])
@@ -182,47 +164,16 @@ def test_codes_of_new_images_are_truncated_normals() -> None:
         assert bound * 0.99 < z.abs().max() <= bound
         assert abs(float(z.var()) - variance) < 4 * variance * sqrt(2 / z.numel())
         assert abs(float(z.mean())) < 4 * sqrt(variance / z.numel())
-    part = Generator(channels=(4, 8), hidden=16, latent=3, beta=0.3, reconstruction="squares")
-    built, labels = part.build(SHAPE, 10, 0), torch.zeros(50, dtype=torch.int64)
-    assert (built.beta, built.reconstruction) == (0.3, "squares")
-    with torch.no_grad():
-        next(built.decoder.layers[0].parameters()).mul_(20)  # else a new decoder shows little of its codes
-    narrow, wide = (
-        replace(part, truncate=bound).sample(built.state_dict(), SHAPE, 10, labels, 0).float() for bound in (0.01, 3.0)
-    )
-    assert 20 * narrow.std(0).mean() < wide.std(0).mean()
 
 
-@pytest.mark.long
 def test_a_cvae_learns_also_from_an_image_alone_in_its_batch() -> None:
-    part = Generator(epochs=1, batch_size=20, lr=1e-2, channels=(4, 8), hidden=16, latent=3)
-    before, after = (part.losses(part.fit(DIGITS, 10, 0, [e])[e].weights, DIGITS, 10, 0).mean() for e in (1, 40))
-    assert after < 0.8 * before
     for channels in ((4, 4, 4), (4, 4)):  # where BatchNorm sees one pixel
         alone = Generator(batch_size=4, channels=channels, hidden=8, latent=3, batch_norm=True)
         weights = alone.fit(DIGITS[slice(0, 9)], 10, 0, [1])[1].weights
         assert all(t.isfinite().all() for t in weights.values())
 
 
-class Watched(PrivateCVAE):
-    """Compares its loss with the mean over its draws in place of training."""
-
-    def train(self, vae: Any, optimizer: Any, loss: Any, draw: Any, *_: Any, **__: Any) -> dict[int, TrainedGenerator]:
-        drawn, named = draw(5, slice(None)), dict(vae.named_parameters())
-        assert [part.shape[:2] for part in drawn] == [(5, 4)]
-        for i in range(5):
-            x, y = DIGITS.x[i], DIGITS.y[i]
-            wanted = sum(vae.of_each(x[None], y[None], eps[None])[0] for eps in drawn[0][i]) / 4
-            torch.testing.assert_close(loss(named, x, y, *(part[i] for part in drawn)), wanted)
-        return {7: TrainedGenerator({})}
-
-
-def test_a_private_images_loss_is_the_mean_over_its_draws() -> None:
-    part = Watched(channels=(4, 8), hidden=16, latent=3, draws=4, noise_multiplier=1.0)
-    assert 7 in part.fit(DIGITS, 10, 0, [1])
-
-
-FMNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+CIFAR = (3, 32, 32)
 RATE = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "optimizer": "adam"}
 
 
@@ -236,13 +187,8 @@ def _batch(n: int = 6) -> tuple[Tensor, Tensor]:
     return torch.rand(n, *SHAPE, generator=draws, dtype=torch.float64), torch.arange(n) % 10
 
 
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 0.0, 2.0, 1.0, 0.25, 1.0], dtype=torch.float64)])
 def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None) -> None:
-    """With one draw of the code, which all three terms share where they need it."""
     module, (x, y) = _vae(0.3), _batch()
     torch.manual_seed(7)
     result = module.training_step((x, y) if weights is None else (x, y, weights), 0)
@@ -259,25 +205,8 @@ def test_the_joint_loss_is_the_formula_example_by_example(weights: Tensor | None
     torch.testing.assert_close(result, total)
 
 
-def test_without_its_weight_the_joint_loss_is_the_cross_entropy_bit_for_bit() -> None:
-    result = []
-    for name in ("training_step", "cross_entropy"):
-        module = _vae(0.0)
-        torch.manual_seed(7)
-        loss = getattr(module, name)(_batch(), 0)
-        loss.backward()
-        grads = [p.grad for n, p in module.named_parameters() if not n.startswith("decoder")]
-        result.append([loss.detach(), *(g for g in grads if g is not None)])
-    assert len(result[0]) == len(result[1]) == 1 + 4 + 4 + 2  # loss; convolutions, code, classifier
-    assert all(map(torch.equal, *result))
-    assert all(p.grad is None for p in module.decoder.parameters())  # pyright: ignore[reportPossiblyUnboundVariable]
-
-
 def test_the_loss_as_in_the_authors_code() -> None:
-    """The features are classified, not the code; pixels have a cross entropy; BatchNorm after all but one convolution.
-
-    In evaluation mode, so that the code is its mean and BatchNorm has statistics of its own.
-    """
+    """In evaluation mode, so that the code is its mean and BatchNorm has statistics of its own."""
     options = {"batch_norm": True, "classify": "features", "reconstruction": "cross_entropy"}
     module = vae(SHAPE, 10, **RATE, latent=5, channels=(3, 4), depth=2, trade_off=0.3, **options).double()
     x, y = _batch()
@@ -293,19 +222,9 @@ def test_the_loss_as_in_the_authors_code() -> None:
     torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.3 * (kl + of_pixels)).mean())
     for part, expected in ((module.encoder, 4), (module.decoder, 3)):
         assert sum(isinstance(m, nn.BatchNorm2d) for m in part.modules()) == expected
-    *_, before, last = module.decoder.children()
-    assert isinstance(before, nn.ConvTranspose2d)  # else pixels would be in [1/2, 1]
-    assert isinstance(last, nn.Sigmoid)
-    base = Encoder(SHAPE, 10, latent=5, channels=(3, 4), depth=2, batch_norm=True)
-    of_codes = _size(module.mean) + _size(module.log_variance)
-    assert _size(base) == _size(module) - _size(module.decoder) - of_codes  # the same encoder and classifier
 
 
 def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
-    """So do images that were decoded; what is reconstructed lies in [0, 1]; and no parameter comes or goes.
-
-    In evaluation the code is its mean, and in training it is drawn; pixels are scaled to one once.
-    """
     plain = _vae().float()
     assert not torch.equal(plain(_batch()[0].float()), plain(_batch()[0].float()))
     plain.eval()
@@ -314,11 +233,9 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
     module.load_state_dict(plain.state_dict())
     x = torch.randint(256, (6, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     moved = (x / 255 - 0.3) / 0.4
-    assert torch.equal(plain(x), plain(x / 255))
     assert torch.equal(plain(x), plain.classifier(plain.encode(x)[0]))
     for images in (x, x / 255):
         torch.testing.assert_close(module(images), plain(moved))
-        torch.testing.assert_close(module.encode(images), plain.encode(moved))
     mu, v = plain.encode(moved)
     kl, y = (mu * mu + torch.exp(v) - 1 - v).sum(1) / 10, torch.arange(6)
     squares = (plain.decoder(mu) - x / 255).square().sum((1, 2, 3))
@@ -326,28 +243,15 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
     torch.testing.assert_close(module.training_step((x, y), 0), (ce + 0.05 * (kl + squares)).mean())
 
 
-@pytest.mark.parametrize(("shape", "channels", "depth"), [(SHAPE, (3, 4), 1), (FMNIST, (16, 32), 1), (CIFAR, (4,), 3)])
-def test_the_decoder_mirrors_the_encoder(shape: tuple[int, ...], channels: tuple[int, ...], depth: int) -> None:
-    module = vae(shape, 10, **RATE, latent=6, channels=channels, depth=depth)
-    decoded = module.decoder(10 * torch.randn(3, 6))
-    assert decoded.shape == (3, *shape)
-    assert 0 <= decoded.min() <= decoded.max() <= 1
-    sizes = [
-        sorted(m.weight.numel() for m in part.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d))
-        for part in (module.encoder, module.decoder)
-    ]
-    assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == depth * len(channels)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
-
-
 def test_the_papers_sizes() -> None:
     """CIFAR: Theta > 1,000,000 parameters of encoder and classifier, so that the latents are about 7.68 % (A.9)."""
     module = vae(CIFAR, 10, **RATE, latent=128, channels=(32, 64), depth=2)
-    theta = _size(module) - _size(module.decoder)
-    assert theta == 1_115_690
-    base = Encoder(CIFAR, 10, latent=128, channels=(32, 64), depth=2)
-    assert _size(base) == theta - (4096 * 128 + 128)  # without the log-variance
+    assert (
+        sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in module.decoder.parameters()) == 1_115_690
+    )
+    decoded = module.decoder(10 * torch.randn(3, 128, generator=generator(0)))
+    assert decoded.shape == (3, *CIFAR)
+    assert 0 <= decoded.min() <= decoded.max() <= 1
     for name, kind in (("vae", VAEClassifier), ("encoder", Encoder)):
         config = presets.experiment("smoke", values={"model.name": name, "model.latent": 7})
         module = build_module(config, prepare(config).dataset)

@@ -1,6 +1,5 @@
 """MNIST-like files that are damaged or do not fit each other: refused in one sentence, before any work."""
 
-import gzip
 import os
 import pickle
 import shutil
@@ -61,18 +60,9 @@ def refused(data: Data) -> str:
 
 
 def test_whole_files_are_read_and_images_too_small_for_the_network_refused(tmp_path: Path) -> None:
-    """Packed files alone, and a file in place of the folder, are not the data set."""
-    data = mnist(tmp_path / "whole")
-    dataset = load(data)
+    dataset = load(mnist(tmp_path / "whole"))
     assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (45, 5, 20)
     assert dataset.test.x[0, 0].numpy().tolist() == images(1)[0].tolist()
-    for name in FILES.values():
-        path = tmp_path / "whole" / "MNIST" / "raw" / name
-        path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    assert "is damaged" in refused(data)
-    (tmp_path / "file").write_text("")
-    assert "is not there" in refused(Data(name="mnist", dir=str(tmp_path / "file")))
     data = mnist(tmp_path / "small", train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
     fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
     with pytest.raises(UserError, match=r"model\.name cnn .*4x4"):
@@ -81,20 +71,11 @@ def test_whole_files_are_read_and_images_too_small_for_the_network_refused(tmp_p
 
 BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
     "train images truncated": ({"train_images": idx(images(50))[:-9]}, "is damaged"),
-    "test labels truncated": ({"test_labels": idx(labels(20))[:-1]}, "is damaged"),
-    "header truncated": ({"train_images": idx(images(50))[:7]}, "is damaged"),
-    "another magic": ({"train_images": b"\x89PNG" + idx(images(50))[4:]}, "is damaged"),
-    "text": ({"train_labels": b"<html>not found</html>" * 9}, "is damaged"),
-    "empty file": ({"train_images": b""}, "is damaged"),
     "no such file": ({"test_images": None}, "is damaged"),
     "an immense header": ({"train_images": struct.pack(">BBBB3I", 0, 0, 8, 3, *[2**32 - 1] * 3)}, "is damaged"),
     "labels for images": ({"train_images": idx(labels(50))}, "is damaged"),
-    "images for labels": ({"train_labels": idx(images(50))}, "is damaged"),
     "float images": ({"train_images": idx(images(50), 13)}, "torch.uint8"),
-    "float labels": ({"test_labels": idx(labels(20), 13)}, "torch.uint8"),
     "fewer labels": ({"train_labels": idx(labels(49))}, "50 training images and 49 labels"),
-    "more labels": ({"test_labels": idx(labels(21))}, "20 test images and 21 labels"),
-    "labels to 255": ({"train_labels": idx(labels(50) * 28)}, "training labels lie in [0, 252]"),
     "a test label of 10": ({"test_labels": idx(labels(20, 11))}, "test labels lie in [0, 10]"),
     "other test shapes": ({"test_images": idx(images(20, 20))}, "test images (1, 20, 20)"),
     "not square": ({"train_images": idx(images(50)[:, :20]), "test_images": idx(images(20)[:, :20])}, "20x28"),
@@ -105,19 +86,13 @@ BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
 
 @pytest.mark.parametrize(("changed", "part"), BAD.values(), ids=BAD)
 def test_damaged_files_are_refused_in_one_sentence(changed: dict[str, bytes | None], part: str, tmp_path: Path) -> None:
-    message = refused(mnist(tmp_path, **changed))
-    assert part in message
-    assert str(tmp_path / "MNIST" / "raw") in message
+    assert part in refused(mnist(tmp_path, **changed))
 
 
 ODD: dict[str, Callable[[Path], object]] = {
-    "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_text("not a pickle"),
     "another object": lambda path: path.write_bytes(pickle.dumps([1, 2])),
     "a folder": Path.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
-    "two links to each other": lambda path: (path.symlink_to("other"), (path.parent / "other").symlink_to(path.name)),
-    "a link to nothing": lambda path: path.symlink_to("nothing"),
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "a FIFO": os.mkfifo,
     "a sparse file of a terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
@@ -130,12 +105,11 @@ CIFAR = {
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], object], tmp_path: Path) -> None:
-    """In the place of a file, of its folders, and of CIFAR's first file: torchvision knows the checksums of CIFAR's
-    files and unpickles no other."""
+    """In the place of a file, of a folder, and of CIFAR's first file."""
     messages = []
-    for number, name in enumerate(("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw", "MNIST")):
-        data = mnist(root := tmp_path / str(number))
-        (root / name).unlink() if number == 0 else shutil.rmtree(root / name)
+    for name in ("MNIST/raw/train-images-idx3-ubyte", "MNIST"):
+        data = mnist(root := tmp_path / str(len(messages)))
+        (root / name).unlink() if not messages else shutil.rmtree(root / name)
         make(root / name)
         messages.append(refused(data))
     for name, (folder, (first, *_)) in CIFAR.items():
@@ -148,18 +122,12 @@ def test_what_is_no_file_of_the_data_set_is_not_read(make: Callable[[Path], obje
 
 
 def test_a_folder_that_cannot_be_read_is_refused(as_nobody: Callable[[Callable[[], None]], None]) -> None:
-    """By a user who may not enter it; ``tmp_path`` is closed to others."""
-
-    def check(said: str) -> None:
-        assert said in refused(data)
-
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         data = mnist(Path(folder))
-        for path, said in ((Path(folder, "MNIST", "raw"), "is damaged"), (Path(folder, "MNIST"), "is not there")):
-            path.chmod(0)
-            as_nobody(lambda said=said: check(said))
-            path.chmod(0o755)
+        Path(folder, "MNIST", "raw").chmod(0)
+        as_nobody(lambda: None if "is damaged" in refused(data) else pytest.fail("read"))
+        Path(folder, "MNIST", "raw").chmod(0o755)
 
 
 class Runs:

@@ -18,8 +18,7 @@ from fedcommons.data import datasets, sprites
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
-from fedcommons.data.groups import by_factor
-from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, procedural_sprites, quadrant_shape, render, split
+from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, quadrant_shape, render, split
 from fedcommons.runs.build import prepare
 from fedcommons.runs.inputs import load
 from fedcommons.runs.worker import build_module
@@ -46,7 +45,6 @@ def assert_normalised(dataset: Dataset, tolerance: float) -> None:
 
 
 def test_digits_are_split_into_train_validation_and_test() -> None:
-    """Disjoint and complete: as multisets, every image is there exactly as often as in the whole."""
     from sklearn.datasets import load_digits
 
     # 20 % of 1,797 are the test set, 10 % of the rest the validation set, both rounded down
@@ -63,14 +61,11 @@ def test_digits_are_split_into_train_validation_and_test() -> None:
     assert_normalised(DIGITS, 0.003)
     facts = without_images(DIGITS)  # they travel
     assert (facts.shape, [len(p) for p in parts(facts)]) == (DIGITS.shape, [0, 0, 0])
-    kept = {name: getattr(DIGITS, name) for name in ("train", "validation", "test", "origin")}
-    assert replace(facts, **kept) == DIGITS
 
 
 def test_splits_are_the_same_whatever_else_the_config_or_the_process_draws() -> None:
-    np.random.seed(1)  # noqa: NPY002  (the legacy generator is what must not matter)
     torch.manual_seed(1)
-    for data in (Data(), Data(limit=100), Data(augment=True), Data(dir="elsewhere")):
+    for data in (Data(limit=100), Data(augment=True), Data(dir="elsewhere")):
         again = load(data)
         assert (again.augment, again.flip) == (data.augment or False, False)  # generators mirror no digit
         assert torch.equal(again.test.x, DIGITS.test.x)
@@ -114,18 +109,13 @@ def test_the_folder_is_the_one_named_else_the_variable_else_the_default(monkeypa
     assert data_folder(None) == Path("from/variable")
     monkeypatch.setenv("FEDCOMMONS_DATA", "")
     assert data_folder(None) == Path("data")
-    monkeypatch.delenv("FEDCOMMONS_DATA")
-    assert data_folder(None) == Path("data")
     assert data_folder("~/x") == Path.home() / "x"
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_data_that_is_not_there_is_reported_with_folder_and_command(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"data set {name} is not there") as raised:
+def test_data_that_is_not_there_is_reported_with_its_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"data set {name} is not there.*{FOLDERS[name]}.*--download"):
         load(Data(name=name, dir=str(tmp_path / "none")))
-    message = str(raised.value)
-    assert str(tmp_path / "none" / FOLDERS[name]) in message
-    assert f"--dataset {name} --data-dir {tmp_path / 'none'} --download" in message
     assert list(tmp_path.iterdir()) == []  # no folder is created
 
 
@@ -146,9 +136,6 @@ def test_real_data_sets_have_their_published_shapes_counts_and_statistics(
     dataset = load(Data(name=name, dir=str(REAL)))
     assert (dataset.shape, [len(p) for p in parts(dataset)]) == (shape, sizes)
     assert dataset.test.y[0] == first
-    for part in parts(dataset):
-        assert (part.x.dtype, part.y.dtype) == (torch.uint8, torch.int64)
-        assert part.x.is_contiguous()
     assert np.bincount(dataset.test.y.numpy()).shape == (dataset.n_classes,)
     assert dataset.augment == dataset.flip == (name == "cifar10")
     if name == "cifar10":  # the authors' std, 0.20, is the mean of each image's own, not that of all pixels, 0.25
@@ -173,17 +160,14 @@ def flip_and_crop_one_by_one(x: Tensor, generator: torch.Generator, padding: int
     return result
 
 
-@pytest.mark.parametrize("shape", [(32, 3, 8, 8), (16, 1, 5, 9), (1, 3, 32, 32)], ids=str)
+@pytest.mark.parametrize("shape", [(32, 3, 8, 8), (16, 1, 5, 9)], ids=str)
 def test_flip_and_crop_equals_the_loop_over_images(shape: tuple[int, ...]) -> None:
-    for dtype, padding in product((torch.uint8, torch.float32), (0, 1, 4)):
+    for dtype, padding in product((torch.uint8, torch.float32), (0, 4)):
         x = torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-        before = x.clone()
         torch.manual_seed(padding)
         fast = flip_and_crop(x, torch.Generator().manual_seed(5), padding)
         assert torch.equal(fast, flip_and_crop_one_by_one(x, torch.Generator().manual_seed(5), padding))
-        assert (fast.shape, fast.dtype) == (x.shape, dtype)
         assert fast.stride() == torch.empty(shape).stride()  # is_contiguous() ignores the stride of a single channel
-        assert torch.equal(x, before)
 
 
 EVERYTHING = dict(zip(SIZES, np.unravel_index(np.arange(EVERY), tuple(SIZES.values())), strict=True))
@@ -191,7 +175,6 @@ SHARE = np.random.default_rng(0).permutation(EVERY)[:600]  # of all combinations
 
 
 def one(**values: int) -> Mapping[str, np.ndarray]:
-    """The factors of one image; those that are not given are in the middle."""
     middle = {"shape": 0, "scale": 5, "orientation": 0, "x": 16, "y": 16}
     return {name: np.array([value]) for name, value in {**middle, **values}.items()}
 
@@ -205,21 +188,6 @@ def published(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
-def test_the_papers_clients_by_counting() -> None:
-    cells = quadrant_shape(EVERYTHING)
-    train, test = split(cells, None, "dsprites")
-    assert len(np.intersect1d(train, test)) == 0
-    assert (np.bincount(cells[test]) == [6144] * 12).all()
-    clients = by_factor({"quadrant_shape": cells[train]}, np.random.default_rng(0))
-    assert [len(rows) for rows in clients] == [55_296] * 12
-    for client, rows in enumerate(clients):
-        there = {name: values[train][rows] for name, values in EVERYTHING.items()}
-        assert set(there["shape"]) == {client % 3}
-        assert set(there["x"] // 16) == {client // 3 % 2}
-        assert set(there["y"] // 16) == {client // 6}
-
-
 @pytest.mark.parametrize("images", [24, 100, 1205])
 def test_each_quadrant_and_shape_is_as_frequent(images: int) -> None:
     cells = quadrant_shape(EVERYTHING)
@@ -228,10 +196,7 @@ def test_each_quadrant_and_shape_is_as_frequent(images: int) -> None:
     counts = np.bincount(cells[np.concatenate([train, test])], minlength=12)
     assert counts.max() - counts.min() <= 1
     assert np.bincount(cells[test], minlength=12).min() >= 1
-    again, _ = split(cells, images, "mine")
-    other, _ = split(cells, images, "others")
-    assert (again == train).all()
-    assert not np.array_equal(other, train)
+    assert not np.array_equal(split(cells, images, "others")[0], train)
 
 
 @pytest.mark.parametrize("shape", range(3))
@@ -243,15 +208,6 @@ def test_a_sprite_is_whole_and_has_its_place(shape: int) -> None:
         assert place == pytest.approx([sprites.MARGIN, 1 - sprites.MARGIN], abs=0.003)
 
 
-def test_a_turn_of_a_quarter_turns_the_image_and_a_square_looks_as_before() -> None:
-    middle = render({**one(shape=2, orientation=0), "x": np.array([15.5]), "y": np.array([15.5])}, 32)[0]
-    turned = render({**one(shape=2, orientation=10), "x": np.array([15.5]), "y": np.array([15.5])}, 32)[0]
-    assert np.abs(np.rot90(middle, -1).astype(int) - turned).max() <= 64  # points on an edge are rounded
-    assert np.abs(np.rot90(middle).astype(int) - turned).max() == 255
-    square, quarter = (render(one(orientation=k), 32)[0].astype(int) for k in (0, 10))
-    assert np.abs(square - quarter).max() <= 64
-
-
 def test_drawn_sprites_are_a_data_set_for_twelve_clients() -> None:
     values = {"images": 240, "side": 8}
     fields = {"data": "procedural_sprites", **{f"data.{n}": v for n, v in values.items()}, "data.validation": 0.0,
@@ -260,13 +216,8 @@ def test_drawn_sprites_are_a_data_set_for_twelve_clients() -> None:
     assert [len(rows) for rows in prepared.partition.rows] == [18] * 12
     assert ((prepared.partition.class_counts > 0).sum(1) == 1).all()  # pyright: ignore[reportOptionalOperand]
     train = prepared.dataset.train
-    assert set(train.factors) == {*SIZES, "quadrant_shape"}
     assert (train.factors["shape"] == train.y).all()
-    assert train.x.shape[1:] == (1, 8, 8)
     assert len(prepared.dataset.test) == 24
-    first, again = (procedural_sprites(8, 240) for _ in range(2))  # they follow from their numbers
-    assert first.train.x.equal(again.train.x)
-    assert first.test.x.equal(again.test.x)
 
 
 def test_the_published_file_is_read(published: Path) -> None:
@@ -274,11 +225,9 @@ def test_the_published_file_is_read(published: Path) -> None:
     data = load(experiment("small", "dsprites", fields).data)
     assert (len(data.train) + len(data.validation), len(data.test), data.n_classes) == (216, 24, 3)
     assert set(data.train.x.unique().tolist()) == {0, 255}
-    half = dsprites(published, side=16, images=240)
-    whole = dsprites(published, str(published / FILE), side=32, images=240)
+    half, whole = (dsprites(published, side=side, images=240) for side in (16, 32))
     blocks = whole.train.x.float().unfold(2, 2, 2).unfold(3, 2, 2).mean((4, 5)).round()
     assert (half.train.x.float() - blocks).abs().max() <= 1
-    assert half.train.y.equal(whole.train.y)
 
 
 def test_another_file_and_what_it_does_not_have_are_refused(published: Path, tmp_path: Path) -> None:
@@ -289,19 +238,13 @@ def test_another_file_and_what_it_does_not_have_are_refused(published: Path, tmp
     ):
         with pytest.raises(UserError, match=words):
             dsprites(published, **fields)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="is not there"):
-        dsprites(tmp_path / "elsewhere")
     classes, black = np.zeros((9, 6), int), np.zeros((9, 64, 64), np.uint8)
     for imgs, latents_classes, words in (
-        (None, classes, "no array imgs"), (black, None, "no array latents_classes"),
-        (black[:, :, :3], classes, "imgs must be"), (black + 2, classes, "imgs must be"),
-        (black.astype(float), classes, "imgs must be"), (black, classes[:3], "latents_classes must be"),
+        (None, classes, "no array imgs"), (black[:, :, :3], classes, "imgs must be"),
+        (black + 2, classes, "imgs must be"), (black, classes[:3], "latents_classes must be"),
         (black, classes + 9, "latents_classes must be"), (np.array([None] * 9), classes, "is damaged"),
     ):  # fmt: skip
         arrays: dict[str, Any] = {"imgs": imgs, "latents_classes": latents_classes}
         np.savez(tmp_path / FILE, **{name: array for name, array in arrays.items() if array is not None})
         with pytest.raises(UserError, match=words):
             dsprites(tmp_path)
-    (tmp_path / FILE).write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(UserError, match="is damaged"):
-        dsprites(tmp_path)

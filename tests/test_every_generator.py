@@ -14,7 +14,6 @@ from fedcommons.config import experiment as config
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, part_of
 from fedcommons.runs import inputs
-from fedcommons.runs.build import prepare
 from fedcommons.sharing.needs import takes, takes_noise
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
@@ -76,14 +75,7 @@ def test_samples_are_images_one_for_each_label_and_follow_the_seed(name: str) ->
 
 
 @pytest.mark.long
-def test_the_label_decides_the_image(name: str) -> None:
-    several = fit(name, epochs=[5])[5].weights
-    a, b = (tiny(name).sample(several, SHAPE, N_CLASSES, torch.full((4,), label), 0) for label in (0, 1))
-    assert not torch.equal(a, b)  # the same draws
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 12, 8), (2, 8, 9)])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 12, 8), (2, 8, 9)])
 def test_images_of_other_sides_and_channels_are_drawn_or_refused(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randint(0, 256, (12, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     try:
@@ -127,8 +119,7 @@ def test_other_types_and_sides_are_refused(name: str) -> None:
             replace(tiny(name), channels=(8,) * 5).check_shape((1, 8, 8), "data")
 
 
-def test_presets_fit_it_to_our_data_sets_and_preset_smoke_runs_with_it(name: str) -> None:
-    """Among others no sampling rate of a private generator is above 1."""
+def test_presets_fit_it_to_our_data_sets(name: str) -> None:
     noise = {"generator.noise_multiplier": 1.5} if takes_noise(tiny(name)) else {}
     values = {"sharing.setting": "shuffled_synthetic", "generator.name": name, **noise}
     for preset in presets.PRESETS:
@@ -136,7 +127,3 @@ def test_presets_fit_it_to_our_data_sets_and_preset_smoke_runs_with_it(name: str
             if preset in ("smoke", "small") or data == "cifar10":
                 part: Any = part_of(choose({**presets.preset(preset, data, name), **values}), "generator")
                 part.check_shape((1, side, side), data)
-    assert prepare(presets.experiment("smoke", "digits", values)).config.partition.n_clients == 4
-    if hasattr(tiny(name), "channels"):  # a run checks the shape before any work
-        with pytest.raises(UserError, match=r"generator\.channels"):
-            prepare(presets.experiment("smoke", "digits", {**values, "generator.channels": (8,) * 5}))

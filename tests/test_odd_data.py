@@ -1,5 +1,7 @@
-"""What people give as a data set: read as the obvious conversion has it, or refused in one sentence before any work."""
+"""User-defined data sets: read as the obvious conversion has it or refused in one sentence, drawn once, and hashed."""
 
+import io
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +17,20 @@ import pytest
 import scipy.sparse
 import torch
 from PIL import Image
-from sklearn.datasets import load_iris
-from sklearn.utils import Bunch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from rich.console import Console
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fedcommons import Examples, Source, UserError
+from fedcommons import Examples, Source, UserError, experiment
+from fedcommons import run as whole_run
+from fedcommons.config import parts
+from fedcommons.config.flat import choose, override
+from fedcommons.config.sections import Data
 from fedcommons.data import datasets, own
+from fedcommons.data.examples import Dataset
+from fedcommons.runs import build
+from fedcommons.runs.inputs import load
+from fedcommons.sweeping.display import Display
+from fedcommons.sweeping.sweep import Trial, todo
 
 DRAWS = np.random.default_rng(0)
 N = 20
@@ -62,52 +72,30 @@ def both(x: Any = X, y: Any = Y, **more: Any) -> SimpleNamespace:
 TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "big endian": ((X.astype(">f8"), Y.astype(">i4")), X),
     "negative strides": ((X[::-1], Y[::-1]), X),
-    "the order of Fortran": ((np.asfortranarray(X), Y), X),
-    "a view of one row": (both(np.broadcast_to(X[0], (N, 4)), normalised=True), np.broadcast_to(X[0], (N, 4))),
     "what cannot be written to": (both(torch.from_numpy(X).numpy(), np.frombuffer(Y.tobytes(), int)), X),
-    "a tensor's transpose": ((torch.from_numpy(X.T.copy()).T, torch.from_numpy(Y)), X),
-    "a tensor with a gradient": ((torch.tensor(X, requires_grad=True), Y), X),
     "an array of another library": ((Arrays(X), Arrays(Y)), X),
     "random_split's list": ([TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)) for _ in range(2)], X),
-    "lists of one label": ((X, Y[:, None].tolist()), X),
-    "uint16 tokens": ((TOKENS.astype(np.uint16), Y), TOKENS),
-    "a tensor of uint16 tokens": ((torch.from_numpy(TOKENS).to(torch.uint16), Y), TOKENS),
-    "grey pictures": (pictures(GREY), GREY[:, None]),
     "colour pictures": (pictures(RGB), RGB.transpose(0, 3, 1, 2)),
     "rows that are dicts": ([{"image": x, "label": y} for x, y in zip(GREY, Y, strict=True)], GREY[:, None]),
-    "a dict of sets": ({"train": (GREY, Y), "test": (GREY, Y)}, GREY[:, None]),
-    "Bunch": (Bunch(data=X, target=Y, feature_names=["a"] * 4), X),
     "groups that are words": ((X, Y, np.array(["ward", "clinic"])[Y % 2]), X),
-    "a subset of pictures": (Subset(pictures(RGB), range(N)), RGB.transpose(0, 3, 1, 2)),  # pyright: ignore
 }  # fmt: skip
 
 
 def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
-    """(X, y) in each form that a data set may have."""
     t, numbers = torch.from_numpy(y), y.tolist()
-    yield "arrays", (X, y)
     yield "a column", (X, y[:, None])
     yield "tensors", (torch.from_numpy(X), t)
     yield "lists", (X.tolist(), numbers)
     yield "pandas", (pd.DataFrame(X), pd.Series(y))
-    nullable = {"f": "Float64", "i": "Int64", "u": "UInt8", "b": "boolean"}[y.dtype.kind]
-    yield "nullable pandas", (pd.DataFrame(X), pd.Series(y, dtype=nullable))
-    yield "a frame of labels", (pd.DataFrame(X), pd.DataFrame({"y": y}))
     yield "columns by name", {"x": X, "y": y}
     yield "Examples", Examples(torch.from_numpy(X).float(), t)
-    yield "rows of Python's numbers", list(zip(X, numbers, strict=True))
     yield "rows of numpy's numbers", list(zip(X, y, strict=True))
-    yield "rows of vectors", list(zip(X, y[:, None], strict=True))
     yield "rows by name", [{"x": row, "y": label} for row, label in zip(X, numbers, strict=True)]
     yield "TensorDataset", TensorDataset(torch.from_numpy(X), t)
-    yield "TensorDataset of columns", TensorDataset(torch.from_numpy(X), t[:, None])
     if find_spec("datasets"):
         from datasets import Dataset
 
-        named = Dataset.from_dict({"x": X.tolist(), "y": numbers})
-        yield "Hugging Face", named
-        yield "Hugging Face's tensors", named.with_format("torch")
-        yield "Hugging Face's arrays", named.with_format("numpy")
+        yield "Hugging Face", Dataset.from_dict({"x": X.tolist(), "y": numbers})
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
@@ -123,8 +111,8 @@ def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) 
 
 @pytest.mark.parametrize(
     ("y", "n_classes"),
-    [(Y.astype(float), None), (Y.astype("f2"), None), (Y / 7, None), (Y, 3), (Y.astype("u1"), 3), (Y > 0, 2)],
-    ids=["whole floats", "short whole floats", "floats", "whole numbers", "bytes", "truths"],
+    [(Y.astype("f2"), None), (Y / 7, None), (Y, 3), (Y.astype("u1"), 3), (Y > 0, 2)],
+    ids=["short whole floats", "floats", "whole numbers", "bytes", "truths"],
 )
 def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(y: np.ndarray, n_classes: int | None) -> None:
     kinds = {}
@@ -136,10 +124,9 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(y: np.nd
 
 @pytest.mark.parametrize(
     ("y", "words"),
-    [(np.arange(N) % 3 + 1, "1 of 4"), (np.arange(N) % 10 * 100, "891 of 901"),
-     (np.where(Y == 2, 255, Y), "253 of 256"), (1990 + np.arange(N), "1990 of 2010")],
-    ids=["from 1", "hundreds", "255 as ignore", "years"],
-)  # fmt: skip
+    [(np.arange(N) % 3 + 1, "1 of 4"), (np.where(Y == 2, 255, Y), "253 of 256")],
+    ids=["from 1", "255 as ignore"],
+)
 def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(
     y: np.ndarray, words: str
 ) -> None:
@@ -152,14 +139,6 @@ def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes
     assert own.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
 
 
-def test_what_its_author_states_decides_for_whole_floats_and_a_guess_is_a_note() -> None:
-    for n_classes, dtype in ((3, torch.int64), (None, torch.float32)):
-        result, origin = own.read("mine", both(y=Y.astype(float), n_classes=n_classes, normalised=True))
-        assert (result.n_classes, result.train.y.dtype, origin.notes) == (n_classes, dtype, ())
-    assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
-    assert own.read("mine", (X, Y / 7))[1].notes == own.read("mine", (X, Y))[1].notes == ()
-
-
 class Mixture:
     def __init__(self, *draws: Callable[[], float], x: np.ndarray = X) -> None:
         self.draws, self.x = draws, x
@@ -168,36 +147,24 @@ class Mixture:
         return len(self.draws)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
-        return self.x[i % N] * self.draws[i](), int(Y[i % N])
+        return self.x[i % N] * (1 + 0.01 * self.draws[i]()), int(Y[i % N])
 
 
 def test_random_rows_are_noticed_and_drawn_once() -> None:
     def notes(returned: Any) -> Sequence[str]:
         return own.read("mine", returned)[1].notes
 
-    def fixed() -> float:
-        return 1.0
-
-    draws: list[Callable[[], float]] = [
-        lambda: 1 + 0.01 * float(torch.rand(())), lambda: 1 + 0.01 * np.random.rand(),  # noqa: NPY002
-        lambda: 1 + 0.01 * random.random(), lambda: 1 + 0.01 * DRAWS.random(),
-    ]  # fmt: skip
+    draws: list[Callable[[], float]] = [lambda: float(torch.rand(())), random.random, DRAWS.random]
     for draw in draws:
-        for returned in (Mixture(*[draw] * N), (Mixture(*[fixed] * N), Mixture(*[draw] * N))):
+        for returned in (Mixture(*[draw] * N), (Mixture(*[lambda: 0.0] * N), Mixture(*[draw] * N))):
             assert [note for note in notes(returned) if "returns random rows" in note]
-        assert notes(Mixture(*[fixed] * 100, draw))  # a late one
-    assert notes(Mixture(*[fixed] * N)) == ()
-    assert notes(Mixture(*[lambda: float(torch.rand(()) > 2) + 1.0] * N)) == ()  # what is drawn changes nothing
-    fresh, seen = np.random.default_rng(1), np.random.default_rng(1)
-    result = own.read("mine", Mixture(*[lambda: 1 + 0.01 * fresh.random()] * N))[0]
-    rows = np.stack([X[i] * (1 + 0.01 * seen.random()) for i in range(N)]).astype("f4")
-    read = {row.tobytes() for part in (result.train, result.test) for row in part.x.numpy()}
-    assert read == {row.tobytes() for row in rows}  # reading some again has changed none of them
+        assert notes(Mixture(*[lambda: 0.0] * 100, draw))  # a late one
+    assert notes(Mixture(*[lambda: float(torch.rand(()) > 2)] * N)) == ()  # what is drawn changes nothing
 
 
 def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None:
     constants = {"n_classes": 7, "mean": 5.0, "std": 2.0}
-    one = Mixture(*[lambda: 1.0] * N, x=2 * X + 5)
+    one = Mixture(*[lambda: 0.0] * N, x=2 * X + 5)
     vars(one).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
     for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
@@ -205,12 +172,14 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
         assert (result.n_classes, result.computed) == (7, ())
         rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
         assert rows <= plain
+    stated, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
+    assert (stated.n_classes, stated.train.y.dtype, origin.notes) == (3, torch.int64, ())
+    assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
 
 
 def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Path) -> None:
-    """Nor what changes in a file that is mapped to memory."""
     np.save(tmp_path / "x.npy", X)
     x = np.load(tmp_path / "x.npy", mmap_mode="r+")
     start = SimpleNamespace(train=(x, Y.copy()), test=(x, Y.copy()), normalised=True)
@@ -221,64 +190,34 @@ def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Pat
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    **{f"n_classes {n!r}": (both(n_classes=n), "n_classes must be a whole number")
-       for n in (0, -1, 10**9, "ten", True, 2.5)},
+    **{f"n_classes {n!r}": (both(n_classes=n), "n_classes must be a whole number") for n in (0, 10**9, True, 2.5)},
     "classes that are floats": (both(y=Y + 0.5, n_classes=3), "n_classes is 3, and its labels are floats (20,)"),
-    "classes that are vectors": (both(y=np.ones((N, 2)), n_classes=2), "its labels are floats (20, 2), no classes"),
     "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
-    "strings": ((np.array([["a"]] * N), Y), "examples must be numbers of at most 64 bits, got ndarray of str"),
     "complex": ((X + 1j, Y), "got ndarray of complex128"),
-    "128 bits": ((X.astype(np.longdouble), Y), "numbers of at most 64 bits"),
-    "2^64 - 1": ((np.full((N, 4), 2**64 - 1, np.uint64), Y), "must be at most 2^63 - 1, got 18446744073709551615"),
     "masked": ((np.ma.masked_array(X, X > 0), Y), "examples must not be masked"),
     "a sparse matrix": ((scipy.sparse.csr_matrix(X), Y), "give x.toarray()"),
-    "a sparse tensor": ((torch.from_numpy(X).to_sparse(), Y), "such as x.to_dense(), got torch.sparse_coo"),
-    "a tensor without values": ((torch.empty(N, 4, device="meta"), Y), "a dense tensor of real numbers"),
     "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, got 2000000000"),
     "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, got -1"),
-    "labels of two dimensions": ((X, np.ones((N, 3, 2))), "one for each of the 20 examples, got (20, 3, 2)"),
     "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): give y.argmax(1)"),
     "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
     "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
-    "floats in training only": (SimpleNamespace(train=(X, Y + 0.5), test=(X, Y), normalised=True), "test labels () "),
-    "labels that are words": ((X, np.array(["a", "b", "c"])[Y]), "np.unique(y, return_inverse=True)[1] numbers them"),
-    "categories": ((X, pd.Series(list("abcde" * 4), dtype="category")), "np.unique(y, return_inverse=True)"),
-    "a label that is None": ([(x, None if i else 1) for i, x in enumerate(X)], "labels must be numbers of at most 64"),
     "fewer labels": ((X, Y[:5]), "one for each of the 20 examples, got (5,)"),
-    "single numbers": ((np.float64(3), np.int64(3)), "one for each of the 0 examples"),
-    "no rows": ((X[:0], Y[:0]), "has no training examples"),
-    "no test rows": (((X, Y), (X[:0], Y[:0])), "has no test examples"),
-    "nothing in a row": ((X[:, :0], Y), "at least one number each, got (20, 0)"),
     "other test shapes": (((X, Y), (X[:, :2], Y)), "training examples are (4,) torch.float32, and test examples (2,)"),
-    "other test types": (((GREY, Y), (X, Y)), "(1, 8, 8) torch.uint8, and test examples (4,) torch.float32"),
     "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have one shape"),
-    "all NaN": ((X * np.nan, Y), "must be finite numbers, and 20 of 20 have NaN"),
     "one infinity": ((np.where(X.max() == X, np.inf, X), Y), "1 of 20 have NaN or infinite ones"),
     "NaN in a Source": (Source(Examples(torch.full((4, 2), torch.nan), torch.arange(4)),
                                Examples(torch.zeros(4, 2), torch.arange(4)), 4, (0.0,), (1.0,)), "4 of 4 have NaN"),
     "three means for one channel": (both(X.reshape(N, 1, 2, 2), mean=(0, 0, 0), std=(1, 1, 1)),
                                     "mean must be a finite number for each channel (1 here), got (0, 0, 0)"),
-    **{f"std {std}": (both(mean=0, std=std),
-                      f"std must be a finite number above 0 for each channel (4 here), got {std}")
-       for std in (0, -1, np.inf, np.nan)},
+    **{f"std {std}": (both(mean=0, std=std), f"a finite number above 0 for each channel (4 here), got {std}")
+       for std in (0, np.nan)},
     "a tiny std": (both(mean=0, std=1e-300), "not finite after they are normalised"),
-    "a mean that is a word": (both(mean="a", std=1), "mean must be numbers"),
     "a mean alone": (both(mean=0.0), "must have both mean and std, or none of them"),
     "a generator": (((x, y) for x, y in zip(X, Y, strict=True)), "got generator; give list(rows)"),
     "no length": (Rows(), "a map-style Dataset must have a length"),
     "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
-    "a frame": (pd.DataFrame(X), "got DataFrame; give (frame[names].to_numpy(), frame[name].to_numpy())"),
-    "rows of unknown names": ([{"pixels": x, "label": y} for x, y in zip(GREY, Y, strict=True)],
-                              "must be named x or image or img or data; else give {'x': rows['a'], 'y': rows['b']}"),
     "rows without a label": ([{"image": x, "fine_label": 0} for x in GREY], "must be named y or label or target"),
-    "a row that lacks a name": ([{"image": x} | ({} if i else {"label": 0}) for i, x in enumerate(GREY)],
-                                "row 1 has no label, and earlier ones have"),
-    "a dict": ({"a": X, "b": Y}, "got dict; give (np.asarray(d['x']), np.asarray(d['y']))"),
-    "Bunch": (load_iris(), "floating examples must be normalised"),
-    "fewer groups": ((X, Y, Y[:5]), "groups must be one number or text for each of the 20 examples, got (5,)"),
     "a factor of another length": ({"x": X, "y": Y, "factors": {"year": Y[1:]}}, "factor year must be one number"),
-    "a list of x and y": ([X, Y], "each row of a map-style Dataset must be (x, y), got ndarray"),
-    "four arrays": ((X, Y, X, Y), "got tuple of 4 (ndarray, ndarray, ndarray, ndarray)"),
     "train that is nothing": (SimpleNamespace(train=None, test=(X, Y)), "must each be (x, y) or a map-style Dataset"),
     "a palette": (pictures(RGB, "P"), "images of mode L or RGB, such as image.convert('RGB'), got 'P'"),
     "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "4 channels must have these first"),
@@ -291,3 +230,125 @@ def test_all_else_is_refused_in_one_sentence(returned: Any, words: str) -> None:
         own.read("my_data.py:Photos", returned)
     assert str(error.value).startswith("data set my_data.py:Photos")
     assert "\n" not in str(error.value)
+
+
+IMAGES, CLASSES = DRAWS.integers(0, 256, (90, 8, 8), dtype=np.uint8), np.arange(90) % 3
+TWO = {"partition.name": "iid", "partition.n_clients": 2, "model.name": "linear"}
+
+
+class Turned:
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        noise = torch.randn(1, 8, 8) + random.random() + np.random.rand()  # noqa: NPY002
+        return (4 * i + 9 * noise).clamp(0, 255).to(torch.uint8), i % 3
+
+
+class Drawn:
+    def __init__(self, seed: int, n: int = 50) -> None:
+        draws = np.random.RandomState(seed)  # it takes seeds below 2^32 only
+        x, y = draws.standard_normal((n, 5)), draws.randint(0, 3, n)
+        self.train, self.test, self.normalised = (x[10:], y[10:]), (x[:10], y[:10]), True
+
+
+def with_a_default(seed: int = 3, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(seed)
+    return draws.standard_normal((n, 5)), draws.integers(0, 3, n)
+
+
+class Images:
+    train, test = (IMAGES[:60], CLASSES[:60]), (IMAGES[60:], CLASSES[60:])
+
+
+class Rare(Images):
+    train, mean, std = (IMAGES[:60], np.where(np.arange(60) == 7, 3, CLASSES[:60])), 0.5, 0.3
+
+
+class Stated(Images):
+    mean, std, n_classes = 0.5, 0.3, 3
+
+
+def _state() -> tuple[object, ...]:
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), list(keys), rest, random.getstate()
+
+
+@pytest.mark.long
+def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(tmp_path: Path, untimed: None) -> None:
+    first = load(Data(name=f"{__file__}:Turned"))
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  (the one that transforms draw from)
+    random.seed(1)
+    before = _state()
+    assert load(Data(name=f"{__file__}:Turned")).digest == first.digest
+    assert _state() == before
+    config = choose({"data.name": f"{__file__}:Turned", "measure.every": 0, **TWO})
+    configs = [override(config, {"seed": seed}) for seed in (0, 1)]
+    assert {build.prepare(config).dataset.digest for config in configs} == {first.digest}
+    screen = io.StringIO()
+    with Display(Console(file=screen, width=1000)) as display:
+        todo([Trial(f"seed={config.seed}", config) for config in configs], tmp_path / "out", display)
+    assert screen.getvalue().count("random rows") == 1  # a sweep reports it once
+
+
+@pytest.mark.long
+def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
+    assert set(parts.constants("data", f"{__file__}:Drawn")) == {"n"}
+    configs = [choose({"data.name": f"{__file__}:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
+    assert not any("data.seed" in config.flat for config in configs)
+    assert len({build.prepare(config).dataset.digest for config in configs}) == 1
+    assert choose({"data.name": f"{__file__}:with_a_default"}).flat["data.seed"] == 3
+    one, other = (load(choose({"data.name": f"{__file__}:with_a_default", "data.seed": s}).data) for s in (3, 4))
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.bool])
+def test_the_hash_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None:
+    def dataset(x: torch.Tensor, y: torch.Tensor, validation: int = 2, test: int = 3) -> Dataset:
+        each = {"train": slice(5, None), "validation": slice(0, validation), "test": slice(0, test)}
+        of_parts: dict[str, Any] = {name: Examples(x[rows], y[rows]) for name, rows in each.items()}
+        return Dataset(name="mine", n_classes=3, mean=(0.0,), std=(1.0,), augment=False, **of_parts)
+
+    x = (torch.arange(80).view(10, 2, 2, 2) % 2).to(dtype)
+    y = torch.arange(10) % 3
+    hashes = [dataset(x, y).digest]
+    for part in ("train", "validation", "test"):
+        changed = getattr(base := dataset(x, y), part)
+        other_x, other_y = changed.x.clone(), changed.y.clone()
+        other_x[-1, -1, -1, -1] = 1 - other_x[-1, -1, -1, -1].int()
+        other_y[-1] += 1
+        for examples in (Examples(other_x, changed.y), Examples(changed.x, other_y)):
+            hashes.append(replace(base, **{part: examples}).digest)
+    hashes += [other.digest for other in (dataset(x.flatten(2), y), dataset(x, y.int()), dataset(x, y, 2, 2))]
+    assert len(set(hashes)) == len(hashes)
+    in_another_order = x.transpose(2, 3).contiguous().transpose(2, 3)  # in memory
+    assert dataset(in_another_order, y).digest == hashes[0]
+
+
+SCALES, NUMBER = "mean and standard deviation of all clients' images", "number of classes of all clients"
+
+FIELDS = {"model.name": "linear", "dp.local": True, "federation.rounds": 1, "client.epochs": 1, "data.limit": None,
+          "measure.every": 0, "wandb": "off", "data.validation": 0.0}  # fmt: skip
+
+
+@pytest.mark.long
+def test_what_all_clients_examples_decide_before_round_1_is_released(tmp_path: Path) -> None:
+    """The sum of an image's pixels could be read off the mean; a run that discloses it reports no epsilon."""
+    rows: list[tuple[str, dict[str, object], list[str]]] = [
+        ("Images", {}, [SCALES]), ("Images", {"data.standardise": False}, []),
+        ("Stated", {}, []), ("Rare", {}, [NUMBER]),
+    ]  # fmt: skip
+    for data, more, uncovered in rows:
+        config = experiment("smoke", values={**FIELDS, "data.name": f"{__file__}:{data}", **more})
+        releases = build.assemble(build.prepare(config)).shared.releases
+        assert [(event.what, event.covered) for event in releases] == [((what,), False) for what in uncovered] * 4
+    for data, leaks in (("Images", True), ("Stated", False)):
+        messages: list[str] = []
+        config = experiment("smoke", values={**FIELDS, "data.name": f"{__file__}:{data}"})
+        result = whole_run(config, tmp_path / data, say=messages.append).summary["privacy"]
+        assert json.loads((tmp_path / data / "partition.json").read_text())["data"] == load(config.data).digest
+        spent = result["epsilon_local_training_if_secret"]
+        assert (result["epsilon_of_messages_if_secret"] is None) == (spent["largest"] is None) == leaks
+        assert any(SCALES in line for line in messages) == leaks
+        assert sum(line.startswith(SCALES) for line in result["uncovered"]) == leaks

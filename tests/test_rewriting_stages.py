@@ -34,11 +34,9 @@ def _written(write: Callable[[Examples], object], of_start: bool = True) -> Call
 
 
 REWRITES: dict[str, Callable[[Dealt, Examples], Examples]] = {
-    "in place": _written(lambda e: e.x[7, 0, 0, 0].bitwise_xor_(1)),
     "through numpy": _written(lambda e: np.bitwise_xor(e.x.numpy()[7], 1, out=e.x.numpy()[7])),
     "labels": _written(lambda e: e.y[7:8].add_(1).remainder_(10)),
     "the owners of rows": _swapped,
-    "another store": lambda start, store: Examples(store.x.flip(0), store.y.flip(0)),
     "a shorter store": lambda start, store: store[slice(0, len(start.own.store) - 1)],
     "its first rows": _written(lambda e: e.x[0].add_(1), of_start=False),
     "another type": lambda start, store: Examples(store.x.int(), store.y),
@@ -64,8 +62,6 @@ def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> N
 
 @dataclass(frozen=True)
 class RewritesEarly(Real):
-    """Averages its clients' images in ``make``, before anything is released."""
-
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         dealt.own.store.x[:] = dealt.own.store.x.float().mean(0).to(torch.uint8)
         return Contributions.none(dealt)
@@ -73,15 +69,12 @@ class RewritesEarly(Real):
 
 @pytest.mark.long
 def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_process(tmp_path: Path) -> None:
-    """The data set is read once for all runs of a process, so a later one must not train on what was changed."""
     with pytest.raises(UserError, match="RewritesEarly must not change"):
         share(RewritesEarly(), dealt())
     for number, stage in enumerate((f"{__file__}:RewritesEarly", "real")):
         config = presets.experiment("smoke", "digits", ONE_ROUND | {"data.limit": 57, "sharing.setting": stage})
         with pytest.raises(UserError, match=r"must not change .*ran before"):
             run(config, tmp_path / str(number), say=lambda text: None)
-    other = presets.experiment("smoke", "digits", ONE_ROUND | {"data.limit": 58})
-    run(other, tmp_path / "other data", say=lambda text: None)
 
 
 @dataclass(frozen=True)
@@ -109,10 +102,6 @@ class Assigns(ShuffledSynthetic):
         return self.change(Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts), released)
 
 
-def _nowhere(assigned: Assigned, c: Contributions) -> Assigned:
-    return replace(assigned, received=(), pool=())
-
-
 def _without_owner(c: Contributions) -> Contributions:
     """Client 4's images stay in the store and are no contribution."""
     return replace(c, rows=c.rows[:-2], owners=c.owners[:-2])
@@ -121,15 +110,8 @@ def _without_owner(c: Contributions) -> Contributions:
 PLANTS: dict[str, tuple[dict[str, Any], str]] = {
     "rows without an owner to a client": (
         {"contribution": _without_owner, "change": lambda a, c: replace(a, pool=())}, "2 made rows"),
-    "rows without an owner to the pool": (
-        {"contribution": _without_owner, "change": lambda a, c: replace(a, received=(), pool=[a.pool[4][:1]])},
-        "1 made rows"),
     "a mask": (
         {"change": lambda a, c: replace(a, received=[np.ones(3, bool), *a.received[1:]])}, "received .*whole numbers"),
-    "a mask that is contributed": (
-        {"contribution": lambda c: replace(c, rows=np.ones(len(c.rows), bool)), "change": _nowhere},
-        "contributed rows .*whole numbers"),
-    "floats": ({"change": lambda a, c: replace(a, kept=[a.kept[0] + 0.9, *a.kept[1:]])}, "kept .*whole numbers"),
     "rows from the end": (
         {"change": lambda a, c: replace(a, received=[a.received[0] - len(c.store), *a.received[1:]])},
         "received outside of 0"),
@@ -137,9 +119,6 @@ PLANTS: dict[str, tuple[dict[str, Any], str]] = {
         {"change": lambda a, c: replace(a, pool=[a.pool[0] + len(c.store)])}, "pool outside of 0"),
     "owners who are not there": (
         {"contribution": lambda c: replace(c, owners=c.owners - 1)}, "owners outside of 0 ... 4"),
-    "fewer owners than rows": (
-        {"contribution": lambda c: replace(c, owners=c.owners[1:]), "change": _nowhere},
-        "10 contributed rows and 9 owners"),
     "a client left out": (
         {"change": lambda a, c: replace(a, kept=list(a.kept)[:4], received=a.received[:4], n_own=None)},
         "rows to each of 5 clients, got 4"),
@@ -152,16 +131,13 @@ def test_rows_that_cannot_be_followed_are_refused(plant: dict[str, Any], why: st
         share(Assigns(**plant), dealt(), images())
 
 
-def test_clients_that_get_nothing_may_be_given_an_empty_list() -> None:
-    nothing: Any = [np.array([])] * (N - 1)
-    shared = share(Assigns(change=lambda a, c: replace(a, received=[c.rows[:2], *nothing])), dealt(), images())
-    assert [len(data) for data in shared.data.clients] == [261, 259, 259, 259, 259]
-
-
 @pytest.mark.parametrize(("noise", "n"), [(0, N), (1, 0)])
 def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
-    """Each client's first image is a copy of a real one of its neighbour; where it stays, nothing is disclosed."""
     start, copies = dealt(), images()
+    x, rows = start.own.store.x.clone(), start.own.rows[3]
+    x[rows[8]], x[rows[9]] = x[rows[7]].clone(), 0  # two that are alike and a blank one may be met by chance
+    start = replace(start, own=Clients(Examples(x, start.own.store.y), start.own.rows))
+    copies[2].examples.x[1], copies[0].examples.x[1] = x[rows[7]], 0
     for client, one in enumerate(copies):
         one.examples.x[0] = start.own[(client + 1) % N].x[client]
         one.examples.x[0, 0, 0, 0] += noise
@@ -172,18 +148,9 @@ def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
     assert raw == {client: 1 for client in range(N) if n}
 
 
-def test_what_may_be_met_by_chance_is_no_copy() -> None:
-    start, drawn = dealt(), images()
-    start.own.store.x[:2] = start.own.store.x[0].clone()
-    start.own.store.x[2] = 0
-    start = replace(start, own=Clients(Examples(start.own.store.x.clone(), start.own.store.y), start.own.rows))
-    drawn[0].examples.x[0], drawn[1].examples.x[0] = start.own.store.x[0], start.own.store.x[2]
-    assert share(ShuffledSynthetic(), start, drawn).disclosed == 0
-
-
 @dataclass(frozen=True)
 class Chooses(Real):
-    rule: str = "all"
+    rule: str = "labels"
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
         brightness, labels = dealt.own.store.x.float().mean((1, 2, 3)).numpy(), dealt.own.store.y.numpy()
@@ -192,20 +159,15 @@ class Chooses(Real):
             kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
         elif self.rule == "weights":
             weights = [1 + (brightness[rows] > brightness.mean()) for rows in kept]
-        elif self.rule == "half":
-            kept = [rows[::2] for rows in kept]
         elif self.rule == "fails" and not brightness.any():
             raise ZeroDivisionError
         elif self.rule == "labels":
             weights = [1 / (1 + labels[rows]) for rows in kept]
-        return Assigned(kept, (), weights if weights or self.rule == "all" else [np.ones(len(rows)) for rows in kept])
+        return Assigned(kept, (), weights or [np.ones(len(rows)) for rows in kept])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("rule", "follows"),
-    [("all", False), ("half", False), ("labels", False), ("kept", True), ("weights", True), ("fails", True)],
-)
+@pytest.mark.parametrize(("rule", "follows"), [("labels", False), ("kept", True), ("weights", True), ("fails", True)])
 def test_rows_and_weights_that_follow_examples_leave_nothing_covered(rule: str, follows: bool, tmp_path: Path) -> None:
     fields = {"dp.local": True, "sharing.setting": f"{__file__}:Chooses", "sharing.rule": rule, "data.limit": 60}
     config = presets.experiment("smoke", "digits", ONE_ROUND | fields)

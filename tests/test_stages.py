@@ -1,8 +1,9 @@
-"""The stages without noise and those of users: who gets which examples, what is covered, and what leaves whom."""
+"""The sharing stages: who gets which examples, what is covered, what leaves whom, and what copies weigh."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,20 @@ from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, U
 from fedcommons.accounting.communication import images_nbytes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_pool import OnPool
+from fedcommons.config import presets
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.at_server import AtServer
+from fedcommons.runs import build
 from fedcommons.sharing.local_synthetic import LocalSynthetic
+from fedcommons.sharing.optimal import evened
+from fedcommons.sharing.placement import holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Shared, Stage, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Shared, share, share_by_method
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
@@ -55,7 +60,6 @@ def test_local_synthetic_gives_every_client_its_own_images_and_sends_none() -> N
     shared = share(LocalSynthetic(), of_digits(), numbered())
     for client, contributed in enumerate(numbered()):
         assert torch.equal(extra(shared, client), contributed.examples.x)
-    assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
     assert shared.traffic.once == 0
 
 
@@ -64,13 +68,10 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() ->
     each = [extra(shared, client) for client in range(5)]
     received = Counter(x.numpy().tobytes() for of in each for x in of)
     assert received == Counter(x.numpy().tobytes() for x in POOLED)
-    assert max(received.values()) == 1
     assert [len(of) for of in each] == list(SIZES)
     sources = each[0][:, 0, 0, 0]
     assert set(sources.tolist()) == {0, 1, 2, 4}  # images of client i may come from any client (3 gave none)
-    assert abs(float((sources == 0).float().mean()) - 300 / 474) < 4 * (300 / 474 * 174 / 474 / 300) ** 0.5
     assert shared.p == pytest.approx(sum(SIZES) / (N_TOTAL + sum(SIZES)))
-    assert not shared.data.serves
 
 
 def _at_server(data: RunData) -> RunData:
@@ -83,7 +84,6 @@ def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
 
 
 def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
-    """Clients hold what they had; at the server the pool is a store of its own, without the clients' images."""
     shared = share(ServerSynthetic(), of_digits(), numbered())
     assert shared.data.clients is shared.data.own
     assert (shared.p, shared.traffic.once) == (0, sum(SIZES) * (8 * 8 + 1))
@@ -115,26 +115,16 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
     assert ShuffledReal(0.29).sizes(sized(100, 99)) == [29, 28]
 
 
-@pytest.mark.parametrize(
-    ("kind", "p", "least"),
-    [(LocalSynthetic, 0.0038, 1 / 261), (ShuffledSynthetic, 0.0038, 1 / 261), (ServerSynthetic, 0.0038, 1 / 261),
-     (ShuffledReal, 0.0076, 1 / 130)],
-    ids=["local", "shuffled", "server", "real"],
-)  # fmt: skip
-def test_a_share_that_gives_no_client_an_image_is_refused(kind: type, p: float, least: float) -> None:
-    with pytest.raises(UserError, match=rf"sharing\.p = {p:g} .*not one image"):
-        kind(p).check_dealt(sized(129, 130))
-    assert p < least
-    for enough in (0.0, least * 1.001, 0.5):
-        kind(enough).check_dealt(sized(129, 130))
-    if kind is ShuffledReal:
-        with pytest.raises(UserError, match=r"sharing\.p must be set"):
-            kind().check({})
+def test_a_share_that_gives_no_client_an_image_is_refused() -> None:
+    for kind, p, least in ((ShuffledSynthetic, 0.0038, 1 / 261), (ShuffledReal, 0.0076, 1 / 130)):
+        with pytest.raises(UserError, match=rf"sharing\.p = {p:g} .*not one image"):
+            kind(p).check_dealt(sized(129, 130))
+        for enough in (0.0, least * 1.001):
+            kind(enough).check_dealt(sized(129, 130))
 
 
 @pytest.mark.parametrize("stage", [LocalSynthetic(), ShuffledSynthetic(), ServerSynthetic()], ids=str)
 def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSynthetic) -> None:
-    """Also those that stay: a real image has a part in many of them. Client 3 contributed none."""
     for receipt in (RECEIPT, None, Receipt()):
         releases = share(stage, of_digits(), numbered(receipt)).releases
         assert [r.client for r in releases] == [0, 1, 2, 4]
@@ -145,20 +135,7 @@ def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSyn
                 assert (r.q, r.sigma, r.sensitivity, r.steps) == (0.1, 1.5, 1.0, 20)
 
 
-@pytest.mark.parametrize("stage", [ShuffledReal(0.5), RawCopies(0.5, d=2)], ids=str)
-def test_bytes_of_shared_examples_are_those_of_their_type(stage: Stage) -> None:
-    for dtype, itemsize in ((torch.uint8, 1), (torch.float32, 4), (torch.int64, 8)):
-        store = Examples(torch.zeros(80, 30, dtype=dtype), torch.arange(80) % 2)
-        start = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), 2, False, 0)
-        moved = 2 * 40 if isinstance(stage, ShuffledReal) else 40 + 2 * 40  # up, and down to one or two
-        assert share(stage, start).traffic.once == moved * (30 * itemsize + 1)
-        assert images_nbytes(7, (30,), itemsize) == 7 * (30 * itemsize + 1)
-        sizes = [replace(start, n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
-        assert sizes == [0, 1, 1, 1, 2, 2, 3]
-
-
 def test_contributions_of_another_type_would_change_the_real_examples() -> None:
-    """Put behind uint8 images in one tensor, floats would make all of them floats."""
     x = torch.zeros(2, *DATASET.shape)
     with pytest.raises(ValueError, match=r"torch\.uint8 \(1, 8, 8\)"):
         Contributions.of_made(of_digits(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
@@ -195,25 +172,19 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
     assert [(r.client, r.covered) for r in shared.releases] == [(i, True) for i in range(5)]
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
-    assert shared.p == pytest.approx(25 / (N_TOTAL + 25))
-    assert shared.data.pool is not None
-    assert shared.data.pool.sizes == [5]
     assert shared.disclosed == 0  # an image that is computed from real ones is none of them
     data, own = shared.data.clients[2], shared.data.own[2]
     assert data.weight is not None
     assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
     assert data.size == pytest.approx(260)
-    assert torch.equal(data.x[:259], own.x)
-    assert own.weight is None
     assert torch.equal(data.x[-3], own.x.float().mean(0).to(torch.uint8))
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        *(({"n_own": n_own}, UserError, "n_own .*0 or more")
-          for n_own in ([-1], 3, ["x"] * 5, [float("nan")] * 5, [1, 2, 3, 4], [-1] * 5)),
-        *(({"once": once}, UserError, "once .*number of bytes") for once in (-1, 1.5, "x", float("nan"))),
+        *(({"n_own": n_own}, UserError, "n_own .*0 or more") for n_own in (3, [float("nan")] * 5, [-1] * 5)),
+        *(({"once": once}, UserError, "once .*number of bytes") for once in (-1, 1.5)),
         ({"received": [NONE] * 4}, ClientError, "shorter"),
         ({"weights": [np.ones(264)] * 4}, ClientError, "one weight"),
     ],
@@ -238,21 +209,9 @@ class Moves(Real):
         return self.how(dealt, released)
 
 
-def _around(released: Contributions) -> list[np.ndarray]:
-    each = released.of_each(5)
-    return [each[-1], *each[:-1]]
-
-
 MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
     "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
     "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
-    "to all, out of a pool": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, pool=[r.rows]), 10 + 5 * 10),
-    "to the next client, as if kept": (
-        lambda d, r: Assigned([np.concatenate(b) for b in zip(d.own.rows, _around(r), strict=True)], [NONE] * 5), 20
-    ),
-    "to a server that drops half of them": (
-        lambda d, r: Assigned(d.own.rows, [r.rows[:5], *[r.rows[:0]] * 4], pool=[r.rows[:5]]), 10 + 5
-    ),
     "nowhere": (lambda d, r: Assigned(d.own.rows, r.of_each(5)), 0),
     "one real row that was not contributed": (
         lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *r.of_each(5)[1:]], pool=[]), 2 + 1 + 1
@@ -267,6 +226,12 @@ def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     assert share(Moves(how), dealt()).traffic.once == examples * (8 * 8 + 1)
 
 
+def test_labels_of_shared_examples_have_as_many_bytes_as_their_classes_need() -> None:
+    sizes = [replace(dealt(), n_classes=n).label_nbytes for n in (None, 1, 2, 256, 257, 65_536, 65_537)]
+    assert sizes == [0, 1, 1, 1, 2, 2, 3]
+    assert images_nbytes(7, (30,), 4) == 7 * (30 * 4 + 1)
+
+
 @dataclass(frozen=True)
 class Sharing:
     nbytes: int | None = 0
@@ -275,12 +240,9 @@ class Sharing:
         return Common(clients.store[slice(0, 3)], self.nbytes)
 
 
-def test_what_is_not_declared_is_uncovered() -> None:
+def test_what_is_not_declared_is_uncovered_and_what_a_method_shares_counted_unless_it_states_a_number() -> None:
     silent = share(Means(declared=2), dealt()).releases
     assert [(r.client, r.covered) for r in silent] == [(0, True), (1, True), (2, False), (3, False), (4, False)]
-
-
-def test_what_a_method_shares_is_uncovered_and_counted_unless_it_states_a_number() -> None:
     shared = share(Real(), dealt())
     for nbytes, once in ((None, 5 * 3 * (8 * 8 + 8)), (0, 0), (7, 7)):
         outcome = share_by_method(shared, Sharing(nbytes), 10, 0)
@@ -288,3 +250,123 @@ def test_what_a_method_shares_is_uncovered_and_counted_unless_it_states_a_number
         assert [(r.client, r.covered, r.seen) for r in outcome.releases] == [(i, False, 259) for i in range(5)]
     with pytest.raises(UserError, match=r"Common\.nbytes"):
         share_by_method(shared, Sharing(-1), 10, 0)
+
+
+PLACEMENTS = ("exact", "binomial", "optimal")
+all_placements = pytest.mark.parametrize("placement", PLACEMENTS)
+
+
+def federations() -> list[tuple[np.ndarray, np.ndarray]]:
+    labels, rng = np.repeat(np.arange(10), 30), np.random.default_rng(0)
+    uneven = [rng.choice(10, 300, p=rng.dirichlet([0.3] * 10)) for _ in range(8)]
+    classes = rng.choice(10, 300, p=rng.dirichlet([1] * 10))
+    return [(labels, rng.permutation(labels)), (labels, labels), (classes, labels), *((labels, o) for o in uneven)]
+
+
+def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_class_and_cell() -> None:
+    for labels, owners in federations():
+        for c in (0.0, 0.07, 0.2, 0.25, 0.5, 0.9, 1.0):
+            chosen = opened(labels, owners, c, np.random.default_rng(1))
+            assert len(set(chosen.tolist())) == len(chosen) == n_open(c, 300)
+            assert abs(len(chosen) - c * 300) <= 0.5 + 1e-9
+            for groups, off in ((labels, 1.0), (10 * owners + labels, 1.5)):  # Webster's rule is no quota rule
+                sizes, result = np.bincount(groups), np.bincount(groups[chosen], minlength=groups.max() + 1)
+                assert np.abs(result - c * sizes).max() <= off
+    labels, owners = np.repeat([0, 1, 2], 20), np.tile([0, 0, 1, 1, 1, 1, 2, 2, 2, 2], 6)
+    chosen = opened(labels, owners, 0.25, np.random.default_rng(0))  # where a cell's share is whole it is met
+    assert np.bincount(3 * owners[chosen] + labels[chosen]).tolist() == [1] * 3 + [2] * 6
+
+
+@pytest.mark.long
+@all_placements
+def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(placement: str) -> None:
+    for labels, owners in federations():
+        held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
+        assert held[np.arange(300), owners].all()
+        chosen = opened(labels, owners, 0.3, np.random.default_rng(0))
+        assert set(np.flatnonzero(held.sum(1) > 1)) <= set(chosen)
+        if placement != "binomial":  # to d distinct others
+            assert (held.sum(1)[chosen] == 4).all()
+        more = holdings(labels, owners, 10, 0.5, 5, placement, np.random.default_rng(0))
+        assert placement == "optimal" or (more >= held).all()  # a larger c and a larger d share all of that, too
+
+
+def test_the_law_of_exact_and_binomial_copies() -> None:
+    n, n_clients, d = 20_000, 5, 2
+    labels, owners = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
+    p = d / (n_clients - 1)
+    for placement, both in (("exact", d * (d - 1) / ((n_clients - 1) * (n_clients - 2))), ("binomial", p**2)):
+        others = holdings(labels, owners, n_clients, 1.0, d, placement, np.random.default_rng(0))[:, 1:]
+        assert np.abs(others.mean(0) - p).max() < 4 * (p * (1 - p) / n) ** 0.5
+        for i, j in combinations(range(n_clients - 1), 2):
+            assert abs((others[:, i] & others[:, j]).mean() - both) < 4 * (both * (1 - both) / n) ** 0.5
+
+
+def by_brute_force(owned: np.ndarray, not_private: np.ndarray, d: int) -> float:
+    """The least ||Y - 1/N||^2 over all ways to send each such example of a class to d others."""
+    n = len(owned)
+    each = [[np.bincount(to, minlength=n) for to in combinations(set(range(n)) - {i}, d)] for i in range(n)]
+    ways = product(*(each[i] for i in range(n) for _ in range(not_private[i])))
+    counts = np.array([owned + sum(way) for way in ways])
+    return float(((counts / counts.sum(1, keepdims=True) - 1 / n) ** 2).sum(1).min())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 5))
+    owned = rng.multinomial(int(rng.integers(1, 9)), rng.dirichlet([0.7] * n))
+    not_private = rng.multivariate_hypergeometric(owned, int(rng.integers(0, min(5, owned.sum()) + 1)))
+    for d in range(1, n):
+        result, least = evened(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
+        assert result.distance == pytest.approx(least, abs=1e-12)
+        assert result.bound == pytest.approx(least, abs=1e-9)  # so the gap is none
+        assert (result.copies.sum(1) == d * not_private).all()
+        assert (result.copies <= not_private[:, None]).all()
+        assert not result.copies.diagonal().any()
+
+
+@all_placements
+@pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
+def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
+    start = of_digits(name)
+    shared: Any = share(RawCopies(0.3, 3, placement), start)
+    totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
+    for client, rows in zip(shared.data.clients, start.own.rows, strict=True):
+        assert client.ids[: len(rows)].tolist() == rows.tolist()
+        copies[client.ids] += 1
+        totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
+    assert totals == pytest.approx(np.ones(N_TOTAL), abs=1e-6)
+    others = copies.sum() - N_TOTAL
+    assert shared.p == pytest.approx(others / copies.sum())
+    assert shared.facts["mean_copies"] == pytest.approx(copies.mean())
+    assert shared.facts["disclosed_examples"] == (copies > 1).sum()
+    if placement != "binomial":
+        assert (copies > 1).sum() == n_open(0.3, N_TOTAL)
+        assert others == 3 * n_open(0.3, N_TOTAL)
+    # a copied image goes up once and down to each that gets it: 64 pixels and a label
+    assert shared.traffic.once == 65 * ((copies > 1).sum() + others)
+    RawCopies(0.5 / N_TOTAL).check_dealt(start)  # half of an image is rounded up to one
+    assert share(RawCopies(0.5 / N_TOTAL), start).facts["disclosed_examples"] == 1
+
+
+COPIED = {"tracking.wandb": "off", "measure.every": 0, "federation.rounds": 1, "client.epochs": 1,
+          "sharing.setting": "raw_copies", "sharing.c": 0.3, "sharing.d": 2}  # fmt: skip
+
+
+FORTY = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "partition.alpha": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"sharing.c": 0.002}, r"sharing\.c .*not one image"),
+        ({"sharing.d": 4}, r"sharing\.d .*N - 1 = 3"),
+        ({**FORTY, "sharing.d": 39}, r"sharing\.d .*N - 1 = \d\d?,"),  # some clients are dropped
+        ({"partition.name": "iid", "partition.n_clients": 1}, r"raw_copies .*2 clients"),
+        ({"sharing.placement": "optimal", "data.limit": 8, "partition.name": "iid"}, "placement .*every class"),
+    ],
+)
+def test_what_cannot_be_met_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build.prepare(presets.experiment("smoke", "digits", COPIED | values))
