@@ -17,7 +17,6 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs.build import prepare
 from fedcommons.runs.central import Central
 from fedcommons.runs.central import run as train_centrally
 from fedcommons.runs.experiment import run
@@ -114,7 +113,6 @@ CALLS: list[Callable[[Experiment, Path, Path], object]] = [
     lambda config, folder, plain: replay(plain, 1, 0, named=[config.model.name]),
     lambda config, folder, plain: check_algorithm(FedAvg()),
     lambda config, folder, plain: train_centrally(Central("central_real", config, 1), folder / "other"),
-    lambda config, folder, plain: prepare(config),
 ]
 
 
@@ -129,7 +127,7 @@ def test_another_thread_is_refused_and_the_first_has_its_bits(config: Config, pl
             refused.append(number)
 
     assert play(config(), tmp_path / "run", call) == plain[1]
-    assert sorted(refused) == [0] * 6 + [1] * 6
+    assert sorted(refused) == [0] * 5 + [1] * 5
     assert not (tmp_path / "other").exists()
 
 
@@ -143,15 +141,12 @@ def test_one_thread_after_another_has_the_same_bits_also_in_an_event_loop_and_af
     def stop(number: int, metrics: object) -> None:
         raise MemoryError
 
-    wrong = ((ClientError, {"client.lr": 1e30}, None), (UserError, {"partition.n_clients": 10**6}, None),
-             (MemoryError, {}, stop))  # fmt: skip
-    for error, values, on_round in wrong:
+    for error, values, on_round in ((ClientError, {"client.lr": 1e30}, None), (MemoryError, {}, stop)):
         with pytest.raises(error):
             in_a_thread(lambda values=values, at=on_round: play(config(**values), tmp_path / str(values), at))
     places: list[Callable[[Callable[[], object]], object]] = [
         in_a_thread,
         lambda action: asyncio.run(in_the_loop(action)),
-        lambda action: asyncio.run(asyncio.to_thread(action)),
     ]
     for number, where in enumerate(places):
         assert where(lambda number=number: play(config(), tmp_path / str(number))) == plain[1]
@@ -196,11 +191,3 @@ def test_a_fork_is_free_whichever_thread_made_it(config: Config, plain: Plain, t
 
     assert play(config(), tmp_path / "run", both) == plain[1]
     assert ended == {"by the same": 0, "by another": 0}
-
-
-@pytest.mark.ray
-def test_a_sweep_in_a_thread_of_its_own_has_the_same_bits(
-    ray_session: None, config: Config, plain: Plain, tmp_path: Path
-) -> None:
-    rows = in_a_thread(lambda: sweep([config()], tmp_path))
-    assert bits(tmp_path / rows["run"].item()) == plain[1]
