@@ -48,7 +48,9 @@ def test_ray_up_launches_one_head_as_the_file_says_and_makes_no_group_role_or_pr
     iam = boto3.client("iam", region_name="us-west-2")
     assert iam.list_roles()["Roles"] == []
     assert [profile["Arn"] for profile in iam.list_instance_profiles()["InstanceProfiles"]] == [cloud.profile]
-    certificate = cloud.folder / "home" / ".fedcommons" / "node.crt"
+    secrets = cloud.folder / "home" / ".fedcommons"
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o600}
+    certificate = secrets / "node.crt"
     for address, fits in ((head["PrivateIpAddress"], True), ("10.0.1.254", True), ("10.0.2.1", False)):
         asked = ["openssl", "x509", "-in", certificate, "-noout", "-checkip", address]
         answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

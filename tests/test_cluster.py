@@ -38,9 +38,6 @@ CALLS = (
 UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
 """gRPC's codes."""
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Else a client on Linux would look for 127.0.0.1 at the machine's own address."""
-
 
 class Actor:
     def facts(self) -> dict[str, str | None]:
@@ -73,14 +70,6 @@ def process_of(home: Path, **more: str) -> subprocess.Popen[str]:
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**ours, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(home), **more},
     )  # fmt: skip
-
-
-def ends(home: Path, **more: str) -> str:
-    """Run ``main`` with closed input, which fails; what it printed."""
-    process = process_of(home, **more)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 1, said
-    return said
 
 
 def listening(process: subprocess.Popen) -> set[tuple[str, int]]:
@@ -123,13 +112,6 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline()), home
         process.kill()
-
-
-@pytest.mark.ray
-def test_a_ray_started_here_is_not_joined_with_another_token(ours: Any, tmp_path: Path) -> None:
-    """All tests on ``shared_ray`` join theirs with its token."""
-    theirs = {**LOOPBACK, "RAY_ADDRESS": ours[1]["address"], "RAY_AUTH_MODE": "token"}
-    assert re.match("refused: RAY_ADDRESS.*another token", ends(tmp_path, **theirs, RAY_AUTH_TOKEN="0" * 64))
 
 
 @pytest.mark.ray
@@ -235,7 +217,9 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
 def test_an_address_where_no_ray_answers_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as silent:  # takes calls and says nothing
         port = silent.getsockname()[1]
-        refused = ends(tmp_path, RAY_ADDRESS=f"localhost:{port}", JOIN_S="1")
+        process = process_of(tmp_path, RAY_ADDRESS=f"localhost:{port}", JOIN_S="1")
+        _, refused = process.communicate(timeout=100)
+    assert process.returncode == 1
     assert re.match(f"refused: RAY_ADDRESS='localhost:{port}': no Ray answers .* 1 s", refused)
 
 

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from runpy import run_path
 from threading import Thread
 from typing import Any
 
@@ -22,46 +21,13 @@ from fedcommons.runs.central import run as train_centrally
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 
-LAB = """
-from dataclasses import dataclass
-from pathlib import Path
-
+DROPOUT = """
 from torch import nn
-
-from fedcommons import experiment, run
-from fedcommons.algorithms.fedavg import FedAvg
 
 
 def dropout(shape, n_classes):  # which draws from torch's default generator
     return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, n_classes))
-
-
-def start_another(folder):
-    number = len(list(Path(folder).glob("inner-*")))
-    fields = {FIELDS} | {"model.name": f"{__file__}:dropout", "seed": 7, "client.onednn": False}
-    run(experiment("smoke", values=fields), Path(folder) / f"inner-{number}", say=lambda text: None)
-
-
-class Starting:
-    def __init__(self, at=""):
-        self.at = at
-
-    def log(self, round, metrics):
-        start_another(self.at)
-
-    def finish(self, summary): ...
-
-
-@dataclass(frozen=True)
-class Nested(FedAvg):
-    at: str = ""
-
-    def client(self, *given):
-        if self.at:
-            start_another(self.at)
-        return super().client(*given)
 """
-
 FIELDS = {
     "federation.rounds": 1, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 0, "data.limit": 40,
     "partition.n_clients": 2, "partition.name": "iid",
@@ -71,26 +37,19 @@ Plain = tuple[Path, list[bytes]]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     path = tmp_path_factory.mktemp("lab") / "lab.py"
-    path.write_text(LAB.replace("{FIELDS}", repr(FIELDS)))
-    return path
+    path.write_text(DROPOUT)
 
-
-@pytest.fixture(scope="module")
-def config(lab: Path) -> Config:
     def make(**values: Any) -> Experiment:
-        return presets.experiment("smoke", "digits", {**FIELDS, "model.name": f"{lab}:dropout", **values})
+        return presets.experiment("smoke", "digits", {**FIELDS, "model.name": f"{path}:dropout", **values})
 
     return make
 
 
 def play(config: Experiment, folder: Path, on_round: Callable[..., None] | None = None) -> list[bytes]:
+    """Return the bits of a run in this folder."""
     run(config, folder, say=lambda text: None, on_round=on_round)
-    return bits(folder)
-
-
-def bits(folder: Path) -> list[bytes]:
     files = [folder / "rounds.jsonl", *sorted((folder / "checkpoints").glob("*.safetensors"))]
     return [file.read_bytes() for file in files]
 
@@ -117,55 +76,37 @@ CALLS: list[Callable[[Experiment, Path, Path], object]] = [
 
 
 @pytest.mark.long
-def test_another_thread_is_refused_and_the_first_has_its_bits(config: Config, plain: Plain, tmp_path: Path) -> None:
-    refused: list[int] = []
+def test_within_a_run_another_thread_is_refused_and_another_run_changes_no_bit_of_either(
+    config: Config, plain: Plain, tmp_path: Path
+) -> None:
+    """The inner run has another seed and another setting of torch."""
+    refused, inner = list[int](), list[list[bytes]]()
+    other = config(seed=7, **{"client.onednn": False})
 
     def call(number: int, metrics: object) -> None:
         for call in CALLS:
             with pytest.raises(UserError, match="another thread of this process"):
                 in_a_thread(lambda call=call: call(config(), tmp_path, plain[0]))
             refused.append(number)
+        inner.append(play(other, tmp_path / f"inner-{number}"))
 
     assert play(config(), tmp_path / "run", call) == plain[1]
     assert sorted(refused) == [0] * 5 + [1] * 5
     assert not (tmp_path / "other").exists()
+    assert inner == [play(other, tmp_path / "alone")] * 2
 
 
 @pytest.mark.long
-def test_one_thread_after_another_has_the_same_bits_also_in_an_event_loop_and_after_runs_that_failed(
+def test_one_thread_after_another_has_the_same_bits_also_in_an_event_loop_and_after_a_run_that_failed(
     config: Config, plain: Plain, tmp_path: Path
 ) -> None:
-    async def in_the_loop(action: Callable[[], object]) -> object:
-        return action()
+    async def in_the_loop() -> list[bytes]:
+        return play(config(), tmp_path / "in a loop")
 
-    def stop(number: int, metrics: object) -> None:
-        raise MemoryError
-
-    for error, values, on_round in ((ClientError, {"client.lr": 1e30}, None), (MemoryError, {}, stop)):
-        with pytest.raises(error):
-            in_a_thread(lambda values=values, at=on_round: play(config(**values), tmp_path / str(values), at))
-    places: list[Callable[[Callable[[], object]], object]] = [
-        in_a_thread,
-        lambda action: asyncio.run(in_the_loop(action)),
-    ]
-    for number, where in enumerate(places):
-        assert where(lambda number=number: play(config(), tmp_path / str(number))) == plain[1]
-
-
-@pytest.mark.long
-def test_a_run_within_a_run_of_a_tracker_or_a_method_changes_no_bit_of_either(
-    lab: Path, config: Config, tmp_path: Path
-) -> None:
-    alone, inside = tmp_path / "alone", tmp_path / "inside"
-    for folder in (alone, inside):
-        folder.mkdir()
-    run_path(str(lab))["start_another"](alone)
-    usual = play(config(algorithm=f"{lab}:Nested"), tmp_path / "usual")
-    at = {"tracking.tracker": f"{lab}:Starting", "tracking.at": str(inside), "nested.at": str(inside)}
-    assert play(config(algorithm=f"{lab}:Nested", **at), tmp_path / "run") == usual
-    nested = sorted(inside.iterdir())
-    assert len(nested) == 4  # of two clients, and of rounds 0 and 1
-    assert all(bits(folder) == bits(alone / "inner-0") for folder in nested)
+    with pytest.raises(ClientError):
+        in_a_thread(lambda: play(config(**{"client.lr": 1e30}), tmp_path / "fails"))
+    assert in_a_thread(lambda: play(config(), tmp_path / "in a thread")) == plain[1]
+    assert asyncio.run(in_the_loop()) == plain[1]
 
 
 @pytest.mark.long
