@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcommons import Result, experiment, load_clients, load_rounds, load_runs, run
+from fedcommons import Result, experiment, load_clients, load_runs, run
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Message, Reply, State
 from fedcommons.core.returned import require_reply
@@ -50,7 +50,6 @@ def test_means_and_spreads_over_clients() -> None:
         ("accuracy", [0.2, 0.4, 0.9], [1, 1, 2], (0.5, 0.6, 0.2)),
         ("top2_accuracy", [0.1 * i for i in range(11)], [1] * 11, (0.5, 0.5, 0.05)),  # the two worst of eleven
         ("loss", [1.0, 2.0, 3.0], [2, 1, 1], (2.0, 1.75, 3.0)),
-        ("perplexity", [1.0, 2.0], [1, 1], (1.5, 1.5, None)),
         ("accuracy", [0.5, float("nan")], [4, 0], (0.5, 0.5, 0.5)),  # who has no rows counts nowhere
     ):
         found = spread(metric, values, sizes)
@@ -130,35 +129,22 @@ def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Pat
         assert some.summary[name] == every.summary[name]
     seen = [r for r in sorted(due - {0}) if of_all[r]["test/accuracy"] >= 0.1]
     assert some.summary["rounds_to_target"] == seen[0]
-    row = load_runs(some.folder).iloc[0]
-    for name in ("rounds_to_target", "last_accuracy", "best_accuracy", "validation_accuracy"):
-        assert row[name] == some.summary[name]
-    assert load_rounds(some.folder)["test/accuracy"].notna().tolist() == [r in due for r in range(6)]
     frame = load_clients(some.folder)
     assert frame["round"].unique().tolist() == sorted(due)
     last = frame.query("round == 5")
     assert found[5]["personal/train_accuracy_mean"] == pytest.approx(last["personal/train_accuracy"].mean())
     assert found[5]["clients/train_accuracy_std"] == pytest.approx(last["train_accuracy"].std(ddof=0))
-    (some.folder / "summary.json").unlink()  # an unfinished run's value is that of its last evaluation
-    rows = (some.folder / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (some.folder / "rounds.jsonl").write_text("".join(rows[:4]))
-    assert load_runs(some.folder)["validation_accuracy"].tolist() == [found[2]["validation/accuracy"]]
-
-
-@pytest.mark.long
-def test_a_resumed_run_ends_as_if_it_had_never_been_broken_off(tmp_path: Path) -> None:
-    """Memory in files too."""
-    whole = played(tmp_path / "whole", algorithm="ditto", evaluate__every=2)
-    shutil.copytree(whole.folder, tmp_path / "again")
-    (tmp_path / "again" / "summary.json").unlink()
+    again = tmp_path / "again"  # with memory in files, and as if it had been killed within a line of round 4
+    shutil.copytree(some.folder, again)
+    (again / "summary.json").unlink()
     for name in ("rounds.jsonl", "clients.jsonl"):
-        kept = (whole.folder / name).read_text().splitlines(keepends=True)
-        (tmp_path / "again" / name).write_text("".join(kept[:4]) + kept[4][:9])
-    again = played(tmp_path / "again", algorithm="ditto", evaluate__every=2, federation__memory_mb=1e-3)
-    assert list((again.folder / "memory").glob("*.safetensors"))
+        kept = (again / name).read_text().splitlines(keepends=True)
+        (again / name).write_text("".join(kept[:4]) + kept[4][:9])
+    assert load_runs(again)["validation_accuracy"].tolist() == [found[2]["validation/accuracy"]]
+    played(again, algorithm="ditto", target=0.1, evaluate__every=2, federation__memory_mb=1e-3)
+    assert list((again / "memory").glob("*.safetensors"))
     for name in ("clients.jsonl", "rounds.jsonl"):
-        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
-    assert whole.summary["personal/train_loss_mean"] == again.summary["personal/train_loss_mean"]
+        assert (again / name).read_bytes() == (some.folder / name).read_bytes()
 
 
 def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path) -> None:
@@ -204,7 +190,6 @@ def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
     [
         (None, "must map names to Flat or tensors, got NoneType"),
         ({"model": torch.zeros(3)}, "'model', a Flat of all weights"),
-        ({"model": EMPTY, "buffers": torch.zeros(3)}, "'model', a Flat of all weights"),
         ({"model": EMPTY}, "names or shapes"),
     ],
 )
