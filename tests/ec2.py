@@ -4,21 +4,17 @@ EC2 and IAM are emulated (moto, on the loopback interface): their machines run n
 scripts that write down what they were to do, and no packet leaves this machine.
 """
 
-import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,12 +32,7 @@ esac
 RSYNC = """#!/bin/sh
 for last; do before=$source source=$last; done
 echo "$before ${last#*:}" >> "$LOGS/rsync"
-case $last in
-  *ray_bootstrap_config.yaml) cp "$before" "$LOGS/head.yaml" ;;
-  *ray_bootstrap_key.pem) cp "$before" "$HOME/ray_bootstrap_key.pem" ;;
-esac
 """
-"""Keeps what the autoscaler on the head reads."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +45,6 @@ class Cloud:
     profile: str
     folder: Path
 
-    def sent(self) -> dict[str, Any]:
-        return yaml.safe_load((self.folder / "logs" / "head.yaml").read_text())
-
     def ray(self, *words: str) -> None:
         command = [Path(sys.executable).parent / "ray", *words, "cluster.yaml"]
         done = subprocess.run(
@@ -68,9 +56,6 @@ class Cloud:
         wanted = [{"Name": "instance-state-name", "Values": [state]}]
         found = self.ec2.describe_instances(Filters=wanted)["Reservations"]
         return [node for reservation in found for node in reservation["Instances"]]
-
-    def kinds(self) -> Counter[str]:
-        return Counter(tags(node)["ray-user-node-type"] for node in self.nodes())
 
     def log(self, name: str, end: str) -> list[str]:
         return (self.folder / "logs" / name).read_text().split(end)[:-1]
@@ -135,51 +120,3 @@ def _filled(cloud: Cloud) -> str:
         body = body.replace(old, new)
     assert "REPLACE" not in body
     return body
-
-
-@dataclass
-class Head:
-    """The head's report to the autoscaler: the nodes that EC2 runs, all idle, and the work that waits."""
-
-    cloud: Cloud
-    types: dict[str, Any]
-    """``available_node_types``."""
-    waiting: list[tuple[dict[str, float], dict[str, str]]] = field(default_factory=list)
-    """Resources and label of each task that waits for a node."""
-    idle_s: float = 0
-    """For how long workers have had nothing to do."""
-    drained: set[str] = field(default_factory=set)
-    address: str = "10.0.1.4:6379"
-    count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def get_cluster_resource_state(self) -> bytes:
-        wire, common = (import_module(f"ray.core.generated.{name}_pb2") for name in ("autoscaler", "common"))
-        reply = wire.GetClusterResourceStateReply()
-        state = reply.cluster_resource_state
-        state.cluster_resource_state_version = next(self.count)
-        for node in self.cloud.nodes():
-            kind, number = tags(node)["ray-user-node-type"], node["InstanceId"].encode().ljust(28)
-            has = {"node:__internal_head__": 1} if kind == "head" else self.types[kind]["resources"]
-            idle = kind != "head" and self.idle_s > 0
-            state.node_states.add(
-                node_id=number,
-                instance_id=node["InstanceId"],
-                ray_node_type_name=kind,
-                total_resources=has,
-                available_resources=has,
-                status=wire.DEAD if number.hex() in self.drained else wire.IDLE if idle else wire.RUNNING,
-                idle_duration_ms=int(self.idle_s * 1000) if idle else 0,
-                labels=self.types[kind].get("labels", {}),
-            )
-        for resources, label in self.waiting:
-            task = state.pending_resource_requests.add(count=1).request
-            task.resources_bundle.update(resources)
-            if label:  # of one selector all must hold; several would be alternatives
-                constraints = task.label_selectors.add().label_constraints
-                for key, value in label.items():
-                    constraints.add(label_key=key, label_values=[value], operator=common.LABEL_OPERATOR_IN)
-        return reply.SerializeToString()
-
-    def drain_node(self, node_id: str, **said: Any) -> tuple[bool, str]:
-        self.drained.add(node_id)
-        return True, ""

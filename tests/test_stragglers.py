@@ -74,18 +74,6 @@ def test_lateness_depends_on_round_and_seed_and_on_no_order_or_other_client(name
     assert [sorted(late_clients(Independent(0.3), range(10), r)) for r in (1, 2)] == [[1, 3], [0, 3, 8]]  # for ever
 
 
-def test_clients_of_a_group_fail_together_and_groups_fail_independently() -> None:
-    fates = []
-    for number in range(200):
-        late = late_clients(Groups(0.4, 3), range(N), number).keys()
-        fate = [late & set(range(first, min(first + 3, N))) for first in range(0, N, 3)]
-        assert {len(f) for f in fate[:-1]} <= {0, 3}
-        assert len(fate[-1]) in (0, 2)  # clients 18 and 19
-        fates.append([bool(f) for f in fate])
-    correlations = np.corrcoef(np.array(fates, float).T) - np.eye(7)
-    assert abs(correlations).max() < 4 / np.sqrt(200)
-
-
 def test_exactly_the_fastest_k_arrive() -> None:
     """They are those who would have done most of their work at a deadline that no client meets."""
     for number in range(50):
@@ -122,18 +110,6 @@ def late_plan(federation: "Federation", shares: Mapping[int, float], **more: Any
 
 def end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str, bytes]:
     return bits(federation.play(algorithm, plan)[-1][0])
-
-
-ALL_HALF = dict.fromkeys(range(5), 0.5)
-
-
-@pytest.mark.parametrize("name", ["scaffold", "ditto", "fedproto"])
-@pytest.mark.long
-def test_half_the_work_is_half_the_epochs(name: str, quick: Callable[[str], Algorithm], digits: "Digits") -> None:
-    algorithm = quick(name)
-    long, short = (digits(method=algorithm).training(LocalSGD(epochs, 10)) for epochs in (2, 1))
-    half = end(long, algorithm, late_plan(long, ALL_HALF, take_partial=True))
-    assert half == end(short, algorithm, short.plan(3)) != end(long, algorithm, long.plan(3))
 
 
 @pytest.mark.long
