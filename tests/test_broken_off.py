@@ -98,11 +98,6 @@ def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, i
     assert soon(is_free)
 
 
-def actors_of(number: int, wait_s: float) -> RayActors:
-    federation = digits()
-    return RayActors(federation.build(FedAvg()), federation.data, number, 0, wait_s)
-
-
 @pytest.mark.ray
 def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_free_soon(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,19 +107,17 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
             return True
 
     assert soon(is_free)
-    too_many = {**FIELDS, **ACTORS, "federation.actors": 500, "federation.blocks": 500}
-    with pytest.raises(UserError, match="needs 500 CPU"):
-        sweep([experiment("smoke", values=too_many)], tmp_path)
     holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(Other).remote()
     assert ray.get(holder.is_there.remote(), timeout=60)
+    build, data = digits().build(FedAvg()), digits().data
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
-        actors_of(2, wait_s=1)
+        RayActors(build, data, 2, 0, wait_s=1)
     monkeypatch.setattr(cluster, "PLACE_S", 1)
     with pytest.raises(UserError, match=r"sweep .* 1 s: each needs 1 CPU .* 0 CPU"):
         sweep([experiment("smoke", values=FIELDS)], tmp_path)
     assert states() <= {"REMOVED"}
     threading.Timer(1, ray.kill, [holder]).start()
-    actors_of(1, wait_s=60).close()
+    RayActors(build, data, 1, 0, wait_s=60).close()
     assert soon(is_free)
 
 

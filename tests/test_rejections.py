@@ -154,17 +154,11 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
 
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
     one = rejections.counted({}, {2: "its weight is nan"})
-    more = rejections.counted(one, {2: "another reason"})
-    many = rejections.counted(more, {i: "why" for i in (9, 7, 1, 0)})
-    three = "client 0: why; client 1: why; client 2: its weight is nan; and 2 more"
-    for rejected, begin, why in (
-        (one, "1 reply was", "client 2: its weight is nan"),
-        (more, "2 replies of 1 client were", "client 2: its weight is nan"),
-        (many, "6 replies of 5 clients were", three),
-    ):
-        message = rejections.told(rejections.records(rejected))
-        assert message.startswith(begin)
-        assert f"({why})" in message
+    many = rejections.counted(rejections.counted(one, {2: "another"}), {i: "why" for i in (9, 7, 1, 0)})
+    message = rejections.told(rejections.records(many))
+    assert message.startswith("6 replies of 5 clients were")
+    assert "(client 0: why; client 1: why; client 2: its weight is nan; and 2 more)" in message
+    assert rejections.told(rejections.records(one)).startswith("1 reply was")
     assert rejections.read(json.loads(json.dumps(rejections.records(many)))) == many
     assert one == {2: Rejected(1, "its weight is nan")}  # as it was
 

@@ -45,17 +45,12 @@ class Lab:
         command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec cluster.yaml '{given}'")
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def on_head(self, line: str) -> str:
-        """The same to its end, which is a good one; what it printed."""
-        process = self.start(line)
-        said, _ = process.communicate(timeout=400)
-        assert process.returncode == 0, said
-        return said
 
-    def nodes(self) -> int:
-        found = re.search(r"^(\d+) nodes", self.on_head("python /mnt/nodes.py"), re.MULTILINE)
-        assert found
-        return int(found[1])
+def ends(process: subprocess.Popen[str]) -> str:
+    """Wait for the end of a command, which is a good one, and return what it printed."""
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    return said
 
 
 NODES = """
@@ -123,8 +118,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def wait_for_nodes(lab: Lab, n: int) -> None:
     deadline = time.monotonic() + 180
-    while (found := lab.nodes()) != n:
-        assert time.monotonic() < deadline, f"{found} nodes"
+    while not re.search(rf"^{n} nodes", said := ends(lab.start("python /mnt/nodes.py")), re.MULTILINE):
+        assert time.monotonic() < deadline, said
         time.sleep(2)
 
 
@@ -144,13 +139,6 @@ def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
         path.parent.name: (path.read_bytes(), (path.parent / "summary.json").read_bytes())
         for path in sorted(out.rglob("rounds.jsonl"))
     }
-
-
-def ends(process: subprocess.Popen[str]) -> str:
-    """Wait for its end, without an error, and return what it printed."""
-    said, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, said
-    return said
 
 
 def working(lab: Lab, process: subprocess.Popen[str]) -> set[str]:
@@ -187,23 +175,14 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
     wait_for_nodes(lab, 2)
 
 
-def refused(lab: Lab, line: str) -> str:
-    """The last line of what a command on the head says that refuses, with exit code 2."""
-    said = lab.on_head(f"{line}; echo ended with $?")
-    assert "ended with 2" in said, said
-    (found,) = re.findall(r"^error: .*$", said, re.MULTILINE)
-    return found
-
-
 def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(lab: Lab) -> None:
     """Code differs after a `ray rsync-up` without -A; without a common folder runs would be missing in the table."""
-    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out ~/alone")
-    assert all(word in said for word in ("--out", "host worker", "/root/alone", "--storage"))
+    said = ends(lab.start(f"python {TABLE1} --out ~/alone; echo ended with $?"))
+    assert all(words in said for words in ("ended with 2", "error: --out", "host worker", "--storage")), said
     changed = "lightning_modules/classifier.py"
     lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
-    said = refused(lab, f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed")
-    assert "host worker has other code" in said
-    assert changed in said
+    said = ends(lab.start(f"python {TABLE1} --out /mnt/mixed; echo ended with $?"))
+    assert all(words in said for words in ("ended with 2", "error: ", "host worker has other code", changed)), said
     lab.worker.run("cp", f"/mnt/code/{changed}", f"/root/fedcommons/{changed}")
     for folder in ("/root/alone", "/mnt/mixed"):
         assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock"]
