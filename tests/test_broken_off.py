@@ -126,9 +126,8 @@ def test_each_run_gets_the_resources_of_its_executor_and_leaves_no_byte_in_the_o
     ray_session: None, tmp_path: Path
 ) -> None:
     assert soon(lambda: stored_bytes() == 0)
-    quick = {"sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "artifacts")}
     three = {**ACTORS, "federation.actors": 3}
-    configs = [experiment("smoke", values={**FIELDS, "seed": n, **more}) for n, more in enumerate((three, quick))]
+    configs = [experiment("smoke", values={**FIELDS, **more}) for more in (three, {"seed": 1})]
     assert sweep(configs, tmp_path / "out")["rounds"].tolist() == [1] * 2
     assert soon(lambda: stored_bytes() == 0)
 

@@ -143,7 +143,6 @@ def main(folder: Path) -> None:
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
     found["described"] = cluster.describe(0)
-
     found["too many"] = refused(lambda: cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
         found["another label"] = refused(lambda: actors(1))
@@ -161,34 +160,23 @@ def main(folder: Path) -> None:
     nodes.shutdown()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``main`` writes."""
-    folder = tmp_path_factory.mktemp("nodes")
+@pytest.mark.ray
+def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_actors_share_a_gpu(tmp_path: Path) -> None:
+    """``main`` compares the bits. The GPU need not be there. auto: the share of eight processes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "SLURM_"))}
     # a Ray of its own; the name is short because sockets lie there
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(
-            [sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=500,
+            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=500,
             env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "found.json").read_text())
-
-
-@pytest.mark.ray
-def test_two_ray_nodes_and_one_process_give_bitwise_equal_results_on_nodes_of_one_kind(found: dict[str, Any]) -> None:
-    """``main`` compares the bits, on actors of two nodes."""
+    found = json.loads((tmp_path / "found.json").read_text())
     assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
     assert len({node for _, node, _ in found["actors"]}) == 2
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {kinds.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
     assert f"label {CPU}: odd, and is {kinds.cpu()}" in found["another label"]
-
-
-@pytest.mark.ray
-def test_actors_share_a_gpu_and_none_waits_for_ever(found: dict[str, Any]) -> None:
-    """The GPU need not be there. auto: the share of eight processes; what they need cannot be known here."""
     assert found["on a GPU"] == ["3", "3"]
     assert found["shares"] == [0.125, 0.5]
     assert "1 CPU and 0.5 GPU" in found["a third"]

@@ -1,8 +1,6 @@
 """Threads, forks, and runs within runs: right to the bit, or refused in a sentence."""
 
 import asyncio
-import os
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +8,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from forked import forked
 
 from fedcommons import check_algorithm, sweep
 from fedcommons.algorithms.fedavg import FedAvg
@@ -114,16 +113,11 @@ def test_a_fork_is_free_whichever_thread_made_it(config: Config, plain: Plain, t
     ended: dict[str, int] = {}
 
     def fork(name: str) -> None:
-        if not (process := os.fork()):
-            code = 1
-            try:
-                Thread(target=lambda: None).start()
-                code = 0 if play(config(), tmp_path / name) == plain[1] else 2
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        ended[name] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        def action() -> None:
+            Thread(target=lambda: None).start()
+            assert play(config(), tmp_path / name) == plain[1]
+
+        ended[name] = forked(action, tmp_path).code
 
     def both(number: int, metrics: object) -> None:
         if not number:
