@@ -167,35 +167,6 @@ def test_the_code_and_the_secrets_go_up_and_the_container_has_the_variables_of_e
     assert set_there == {line.replace(str(home), "/home/ray") for line in lines}
 
 
-def test_the_start_command_arrives_whole_in_the_container(cloud: Cloud, tmp_path: Path) -> None:
-    """Through ssh, a shell, docker and two more shells, each of which takes quotes away."""
-    start = cloud.log("ssh", "\0")[-1].replace("/home/ray", str(tmp_path))
-    shutil.copytree(cloud.folder / "home" / ".fedcommons", tmp_path / ".fedcommons")
-    shutil.copytree(ROOT / "cluster", tmp_path / "fedcommons" / "cluster")
-    (tmp_path / ".bashrc").write_text(f"export PATH={tmp_path / 'bin'}:/usr/bin:/bin\n")
-    (tmp_path / "bin").mkdir()
-    for name, text in (
-        ("docker", 'while [ "$1" != /bin/bash ]; do shift; done; exec "$@"'),
-        ("python", '[ "$*" = "-m fedcommons.federation.kinds" ] && echo fedcommons-cpu=a,fedcommons-torch=b'),
-        ("ray", 'printf "%s\\n" "$@" > "$HOME/words"; env > "$HOME/env"'),
-    ):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o700)
-    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["sh", "-c", f"bash --login -c -i {start}"], env=environment, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, start_new_session=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words[:2] == ["start", "--head"]
-    assert "--labels=fedcommons-cpu=a,fedcommons-torch=b" in words
-    started = (tmp_path / "env").read_text().splitlines()
-    assert {"RAY_AUTH_MODE=token", "RAY_USE_TLS=1", f"RAY_TLS_SERVER_CERT={tmp_path}/.fedcommons/node.crt"} <= {
-        *started
-    }
-
-
 def test_after_ray_down_nothing_runs(cloud: Cloud) -> None:
     """The last test of this cluster."""
     assert cloud.nodes()

@@ -1,4 +1,4 @@
-"""Places and memory in Ray: what cannot have them says so, and what ends or is broken off gives them back."""
+"""Places and memory in Ray: what cannot have them says so, what ends or is killed gives them back and can go on."""
 
 import os
 import signal
@@ -130,6 +130,58 @@ def test_each_run_gets_the_resources_of_its_executor_and_leaves_no_byte_in_the_o
     configs = [experiment("smoke", values={**FIELDS, **more}) for more in (three, {"seed": 1})]
     assert sweep(configs, tmp_path / "out")["rounds"].tolist() == [1] * 2
     assert soon(lambda: stored_bytes() == 0)
+
+
+LAB = '''
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.seeds import seed_for
+
+
+@dataclass(frozen=True)
+class Struck(SCAFFOLD):
+    """SCAFFOLD whose client 3 kills its process in the rounds that have a file in ``at``."""
+
+    at: str = ""
+
+    def client(self, work, message, memory, data, round, seed):
+        reply, order = super().client(work, message, memory, data, round, seed), Path(self.at, f"round-{round}")
+        if order.exists() and seed == seed_for(0, "client", round, 3):
+            if order.read_text() == "once":
+                order.rename(f"{order}-was-{Path('/proc/self/comm').read_text().strip()}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+'''
+STRUCK = {
+    "data.limit": 60, "client.batch_size": 5, "client.epochs": 1, "measure.every": 0, "federation.rounds": 4,
+    "federation.checkpoint_every": 2, "federation.blocks": 2, "tracking.wandb": "off",
+}  # fmt: skip
+
+
+@pytest.mark.ray
+def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
+    ray_session: None, tmp_path: Path
+) -> None:
+    """In the end its actors are freed, and the run can go on to the bits of one process that nothing happens to."""
+    lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
+    (lab / "lab.py").write_text(LAB)
+    fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
+    run(experiment("smoke", values=fields), whole, say=lambda _: None)
+    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 2})
+    (lab / "round-2").write_text("once")
+    (lab / "round-3").write_text("always")
+    with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):
+        run(actors, folder, say=lambda _: None)
+    assert [*lab.glob("round-2-was-ray*")]
+    (lab / "round-3").unlink()
+    assert soon(is_free)
+    run(actors, folder, say=lambda _: None)  # goes on
+    for name in ("rounds.jsonl", "summary.json", "checkpoints/round-000004.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:

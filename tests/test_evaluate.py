@@ -24,7 +24,7 @@ from fedcommons.federation.evaluation import spread
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports import metrics
-from fedcommons.runs import build, cost, counting, measures
+from fedcommons.runs import build, measures
 from fedcommons.runs.build import Assembled
 from fedcommons.tensors import EMPTY, Flat, Payload
 from fedcommons.tracking.run_folder import read_clients, read_rounds
@@ -191,19 +191,6 @@ def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, messag
     at, start = evaluation.ModelTask(federation.model), federation.start(odd, plan)
     with pytest.raises(ClientError, match=rf"Odd.personal, client 0, round 0: .*{message}"):
         personal.evaluate_personal(odd, executor, at, start, plan, on_tests=False)
-
-
-@pytest.mark.long
-def test_a_dry_run_counts_what_is_evaluated(untimed: None) -> None:
-    def evaluated(**fields: Any) -> int:
-        ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
-        cost.measure(ready)
-        return counting.counted(ready).evaluated
-
-    held = build.assemble(build.prepare(experiment("smoke", values=FIELDS))).data
-    n, own = sum(len(held.sets[name]) for name in ("test", "validation")), int(held.own.rows.sizes.sum())
-    assert evaluated(algorithm="ditto") == 6 * (n + 2 * own)
-    assert evaluated(algorithm="fedproto") == 6 * own
 
 
 def test_runs_can_be_judged_by_clients() -> None:

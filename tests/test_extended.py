@@ -20,11 +20,6 @@ FIELDS = {
     "tracking.wandb": "off",
 }  # fmt: skip
 FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "model__channels": (2, 4), "measure__every": 0}
-RULE = """
-class Sleepy:
-    def __call__(self, joined, facts, round, seed):
-        return {joined[0]: 0.0} if round == facts.rounds else {}
-"""
 
 
 class Killed(Exception):
@@ -112,19 +107,15 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("plans", "values", "why"),
     [
-        ((4, 6), {"straggler__rule": "rules.py:Sleepy"}, "straggler.rule .*:Sleepy depends on federation.rounds"),
         ((4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
         ((2, 6), FEDDPMS, "algorithm feddpms depends on federation.rounds"),
     ],
-    ids=["a rule", "a schedule", "a method"],
+    ids=["a schedule", "a method"],
 )
 @pytest.mark.long
 def test_what_knows_the_number_of_rounds_is_not_extended(
     plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    if "straggler__rule" in values:
-        (tmp_path / "rules.py").write_text(RULE)
-        values = {"straggler__rule": f"{tmp_path}/rules.py:Sleepy"}
     short, long = (config(tmp_path, rounds, **values) for rounds in plans)
     play(tmp_path / "run", short)
     with pytest.raises(UserError, match=why):

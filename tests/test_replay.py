@@ -64,10 +64,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResul
     return results
 
 
-def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -85,7 +81,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
     """From a checkpoint (rounds 3 and 4 of 4) and from the start (round 2); and it leaves the run as it is."""
     folder = tmp_path / "run"
     experiment.run(override(config, fields), folder, say=lambda _: None)
-    before, of_run = contents(folder), dict(trained)
+    of_run, before = dict(trained), {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     for number, played in {4: None, 3: "2 round(s)", 2: "1 round(s)"}.items():
         client, reported = max(i for r, i in of_run if r == number), list[str]()
         again, there = replay(folder, number, client, reported.append), of_run[number, client]
@@ -97,7 +93,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
         assert again.rejected is None
         assert len(reported) == 1 + bool(played)
         assert played is None or played in reported[0]
-    assert contents(folder) == before
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
 def test_it_says_what_a_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
