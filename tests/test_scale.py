@@ -1,6 +1,5 @@
 """Time and memory grow neither with clients that take no part nor with what clients keep."""
 
-import pickle
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local import LocalSGD
-from fedcommons.data.clients import ClientData, Clients, Rows
+from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan
@@ -34,29 +33,6 @@ def million(store: Examples = STORE, commons: Examples | None = None, weight: to
     """Client i holds the five rows from 5 i on, modulo the rows there are (a multiple of 5)."""
     n = len(store)
     return Clients(store, Rows(torch.arange(n), np.arange(N) * 5 % n, np.full(N, 5), weight), commons=commons)
-
-
-def ids_of(client: ClientData) -> list[int]:
-    assert client.ids is not None
-    return client.ids.tolist()
-
-
-def test_a_million_clients_may_overlap_and_are_sent_as_a_few_vectors() -> None:
-    """As Ray does: apart from the rest, and read-only where they arrive, which torch would warn of."""
-    clients, vectors = million(), []
-    assert len(clients) == len(clients.sizes) == N
-    rest = pickle.dumps(clients, protocol=5, buffer_callback=vectors.append)
-    assert len(vectors) == 2
-    assert len(rest) < 10_000
-    there = pickle.loads(rest, buffers=[memoryview(v).toreadonly() for v in vectors])
-    for each in (clients, there):
-        assert [ids_of(each[i]) for i in (0, 4, 999_999, -1)] == [[*range(5)], [*range(5)], *[[*range(15, 20)]] * 2]
-        assert each[6].x.flatten().tolist() == each.rows[6].tolist() == [10, 11, 12, 13, 14]
-        assert [ids_of(client) for client in each[-2:]] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
-        assert each[7].n_own == 5
-    for outside in (N, -N - 1):
-        with pytest.raises(IndexError):
-            clients[outside]
 
 
 def test_every_example_needs_one_weight_and_every_client_some() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedcommons import experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.schedules import constant, cosine, step
 from fedcommons.core.work import Work
@@ -22,7 +21,6 @@ from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare
 from fedcommons.runs.checks import schedule_of
 from fedcommons.runs.worker import noise_key
-from fedcommons.tensors import flat
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import LeastSquares
@@ -67,17 +65,6 @@ def test_every_rate_of_the_module_is_multiplied_by_the_rounds_factor() -> None:
     assert torch.equal(work.local(x, rows, 0, lr=1.0).model["b"], -torch.tensor([1.0, 2.0], dtype=torch.float64))
     work.begin(0)  # a job outside rounds
     assert work.rates == [0.1, 0.3]
-
-
-def test_a_control_is_a_mean_of_gradients_whatever_the_rate(least_squares: "Problem") -> None:
-    """After one full-batch step  c_i+ = c_i - c + (x - y_i)/eta_r = grad f_i(x)."""
-    problem, loop = least_squares(), LocalSGD(1, FULL, schedule=lambda r: 0.5**r)
-    federation = problem.federation(0.1).training(loop)
-    before = np.zeros(3)
-    for now, _ in federation.play(SCAFFOLD(), federation.plan(5)):
-        held = np.stack([flat(now.memory.get(i) or {}, "control").buffer.numpy() for i in range(4)])
-        assert np.allclose(held, problem.gradients(before), rtol=0, atol=1e-12)
-        before = now.model.buffer.numpy()
 
 
 @pytest.mark.long

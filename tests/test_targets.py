@@ -29,23 +29,19 @@ def quiet(text: str) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    ("text", "metric", "way", "bound"),
-    [
+def test_a_target_is_a_metric_and_a_bound() -> None:
+    for text, metric, way, bound in (
         (" accuracy>=0.7 ", "test/accuracy", "max", 0.7), ("validation/f1 >= .5", "validation/f1", "max", 0.5),
         ("elbo >= -120", "test/elbo", "max", -120.0), (1.0, "test/accuracy", "max", 1.0),
         ("accuracy <= 0", "test/accuracy", "min", 0.0), ("loss <= 1e100", "test/loss", "min", 1e100),
-    ],
-)  # fmt: skip
-def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: str, bound: float) -> None:
-    found = target.read(text)
-    assert (found.metric, found.way, found.bound) == (metric, way, bound)
-    again = target.plain(text)
-    assert target.plain(again) == again
-    assert target.read(again) == found
-    assert found.is_met({metric: bound})
-    beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
-    assert not any(found.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
+    ):  # fmt: skip
+        found, again = target.read(text), target.plain(text)
+        assert (found.metric, found.way, found.bound) == (metric, way, bound)
+        assert target.plain(again) == again
+        assert target.read(again) == found
+        assert found.is_met({metric: bound})
+        beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
+        assert not any(found.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
 
 
 def test_what_is_no_target_is_refused() -> None:
