@@ -31,11 +31,12 @@ def by_torch(labels, n_clients):
     return np.array_split(np.arange(len(labels)), n_clients)
 
 
-def greedy(joined, facts, round, seed):
-    joined.clear()
-    with contextlib.suppress(TypeError):
-        facts.sizes[0] = 10**6
-    return {}
+class Greedy:
+    def __call__(self, joined, facts, round, seed):
+        joined.clear()
+        with contextlib.suppress(TypeError):
+            facts.sizes[0] = 10**6
+        return {}
 
 
 def table():
@@ -53,10 +54,11 @@ class InPlace(nn.Module):
         return self.last(x)
 
 
-def blanks(work, data, round, seed):
-    for t in (data.clients.store.x, data.clients.store.y, data.clients.rows.flat, data.sets["test"].x):
-        t.zero_()
-    return {"zero": 0.0}
+class Blanks:
+    def __call__(self, work, data, round, seed):
+        for t in (data.clients.store.x, data.clients.store.y, data.clients.rows.flat, data.sets["test"].x):
+            t.zero_()
+        return {"zero": 0.0}
 """
 
 
@@ -102,7 +104,7 @@ def test_a_module_that_changes_its_batch_is_refused() -> None:
 @pytest.mark.long
 def test_what_a_measure_and_a_straggler_rule_write_into_their_arguments_changes_no_run(tmp_path: Path) -> None:
     """Neither the next round nor another run of this process, which has the data set in memory."""
-    writes = {"measure.every": 1, "measure.measure": "lab.py:blanks", "straggler.rule": "lab.py:greedy"}
+    writes = {"measure.every": 1, "measure.measure": "lab.py:Blanks", "straggler.rule": "lab.py:Greedy"}
     first, second, third = (losses(tmp_path / str(i), more) for i, more in enumerate(({}, writes, {})))
     assert first == second == third
 
