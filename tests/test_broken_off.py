@@ -157,8 +157,8 @@ class Struck(SCAFFOLD):
         return reply
 '''
 STRUCK = {
-    "data.limit": 60, "client.batch_size": 5, "client.epochs": 1, "measure.every": 0, "federation.rounds": 4,
-    "federation.checkpoint_every": 2, "federation.blocks": 2, "tracking.wandb": "off",
+    "data.limit": 60, "client.batch_size": 5, "client.epochs": 1, "measure.every": 0, "federation.rounds": 3,
+    "federation.blocks": 2, "tracking.wandb": "off",
 }  # fmt: skip
 
 
@@ -166,22 +166,20 @@ STRUCK = {
 def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
     ray_session: None, tmp_path: Path
 ) -> None:
-    """In the end its actors are freed, and the run can go on to the bits of one process that nothing happens to."""
+    """The rounds before have the bits of one process that nothing happens to, and in the end the actor is freed."""
     lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
     (lab / "lab.py").write_text(LAB)
     fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
     run(experiment("smoke", values=fields), whole, say=lambda _: None)
-    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 2})
+    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 1})
     (lab / "round-2").write_text("once")
     (lab / "round-3").write_text("always")
     with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):
         run(actors, folder, say=lambda _: None)
     assert [*lab.glob("round-2-was-ray*")]
-    (lab / "round-3").unlink()
     assert soon(is_free)
-    run(actors, folder, say=lambda _: None)  # goes on
-    for name in ("rounds.jsonl", "summary.json", "checkpoints/round-000004.safetensors"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    played, wanted = ((at / "rounds.jsonl").read_text().splitlines() for at in (folder, whole))
+    assert played == wanted[:3]  # of rounds 0, 1 and 2
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:
