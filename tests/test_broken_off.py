@@ -69,7 +69,9 @@ def interrupts(ray_session: None) -> Iterator[Press]:
 
 
 @pytest.mark.ray
-def test_after_an_interrupted_sweep_the_next_one_runs(tmp_path: Path, interrupts: Press) -> None:
+def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_object_store(
+    tmp_path: Path, interrupts: Press
+) -> None:
     """The first holds all cores, and has more trials that wait for them; the next is called in another thread."""
     many = {**FIELDS, "federation.rounds": 10**6}
     actors = {**ACTORS, "federation.actors": int(ray.cluster_resources()["CPU"]) - 1}
@@ -78,10 +80,11 @@ def test_after_an_interrupted_sweep_the_next_one_runs(tmp_path: Path, interrupts
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, tmp_path / "long")
     assert soon(is_free)
-    config = experiment("smoke", values=FIELDS)
+    config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 3})
     with ThreadPoolExecutor(1) as threads:
         rows = threads.submit(sweep, [config], tmp_path / "next").result()
-    alone = run(config, tmp_path / "alone", say=lambda _: None)
+    assert soon(lambda: stored_bytes() == 0)
+    alone = run(experiment("smoke", values=FIELDS), tmp_path / "alone", say=lambda _: None)
     course = (tmp_path / "next" / rows["run"].item() / "rounds.jsonl").read_bytes()
     assert course == (alone.folder / "rounds.jsonl").read_bytes()
 
@@ -119,17 +122,6 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
     threading.Timer(1, ray.kill, [holder]).start()
     RayActors(build, data, 1, 0, wait_s=60).close()
     assert soon(is_free)
-
-
-@pytest.mark.ray
-def test_each_run_gets_the_resources_of_its_executor_and_leaves_no_byte_in_the_object_store(
-    ray_session: None, tmp_path: Path
-) -> None:
-    assert soon(lambda: stored_bytes() == 0)
-    three = {**ACTORS, "federation.actors": 3}
-    configs = [experiment("smoke", values={**FIELDS, **more}) for more in (three, {"seed": 1})]
-    assert sweep(configs, tmp_path / "out")["rounds"].tolist() == [1] * 2
-    assert soon(lambda: stored_bytes() == 0)
 
 
 LAB = '''
