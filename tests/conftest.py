@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -115,35 +114,23 @@ def sweeps() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
-def command(
-    sweeps: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def command(sweeps: Callable[[str], ModuleType]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a script of sweeps/ by its name from ``cwd``, in a fork of this process, which has imported torch already."""
 
     def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        from forked import forked
+
         from fedcommons.config import cli
 
-        script, written = getattr(sweeps(name), name), tmp_path_factory.mktemp("written")
-        if not (process := os.fork()):
-            code: object = 70
-            try:
-                for number, stream in ((1, "out"), (2, "err")):
-                    os.dup2(os.open(written / stream, os.O_WRONLY | os.O_CREAT), number)
-                sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
-                sys.stderr = os.fdopen(2, "w", 1, closefd=False, encoding="utf-8")
-                os.environ.pop("FEDCOMMONS_PARTS", None)
-                os.chdir(cwd)
-                sys.argv = [f"{name}.py", *words]
-                cli.main(script)
-            except SystemExit as end:
-                code = end.code
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code if isinstance(code, int) else 70)
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        out, err = ((written / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
-        return subprocess.CompletedProcess([name, *words], code, out, err)
+        script = getattr(sweeps(name), name)
+
+        def action() -> None:
+            os.environ.pop("FEDCOMMONS_PARTS", None)
+            sys.argv = [f"{name}.py", *words]
+            cli.main(script)
+
+        ended = forked(action, cwd)
+        return subprocess.CompletedProcess([name, *words], ended.code, ended.out, ended.err)
 
     return give
 
@@ -261,19 +248,16 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
     """Call a function in another process, without the rights of root."""
 
     def do(action: Callable[[], None]) -> None:
-        if not (process := os.fork()):
-            code = 1
-            try:
-                if os.getuid() == 0:
-                    os.setgid(65534)
-                    os.setuid(65534)
-                action()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        from forked import forked
+
+        def without() -> None:
+            if os.getuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            action()
+
+        ended = forked(without, Path.cwd())
+        assert ended.code == 0, ended.err
 
     return do
 

@@ -62,12 +62,11 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Host:
-    """One host; pid: of its first process, as seen from outside; bridge: of a process of the network between hosts."""
+    """One host; pid: of its first process, as seen from outside."""
 
     name: str
     ip: str
     pid: int
-    bridge: int
 
     def command(self, *words: str) -> list[str]:
         inside = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -76,15 +75,6 @@ class Host:
 
     def run(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=timeout)
-
-    @contextmanager
-    def unplugged(self) -> Iterator[None]:
-        cable = f"to-{self.name}"
-        _inside(self.bridge, f"ip link set {cable} down")
-        try:
-            yield
-        finally:
-            _inside(self.bridge, f"ip link set {cable} up")
 
 
 @contextmanager
@@ -106,7 +96,7 @@ def _host(shared: Path, bridge: int, name: str, number: int) -> Iterator[Host]:
     needed = dict.fromkeys((sys.base_prefix, sys.prefix))
     kept = [folder for folder in needed if folder.startswith(("/root/", "/tmp/", "/run/"))]
     with _started("sh", "-c", START, "host", str(shared), name, *kept) as pid:
-        host = Host(name, f"198.18.7.{number}", pid, bridge)
+        host = Host(name, f"198.18.7.{number}", pid)
         cable = f"to-{name}"
         subprocess.run(
             ["nsenter", "--net", f"--target={bridge}", "ip", "link", "add", cable, "type", "veth", "peer", "name",

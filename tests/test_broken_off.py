@@ -1,10 +1,11 @@
-"""Places and memory in Ray: what cannot have them says so, and what ends or is broken off gives them back."""
+"""Places and memory in Ray: what cannot have them says so, what ends or is killed gives them back and can go on."""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,10 @@ def interrupts(ray_session: None) -> Iterator[Press]:
 
 
 @pytest.mark.ray
-def test_after_an_interrupted_sweep_the_next_one_runs(tmp_path: Path, interrupts: Press) -> None:
-    """The first holds all cores, and has more trials that wait for them."""
+def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_object_store(
+    tmp_path: Path, interrupts: Press
+) -> None:
+    """The first holds all cores, and has more trials that wait for them; the next is called in another thread."""
     many = {**FIELDS, "federation.rounds": 10**6}
     actors = {**ACTORS, "federation.actors": int(ray.cluster_resources()["CPU"]) - 1}
     configs = [experiment("smoke", values={**many, **more, "seed": n}) for n, more in enumerate([actors, {}, {}])]
@@ -77,7 +80,13 @@ def test_after_an_interrupted_sweep_the_next_one_runs(tmp_path: Path, interrupts
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, tmp_path / "long")
     assert soon(is_free)
-    assert sweep([experiment("smoke", values=FIELDS)], tmp_path / "next")["rounds"].tolist() == [1]
+    config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 3})
+    with ThreadPoolExecutor(1) as threads:
+        rows = threads.submit(sweep, [config], tmp_path / "next").result()
+    assert soon(lambda: stored_bytes() == 0)
+    alone = run(experiment("smoke", values=FIELDS), tmp_path / "alone", say=lambda _: None)
+    course = (tmp_path / "next" / rows["run"].item() / "rounds.jsonl").read_bytes()
+    assert course == (alone.folder / "rounds.jsonl").read_bytes()
 
 
 @pytest.mark.ray
@@ -92,11 +101,6 @@ def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, i
     assert soon(is_free)
 
 
-def actors_of(number: int, wait_s: float) -> RayActors:
-    federation = digits()
-    return RayActors(federation.build(FedAvg()), federation.data, number, 0, wait_s)
-
-
 @pytest.mark.ray
 def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_free_soon(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,39 +110,68 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
             return True
 
     assert soon(is_free)
-    too_many = {**FIELDS, **ACTORS, "federation.actors": 500, "federation.blocks": 500}
-    with pytest.raises(UserError, match="needs 500 CPU"):
-        sweep([experiment("smoke", values=too_many)], tmp_path)
     holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(Other).remote()
     assert ray.get(holder.is_there.remote(), timeout=60)
+    build, data = digits().build(FedAvg()), digits().data
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
-        actors_of(2, wait_s=1)
+        RayActors(build, data, 2, 0, wait_s=1)
     monkeypatch.setattr(cluster, "PLACE_S", 1)
     with pytest.raises(UserError, match=r"sweep .* 1 s: each needs 1 CPU .* 0 CPU"):
         sweep([experiment("smoke", values=FIELDS)], tmp_path)
     assert states() <= {"REMOVED"}
     threading.Timer(1, ray.kill, [holder]).start()
-    actors_of(1, wait_s=60).close()
+    RayActors(build, data, 1, 0, wait_s=60).close()
     assert soon(is_free)
 
 
+LAB = '''
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.seeds import seed_for
+
+
+@dataclass(frozen=True)
+class Struck(SCAFFOLD):
+    """SCAFFOLD whose client 3 kills its process in the rounds that have a file in ``at``."""
+
+    at: str = ""
+
+    def client(self, work, message, memory, data, round, seed):
+        reply, order = super().client(work, message, memory, data, round, seed), Path(self.at, f"round-{round}")
+        if order.exists() and seed == seed_for(0, "client", round, 3):
+            if order.read_text() == "once":
+                order.rename(f"{order}-was-{Path('/proc/self/comm').read_text().strip()}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+'''
+STRUCK = {
+    "data.limit": 60, "client.batch_size": 5, "client.epochs": 1, "measure.every": 0, "federation.rounds": 3,
+    "federation.blocks": 2, "tracking.wandb": "off",
+}  # fmt: skip
+
+
 @pytest.mark.ray
-def test_each_run_gets_the_resources_of_its_executor_and_leaves_no_byte_in_the_object_store(
+def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
     ray_session: None, tmp_path: Path
 ) -> None:
-    assert soon(lambda: stored_bytes() == 0)
-    reference = ray.put(b"some bytes")
-    assert soon(lambda: 0 < stored_bytes() < 1000)  # so every byte is seen
-    del reference
-    quick = {"sharing.setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "artifacts")}
-    fields = [{**FIELDS, "seed": n, **more} for n, more in enumerate(({}, {**ACTORS, "federation.actors": 3}, quick))]
-    out = tmp_path / "out"
-    assert sweep([experiment("smoke", values=each) for each in fields], out)["rounds"].tolist() == [1] * 3
-    assert soon(lambda: stored_bytes() == 0)
-    for each in fields:
-        alone = run(experiment("smoke", values={**each, "federation.executor": "serial"}), tmp_path / str(each["seed"]))
-        (course,) = out.glob(f"*-seed{each['seed']}-*/rounds.jsonl")
-        assert course.read_bytes() == (alone.folder / "rounds.jsonl").read_bytes()
+    """The rounds before have the bits of one process that nothing happens to, and in the end the actor is freed."""
+    lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
+    (lab / "lab.py").write_text(LAB)
+    fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
+    run(experiment("smoke", values=fields), whole, say=lambda _: None)
+    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 1})
+    (lab / "round-2").write_text("once")
+    (lab / "round-3").write_text("always")
+    with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):
+        run(actors, folder, say=lambda _: None)
+    assert [*lab.glob("round-2-was-ray*")]
+    assert soon(is_free)
+    played, wanted = ((at / "rounds.jsonl").read_text().splitlines() for at in (folder, whole))
+    assert played == wanted[:3]  # of rounds 0, 1 and 2
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -38,9 +38,6 @@ CALLS = (
 UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
 """gRPC's codes."""
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Else a client on Linux would look for 127.0.0.1 at the machine's own address."""
-
 
 class Actor:
     def facts(self) -> dict[str, str | None]:
@@ -51,7 +48,6 @@ def main() -> None:
     """Connect, with Ray imported before as by a user's script, and print where that Ray is."""
     import ray
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if seconds := os.environ.get("JOIN_S"):
         cluster.JOIN_S = int(seconds)
@@ -59,8 +55,6 @@ def main() -> None:
         cluster.connect(num_cpus=1)
     except UserError as error:
         sys.exit(f"refused: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     context = ray.get_runtime_context()
     actor: Any = ray.remote(num_cpus=0)(Actor).remote()
     facts: dict[str, Any] = ray.get(actor.facts.remote())
@@ -76,28 +70,6 @@ def process_of(home: Path, **more: str) -> subprocess.Popen[str]:
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**ours, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(home), **more},
     )  # fmt: skip
-
-
-def ends(home: Path, **more: str) -> tuple[int, str, str]:
-    """Run ``main`` with closed input; its exit code and what it printed."""
-    process = process_of(home, **more)
-    out, err = process.communicate(timeout=100)
-    return process.returncode, out, err
-
-
-@contextmanager
-def driver(**more: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any], Path]]:
-    """``main`` in a process of its own, what it prints, and its home."""
-    # the name is short because sockets lie there
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
-        process = process_of(Path(scratch), **{"RAY_TMPDIR": scratch, **more})
-        assert process.stdout is not None
-        with process:
-            try:
-                yield process, json.loads(process.stdout.readline()), Path(scratch)
-                process.communicate(timeout=60)
-            finally:
-                process.kill()
 
 
 def listening(process: subprocess.Popen) -> set[tuple[str, int]]:
@@ -128,20 +100,18 @@ def grpc_status(host: str, port: int, call: str, token: str = "") -> int | None:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[tuple[subprocess.Popen, dict[str, Any], Path]]:
-    """A Ray that ``connect`` has started."""
-    with driver(RAY_ADDRESS="local", RAY_AUTH_MODE="") as started:
-        yield started
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any], Path]]:
+    """A Ray that ``connect`` has started in ``main``, what that prints, and its home.
 
-
-@pytest.mark.ray
-def test_a_ray_started_here_is_joined_with_its_token_alone(ours: Any, tmp_path: Path) -> None:
-    _, facts, _ = ours
-    theirs = {**LOOPBACK, "RAY_ADDRESS": facts["address"], "RAY_AUTH_MODE": "token"}
-    _, _, refused = ends(tmp_path, **theirs, RAY_AUTH_TOKEN="0" * 64)
-    assert re.match("refused: RAY_ADDRESS.*another token", refused)
-    code, joined, _ = ends(tmp_path, **theirs, RAY_AUTH_TOKEN=facts["token"])
-    assert (code, json.loads(joined)) == (0, facts)
+    Its folder lies in /tmp, as names of sockets below this TMPDIR would be too long.
+    """
+    home = tmp_path_factory.mktemp("home")
+    long = home / ("long" * 20)
+    long.mkdir()
+    with process_of(home, RAY_ADDRESS="local", RAY_AUTH_MODE="", TMPDIR=str(long)) as process:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline()), home
+        process.kill()
 
 
 @pytest.mark.ray
@@ -179,34 +149,27 @@ def test_the_token_is_new_and_reaches_the_workers_but_no_file_and_no_command_lin
     process, facts, home = ours
     assert re.fullmatch("[0-9a-f]{64}", facts["token"])
     assert facts["token"] != os.environ.get("RAY_AUTH_TOKEN")
-    written = [path for path in home.rglob("*") if path.is_file()]
+    written = [path for folder in (home, Path(facts["temporary"])) for path in folder.rglob("*") if path.is_file()]
     assert any(facts["session"] in path.parts for path in written)
     assert not [path for path in written if facts["token"].encode() in path.read_bytes()]
-    assert not (home / ".ray").exists()
     for member in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             assert facts["token"] not in " ".join(member.cmdline())
 
 
 @pytest.mark.ray
-def test_a_mode_that_a_user_has_set_holds_and_sigterm_ends_ray_as_it_ends_us(tmp_path: Path) -> None:
-    """Its folder lies in /tmp, as names of sockets below this TMPDIR would be too long, and goes with it."""
-    long = tmp_path / ("long" * 20)
-    long.mkdir()
-    with driver(RAY_AUTH_MODE="disabled", RAY_TMPDIR="", TMPDIR=str(long)) as (process, facts, _):
-        assert facts["token"] is None
-        (session,) = Path("/tmp").glob(f"fc-*/r/{facts['session']}")
-        folder = session.parent.parent
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert Path(facts["temporary"]) == folder
-        host, _, port = facts["address"].rpartition(":")
-        assert grpc_status(host, int(port), CALLS[0]) == 0
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        assert process.wait(timeout=60) == 143
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert [member.name() for member in alive] == []
-        assert not folder.exists()
+def test_sigterm_ends_ray_and_its_folder_which_only_we_can_enter(ours: Any) -> None:
+    """The last test of this Ray."""
+    process, facts, _ = ours
+    folder = Path(facts["temporary"])
+    assert [*Path("/tmp").glob(f"fc-*/r/{facts['session']}")] == [folder / "r" / facts["session"]]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert [member.name() for member in alive] == []
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -251,29 +214,12 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.ray
 def test_an_address_where_no_ray_answers_is_refused(tmp_path: Path) -> None:
-    with socket.create_server(("", 0)) as gone:
-        closed = gone.getsockname()[1]
     with socket.create_server(("", 0)) as silent:  # takes calls and says nothing
-        for port in (closed, silent.getsockname()[1]):
-            code, _, refused = ends(tmp_path, RAY_ADDRESS=f"localhost:{port}", JOIN_S="1")
-            assert code == 1
-            assert re.match(f"refused: RAY_ADDRESS='localhost:{port}': no Ray answers .* 1 s", refused)
-    assert "Invalid address" in ends(tmp_path, RAY_ADDRESS="nonsense")[2]
-
-
-@pytest.mark.ray
-def test_ctrl_c_ends_the_wait_for_an_address(tmp_path: Path) -> None:
-    with socket.create_server(("", 0)) as silent:
-        process = process_of(tmp_path, RAY_ADDRESS=f"localhost:{silent.getsockname()[1]}", JOIN_S="500")
-        silent.settimeout(60)
-        with silent.accept()[0]:  # so it is trying
-            family = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert family
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert not alive
+        port = silent.getsockname()[1]
+        process = process_of(tmp_path, RAY_ADDRESS=f"localhost:{port}", JOIN_S="1")
+        _, refused = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert re.match(f"refused: RAY_ADDRESS='localhost:{port}': no Ray answers .* 1 s", refused)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """The cluster files are what `ray up` and KubeRay accept, and start no cluster that is open to others."""
 
 import copy
-import os
 import runpy
 import subprocess
-import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -78,23 +76,6 @@ def test_all_code_and_nothing_private_goes_up_or_into_git(content: dict[str, Any
     for path in (*PRIVATE, ".env.local", ".git/config", ".venv/bin/python"):
         assert any(excluded(path, pattern) for pattern in patterns), path
     assert git("check-ignore", *PRIVATE) == list(PRIVATE)
-    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
-    assert git("check-ignore", "platform/fedcommons/data/new.py", "tests/data.py") == []
-
-
-def test_only_one_network_reaches_the_nodes_and_workers_hold_no_rights(content: dict[str, Any]) -> None:
-    """Ray opens every group that it makes itself to SSH from everywhere, whatever `provider: security_group` says."""
-    assert "security_group" not in content["provider"]
-    kinds = content["available_node_types"]
-    assert kinds.keys() == {"head", "gpu_on_demand", "gpu_spot", "cpu_on_demand", "cpu_spot"}
-    for name, kind in kinds.items():
-        config, is_spot = kind["node_config"], name.endswith("spot")
-        assert config["SecurityGroupIds"] == ["sg-REPLACE"]
-        assert ("IamInstanceProfile" in config) == (name == "head")
-        assert config["BlockDeviceMappings"][0]["Ebs"]["DeleteOnTermination"] is True
-        assert config.get("InstanceMarketOptions") == ({"MarketType": "spot"} if is_spot else None)
-        assert kind.get("priority", 0) == int(is_spot)
-    assert sum(kind["max_workers"] for name, kind in kinds.items() if name != "head") == content["max_workers"]
 
 
 GOOD = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "lab-3.example.org"]}
@@ -107,10 +88,8 @@ def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any) -> None:
     for change, message in (
         ({"provider": {"type": "locl"}}, "provider.type must be aws or local"),
         ({"provider": {**GOOD, "worker_ip": []}}, "did you mean worker_ips"),
-        ({"provider": {**GOOD, "head_ip": "a b"}}, "'a b' is no address"),
         ({"provider": {**GOOD, "head_ip": "10.0.0.2"}}, "different hosts"),
         ({"worker_start_ray_commands": ["ray start --address=x"]}, "without a token"),
-        ({"head_start_ray_commands": ["ray stop"]}, "head_start_ray_commands must have"),
         ({"auth": {"ssh_usr": "me"}}, "Additional properties are not allowed"),
     ):
         assert any(message in sentence for sentence in flaws(copy.deepcopy(good | change))), message
@@ -125,18 +104,13 @@ WORLD = {"FromPort": 22, "ToPort": 22, "IpProtocol": "tcp", "IpRanges": [{"CidrI
 
 CHANGES: list[tuple[Callable[[Any], object], str]] = [
     (lambda c: c.pop("head_node_type"), "head_node_type must be one of gpu_on_demand"),
-    (lambda c: c.update(head_node_type="hed"), "got 'hed'"),
-    (lambda c: c.pop("available_node_types"), "available_node_types must name the nodes"),
     (lambda c: node(c, "gpu_spot").update(min_workers=5), "min_workers is 5, more than max_workers, 4"),
-    (lambda c: node(c, "cpu_spot").pop("max_workers"), "cpu_spot.max_workers is missing"),
     (lambda c: node(c, "head")["node_config"].pop("IamInstanceProfile"), "IamInstanceProfile is missing"),
     (lambda c: node(c, "cpu_spot")["node_config"].pop("SecurityGroupIds"), "open SSH to the whole"),
     (lambda c: c["provider"].update(regoin="x"), "did you mean region"),
     (lambda c: c["provider"].update(aws_credentials={}), "provider.aws_credentials would go up"),
     (lambda c: c["provider"].update(security_group={"IpPermissions": [WORLD]}), "open to the whole Internet"),
-    (lambda c: c["file_mounts"].update({"/home/ray/.ray": "~/.ray"}), "take ~/.ray up"),
     (lambda c: c["file_mounts"].update({"/home/ray/me": "~"}), "secrets in ~/.ssh"),
-    (lambda c: c["file_mounts"].update({"/home/ray/key": "~/.aws/credentials"}), "secrets in ~/.aws"),
     (lambda c: c["file_mounts"].update({"/home/ray/x": "./.env"}), "such files hold passwords"),
     (lambda c: c.pop("rsync_exclude"), "rsync_exclude must name .env"),
     (lambda c: (c.pop("docker"), node(c, "cpu_spot")["node_config"].pop("ImageId")), "node_config.ImageId is missing"),
@@ -157,16 +131,10 @@ SOURCED = ". ~/f/cluster/environment.sh"
 def test_a_start_that_leaves_the_cluster_open_is_reported(filled: dict[str, Any], flaws: Any) -> None:
     for start, options, lacking in (
         (f"{SOURCED} && ray start --head", [], []),
-        (f"{SOURCED} && {{ ulimit -n 9; ray start --head; }}", [], []),
         ("ray start --head", OPTIONS, []),
-        ("export RAY_AUTH_MODE=token RAY_USE_TLS=1; ray start --head", [], []),
         ("ray start --head", OPTIONS[:1], ["TLS"]),
-        ("ray start --head", OPTIONS[1:], ["a token"]),
         (f"{SOURCED}; ray start --head", [], ["a token", "TLS"]),  # goes on where the files are missing
-        (f"{SOURCED} && ray stop; ray start --head", [], ["a token", "TLS"]),
-        (f"echo {SOURCED} && ray start --head", [], ["a token", "TLS"]),
         (f"{SOURCED} && export RAY_USE_TLS=0 && ray start --head", [], ["TLS"]),
-        (f"{SOURCED} && ray start --head || ray start --head", [], ["a token", "TLS"]),
         ("RAY_AUTH_MODE=disabled ray start --head", OPTIONS, ["a token"]),
         (f"ray start --head # {SOURCED} && RAY_AUTH_MODE=token RAY_USE_TLS=1", [], ["a token", "TLS"]),
     ):
@@ -175,58 +143,10 @@ def test_a_start_that_leaves_the_cluster_open_is_reported(filled: dict[str, Any]
         assert [one for one in ("a token", "TLS") if any(f"without {one}" in each for each in found)] == lacking, start
 
 
-def test_a_file_of_anything_has_flaws_and_no_traceback(flaws: Any, tmp_path: Path) -> None:
-    for content in (
-        None, 3, [], {}, {"provider": None}, {"provider": {"type": ["aws"]}},
-        {"provider": {"type": "aws"}, "available_node_types": [1], "docker": 3},
-        {"provider": {"type": "local", "worker_ips": 7}, "file_mounts": [2]},
-    ):  # fmt: skip
-        assert flaws(content)
-    (tmp_path / "own.yaml").write_text("provider: &a [*a]\n")  # which holds itself
-    words = [sys.executable, "-W", "ignore", str(ROOT / "cluster" / "check.py"), str(tmp_path / "own.yaml")]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{tmp_path / 'own.yaml'}: it cannot be read" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_secrets_are_for_their_owner_alone_also_where_older_ones_were_not(tmp_path: Path) -> None:
-    folder, names = tmp_path / ".fedcommons", ("auth_token", "node.key", "node.crt")
-    folder.mkdir(mode=0o755)
-    for name in names:
-        (folder / name).write_text("old")
-        (folder / name).chmod(0o644)
-    words = ["sh", str(ROOT / "cluster" / "secrets.sh"), "10.0.0.1"]
-    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "HOME": str(tmp_path)})
-    assert [(folder / name).stat().st_mode & 0o777 for name in names] == [0o600] * 3
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert all((folder / name).read_text() != "old" for name in names)
-
-
-FIELDS = """
-apiVersion kind metadata spec rayVersion authOptions mode tlsOptions enabled enableInTreeAutoscaling autoscalerOptions
-version idleTimeoutSeconds headGroupSpec workerGroupSpecs groupName replicas minReplicas maxReplicas rayStartParams
-template securityContext runAsUser fsGroup containers name image env value volumeMounts mountPath resources requests
-limits volumes persistentVolumeClaim claimName emptyDir medium sizeLimit
-"""
-"""Fields of KubeRay 1.7 (ray-operator/apis/ray/v1/raycluster_types.go, Apache-2.0) and of Kubernetes' core/v1."""
-
-
-def fields_of(value: Any) -> set[str]:
-    """Return the names of all fields, but not what users name themselves."""
-    if isinstance(value, list):
-        return {name for each in value for name in fields_of(each)}
-    if not isinstance(value, dict):
-        return set()
-    named = ("labels", "annotations", "rayStartParams", "nodeSelector", "requests", "limits")
-    return {*value, *(name for key, each in value.items() if key not in named for name in fields_of(each))}
-
-
 def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(content: dict[str, Any]) -> None:
     """No Kubernetes is started."""
     volume, cluster = yaml.safe_load_all((ROOT / "cluster" / "kuberay.yaml").read_text())
     spec, options = cluster["spec"], content["docker"]["run_options"]
-    assert fields_of(cluster) <= {*FIELDS.split()}
     assert spec["authOptions"] == {"mode": "token"}
     assert spec["tlsOptions"] == {"enabled": True}
     assert spec["enableInTreeAutoscaling"] is True
@@ -234,8 +154,6 @@ def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(conten
     assert all(group["minReplicas"] <= group["maxReplicas"] for group in spec["workerGroupSpecs"])
     assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        assert "labels" not in group["rayStartParams"]  # the operator has a field for them
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
         assert {"name": "shared", "persistentVolumeClaim": {"claimName": volume["metadata"]["name"]}} in pod["volumes"]

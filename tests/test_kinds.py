@@ -5,7 +5,6 @@ This file is also a program: run as a script it starts such nodes and writes wha
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,9 +15,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from source_copy import CHANGED, copied
 
-from fedcommons import experiment, sweep
+from fedcommons import experiment
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
@@ -49,8 +47,7 @@ def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(tmp_path: Pat
     for text, name in (
         (INTEL, "intel-6-143-avx512"),
         (f"{INTEL} amx_tile", "intel-6-143-amx"),
-        (INTEL.replace("avx2 avx512f", "avx2"), "intel-6-143-avx2"),
-        (INTEL.replace("GenuineIntel", "AuthenticAMD").replace("143", "49"), "amd-6-49-avx512"),
+        (INTEL.replace("GenuineIntel", "AuthenticAMD").replace("avx2 avx512f", "avx2"), "amd-6-143-avx2"),
         (INTEL.replace("GenuineIntel", "Other Maker, Inc."), "Other-Maker-Inc.-6-143-avx512"),
         ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40", f"{machine()}-0x41-0xd40"),
         ("", machine()),
@@ -58,13 +55,6 @@ def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(tmp_path: Pat
         (tmp_path / "cpuinfo").write_text(f"{text}\n\n{text.replace('143', '7')}\n")
         assert kinds.cpu(tmp_path / "cpuinfo") == name
     assert kinds.cpu(tmp_path / "absent")
-
-
-def test_ray_takes_the_labels_that_the_module_prints() -> None:
-    from ray._private.label_utils import parse_node_labels_string
-
-    done = subprocess.run([sys.executable, "-m", "fedcommons.federation.kinds"], capture_output=True, text=True)
-    assert parse_node_labels_string(done.stdout.strip()) == kinds.labels()
 
 
 MIXED = [node("b", cores=3), node("a"), node("a"), node("c", cores=99, alive=False), node(cores=99)]
@@ -105,10 +95,10 @@ def test_resources_and_words_are_of_the_chosen_nodes() -> None:
 
 def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     there = len(os.sched_getaffinity(0))
-    for asked in ("1000", "1", "9" * 9):
+    for asked in ("1000", "1"):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)
         assert (cluster.cores() or os.cpu_count()) == min(there, int(asked))
-    for wrong in ("abc", "0", "-1", "1.5", " ", "9" * 10, "9" * 5000):
+    for wrong in ("abc", "0", "-1", "9" * 5000):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", wrong)
         with pytest.raises(UserError, match=r"^SLURM_CPUS_PER_TASK .{,150}$"):
             cluster.cores()
@@ -116,7 +106,6 @@ def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(monkeypatch: 
 
 METHOD = FedGEN()  # whose server trains on a worker, too
 FEDERATION = digits(dropout=0.3, method=METHOD).training(LocalSGD(epochs=2, batch_size=5, augment=True))
-SMALL = {"federation.rounds": 1, "data.limit": 80, "wandb": "off"}
 
 
 def where(worker: Any, shared: Any, job: int) -> list[Any]:
@@ -126,27 +115,6 @@ def where(worker: Any, shared: Any, job: int) -> list[Any]:
     context = ray.get_runtime_context()
     labels = context.get_node_labels()
     return [{CPU: labels[CPU], TORCH: labels[TORCH]}, context.get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES")]
-
-
-PLACE = """
-import json
-import os
-from pathlib import Path
-
-
-class Place:
-    def __init__(self, at: str = ""):
-        self.at = at
-
-    def log(self, round, metrics):
-        pass
-
-    def finish(self, summary):
-        import ray
-
-        Path(self.at, f"place-{os.getpid()}").write_text(json.dumps(ray.get_runtime_context().get_node_labels()))
-"""
-"""A tracker that writes down the labels of its trial's node."""
 
 
 def actors(number: int, gpus: float = 0, wait_s: float = 60) -> RayActors:
@@ -166,39 +134,18 @@ def main(folder: Path) -> None:
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "labels": {CPU: "odd", TORCH: OURS}})
-    with mock.patch.dict(os.environ, {"SLURM_CPUS_PER_TASK": "1"}):
-        cluster.connect()  # beside that Ray, which no variable names
-        found: dict[str, Any] = {"own": ray.cluster_resources()["CPU"]}
-        ray.shutdown()
     for _ in range(2):
         nodes.add_node(num_cpus=1, labels=HERE)
     os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: kinds.cpu()}  # of the driver alone
     cluster.connect()
     two = actors(2)
-    found["actors"] = two.map(where, ModelTask(FEDERATION.model), [0, 1])
+    found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
     found["described"] = cluster.describe(0)
-
-    (folder / "place.py").write_text(PLACE)
-    values = {**SMALL, "tracking.tracker": f"{folder / 'place.py'}:Place", "tracking.at": str(folder)}
-    names = sweep([experiment("smoke", values={**values, "seed": seed}) for seed in (0, 1)], folder / "out")["run"]
-    found["trials"] = [json.loads(path.read_text()) for path in folder.glob("place-*")]
-    found["kinds"] = [
-        json.loads((folder / "out" / name / "environment.json").read_text())["cpu_kinds"] for name in names
-    ]
     found["too many"] = refused(lambda: cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
         found["another label"] = refused(lambda: actors(1))
-
-    clone = copied(folder / "clone")
-    with open(clone / CHANGED, "a", encoding="utf-8") as file:
-        file.write("\n# forgotten\n")
-    other = nodes.add_node(num_cpus=1, labels=HERE, env_vars={"PYTHONPATH": f"{clone / 'platform'}:{clone}"})
-    nodes.wait_for_nodes()
-    found["sweep"] = refused(lambda: sweep([experiment("smoke", values=SMALL)], folder / "other"))
-    found["other code"] = refused(lambda: actors(3))
-    nodes.remove_node(other)
 
     nodes.add_node(num_cpus=3, num_gpus=1, labels=HERE, env_vars={"CUDA_VISIBLE_DEVICES": "3,5"})
     nodes.wait_for_nodes()
@@ -206,8 +153,6 @@ def main(folder: Path) -> None:
     two = actors(2, 0.5)
     found["on a GPU"] = [seen for *_, seen in two.map(where, ModelTask(FEDERATION.model), [0, 1])]
     found["a third"] = refused(lambda: actors(1, 0.5, wait_s=2))
-    with mock.patch.object(cluster, "PLACE_S", 2):
-        found["held"] = refused(lambda: with_share(configs, 8))
     two.close()
     found["shares"] = [config.federation.gpus_per_actor for config in with_share(configs, 8)]
     (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
@@ -215,49 +160,27 @@ def main(folder: Path) -> None:
     nodes.shutdown()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``main`` writes."""
-    folder = tmp_path_factory.mktemp("nodes")
+@pytest.mark.ray
+def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_actors_share_a_gpu(tmp_path: Path) -> None:
+    """``main`` compares the bits. The GPU need not be there. auto: the share of eight processes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "SLURM_"))}
     # a Ray of its own; the name is short because sockets lie there
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(
-            [sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=500,
+            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=500,
             env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (folder / "other").iterdir()] == [".lock"]
-    return json.loads((folder / "found.json").read_text())
-
-
-@pytest.mark.ray
-def test_two_ray_nodes_and_one_process_give_bitwise_equal_results_on_nodes_of_one_kind(found: dict[str, Any]) -> None:
-    """``main`` compares the bits, on actors of two nodes."""
+    found = json.loads((tmp_path / "found.json").read_text())
     assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
-    assert len(found["trials"]) == 2
-    assert all(HERE.items() <= labels.items() for labels in found["trials"])
     assert len({node for _, node, _ in found["actors"]}) == 2
-    assert found["kinds"] == [[kinds.cpu()]] * 2  # a trial's process knows the choice of its driver
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {kinds.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
     assert f"label {CPU}: odd, and is {kinds.cpu()}" in found["another label"]
-    assert found["own"] == 1  # a Ray of another user was left alone, and Slurm bounded ours
-
-
-@pytest.mark.ray
-def test_a_node_with_other_code_is_refused_by_sweeps_and_actors(found: dict[str, Any]) -> None:
-    assert all(socket.gethostname() in found[name] and CHANGED in found[name] for name in ("sweep", "other code"))
-
-
-@pytest.mark.ray
-def test_actors_share_a_gpu_and_none_waits_for_ever(found: dict[str, Any]) -> None:
-    """The GPU need not be there. auto: the share of eight processes; what they need cannot be known here."""
     assert found["on a GPU"] == ["3", "3"]
     assert found["shares"] == [0.125, 0.5]
-    for message, need in ((found["a third"], "0.5 GPU"), (found["held"], "1 GPU")):
-        assert f"1 CPU and {need}" in message
-        assert "0 GPU free" in message
+    assert "1 CPU and 0.5 GPU" in found["a third"]
+    assert "0 GPU free" in found["a third"]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,21 +17,17 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override, same_results
-from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.executor import Executor
+from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError, UserError
+from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rejections
 from fedcommons.federation.rejections import Largest, Rejected
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
-from fedcommons.runs.build import prepare
 from fedcommons.seeds import seed_for
 from fedcommons.sweeping import grids
-from fedcommons.tensors import Flat, Layout, Payload, data, flat, norm
+from fedcommons.tensors import Flat, Payload, data, flat, norm
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy
@@ -43,13 +39,6 @@ if TYPE_CHECKING:
     Digits = Callable[..., Federation]
     Problem = Callable[..., LeastSquares]
 
-LAYOUT = Layout(("w",), ((4,),))
-
-
-def filled(reply: Reply, value: float) -> Reply:
-    delta = flat(reply.sums, "delta")
-    return replace(reply, sums={"delta": Flat(delta.layout, torch.full_like(delta.buffer, value))})
-
 
 @dataclass(frozen=True)
 class Spoilt(FedAvg):
@@ -60,42 +49,10 @@ class Spoilt(FedAvg):
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
-        return self.spoil(reply) if round in self.when and seed == seed_for(0, "client", round, 3) else reply
-
-    def spoil(self, reply: Reply) -> Reply:
-        return filled(reply, self.value)
-
-
-class Singly(Spoilt):
-    """All replies travel singly (``Reply.each``), and the server uses a part of them."""
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, round, seed)
-        return Reply({}, {"mine": reply.sums["delta"], "steps": torch.tensor(1e6)}, metrics=reply.metrics)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        mean = sum(flat(r.each, "mine").buffer for r in replies.values()) / len(replies)
-        model = flat(state, "model")
-        return {"model": Flat(model.layout, model.buffer + mean)}
-
-
-class TwoNames(Spoilt):
-    """Client 1 sends still larger numbers, under another name, and is not averaged in."""
-
-    def spoil(self, reply: Reply) -> Reply:
-        return replace(super().spoil(reply), weight=1.0) if reply.weight == 1 else reply
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        reply = super().client(work, message, memory, data, round, seed)
-        is_it = seed == seed_for(0, "client", 2, 1)
-        return replace(reply, sums={"gradient": filled(reply, 1e33).sums["delta"]}) if is_it else reply
-
-
-class Hoarder(Spoilt):
-    """The sum is kept in another place than the model."""
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": state["model"], "rounds": torch.tensor(2), "held": total["delta"]}
+        if round not in self.when or seed != seed_for(0, "client", round, 3):
+            return reply
+        delta = flat(reply.sums, "delta")
+        return replace(reply, sums={"delta": Flat(delta.layout, torch.full_like(delta.buffer, self.value))})
 
 
 @pytest.mark.parametrize(("value", "blocks"), [(1e30, 1), (1e19, 4)])
@@ -109,25 +66,6 @@ def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, bl
     norms = [norm(flat(call.reply.sums, "delta")) for call in spy.calls if call.round == 2]
     size, others = value * federation.model.layout.size**0.5, median(norms[:3] + norms[4:])
     assert f"norm {size:.3g}; the median of the others was {others:.3g}" in caught.value.sentence
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [(Singly(), "merged model .* client 3's"), (TwoNames(), "client 3's, of norm"), (Hoarder(), "merged held .* norm")],
-)
-def test_the_sender_is_named_wherever_its_numbers_stand(algorithm: Spoilt, message: str, digits: "Digits") -> None:
-    federation = digits()
-    with pytest.raises(ClientError, match=message) as caught:
-        federation.play(algorithm, federation.plan(3, blocks=1))
-    assert (caught.value.client, caught.value.round) == (3, 2)
-
-
-def test_it_is_named_where_the_numbers_of_the_model_are_wide(least_squares: "Problem") -> None:
-    """In float64 1e30 has a square; yet nothing is left of what the others sent."""
-    federation = least_squares().federation(0.1)
-    with pytest.raises(ClientError, match=r"round 2, Spoilt: the merged model .* client 3's") as caught:
-        federation.play(Spoilt(), federation.plan(3))
-    assert (caught.value.client, caught.value.round) == (3, 2)
 
 
 def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Digits", tmp_path: Path) -> None:
@@ -156,14 +94,13 @@ def test_vectors_are_usable_whose_squared_norm_is_a_float32() -> None:
         assert "not finite" in (rejections.unusable({"x": torch.tensor([1.0, value])}) or "")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_norm_overflows_only_where_a_value_does(dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max
     assert norm(torch.tensor([most / 4, 0, -most / 4], dtype=dtype)) == pytest.approx(most / 4 * 2**0.5, rel=1e-3)
-    assert norm(Flat(LAYOUT, torch.tensor([3, 0, 0, 4], dtype=dtype))) == 5
+    assert norm(torch.tensor([3, 0, 0, 4], dtype=dtype)) == 5
     assert norm(torch.zeros(0, dtype=dtype)) == 0
     assert math.isinf(norm(torch.tensor([1, -math.inf], dtype=dtype)))
-    assert math.isnan(norm(torch.tensor([1, math.nan], dtype=dtype)))
 
 
 def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others() -> None:
@@ -175,11 +112,10 @@ def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others()
     assert rejections.largest(1, {}) is None
 
 
-@pytest.mark.parametrize("kind", [SCAFFOLD, FedNova])
-def test_the_norm_is_of_all_sums_over_the_weight(kind: type, digits: "Digits") -> None:
+@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNova()])
+def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: "Digits") -> None:
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
     federation = replace(digits(batch_norm=True), weighting="samples")
-    algorithm = kind()
     spy = Spy(algorithm)
     federation.play(spy, federation.plan(1))
     norms = []
@@ -208,26 +144,13 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
         digits().play(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
 
 
-def test_max_norm_must_be_a_positive_number() -> None:
-    for value in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(UserError, match=r"federation\.max_norm must lie in \(0, inf\)"):
-            prepare(override(Experiment(), {"federation.max_norm": value}))
-    assert "federation.max_norm" in same_results(Experiment(), override(Experiment(), {"federation.max_norm": 1.0}))
-
-
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
     one = rejections.counted({}, {2: "its weight is nan"})
-    more = rejections.counted(one, {2: "another reason"})
-    many = rejections.counted(more, {i: "why" for i in (9, 7, 1, 0)})
-    three = "client 0: why; client 1: why; client 2: its weight is nan; and 2 more"
-    for rejected, begin, why in (
-        (one, "1 reply was", "client 2: its weight is nan"),
-        (more, "2 replies of 1 client were", "client 2: its weight is nan"),
-        (many, "6 replies of 5 clients were", three),
-    ):
-        message = rejections.told(rejections.records(rejected))
-        assert message.startswith(begin)
-        assert f"({why})" in message
+    many = rejections.counted(rejections.counted(one, {2: "another"}), {i: "why" for i in (9, 7, 1, 0)})
+    message = rejections.told(rejections.records(many))
+    assert message.startswith("6 replies of 5 clients were")
+    assert "(client 0: why; client 1: why; client 2: its weight is nan; and 2 more)" in message
+    assert rejections.told(rejections.records(one)).startswith("1 reply was")
     assert rejections.read(json.loads(json.dumps(rejections.records(many)))) == many
     assert one == {2: Rejected(1, "its weight is nan")}  # as it was
 
@@ -236,19 +159,12 @@ def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
 def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     tmp_path: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:
-    """The first client has updates of norm 0.8 to 0.96. A resumed run counts the rejections of both parts."""
+    """The first client has updates of norm 0.8 to 0.96."""
     fields = {"federation.rounds": 4, "federation.checkpoint_every": 2, "client.epochs": 2, "measure.every": 0,
               "tracking.wandb": "off", "federation.max_norm": 0.85, "artifacts": str(tmp_path)}  # fmt: skip
     bounded = presets.experiment("smoke", "digits", fields)
 
-    class PowerCut(Exception):
-        pass
-
-    def cut(number: int, metrics: Mapping[str, float | None]) -> None:
-        if number == 3:
-            raise PowerCut
-
-    table1, reported, again = sweeps("table1"), list[str](), list[str]()
+    table1, reported = sweeps("table1"), list[str]()
     options = ["--preset=smoke", "--alphas=0.1", "--settings=real", "--algorithms=fedavg", "--wandb=off"]
     given = table1.arguments([*options, f"--out={tmp_path}"])
     (cell,) = table1.grid(given)
@@ -262,14 +178,6 @@ def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     assert found["why"] in reported[0]
     assert reported[0].startswith("round 1: 1 reply")
     assert reported[1].startswith(note)
-    with pytest.raises(PowerCut):
-        experiment.run(bounded, tmp_path / "cut", say=lambda _: None, on_round=cut)
-    assert experiment.run(bounded, tmp_path / "cut", resume=True, say=again.append) == summary
-    assert len(again) == 1
-    quiet = experiment.run(override(bounded, {"federation.max_norm": None}), tmp_path / "quiet", say=reported.append)
-    assert quiet["rejected"] == []
-    assert len(reported) == 2
-
     assert of_table1.written([cell], grids.finished([cell], tmp_path), tmp_path, given).count(note) == 1
     assert (tmp_path / "table1.md").read_text().count(f"{cell.name}: {note}") == 1
     assert tables.rejected_notes(pd.DataFrame([{"run": "quiet"}])) == []

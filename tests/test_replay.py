@@ -64,20 +64,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResul
     return results
 
 
-def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         {"algorithm": "scaffold", "federation.blocks": 1, "federation.memory_mb": 0.001},
         {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
-        {"model.batch_norm": True, "federation.buffers": "keep", "algorithm": "moon"},
         {**QUICK, "algorithm": "fedmix"},
         {"dp.local": True, "algorithm": "fedprox", "straggler.rule": "deadline", "straggler.deadline": 0.5},
     ],
-    ids=["memory in files", "stragglers", "buffers kept", "pool and means", "noise and partial work"],
+    ids=["memory in files", "stragglers", "pool and means", "noise and partial work"],
 )
 @pytest.mark.long
 def test_a_client_that_is_run_again_does_what_it_did(
@@ -86,7 +81,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
     """From a checkpoint (rounds 3 and 4 of 4) and from the start (round 2); and it leaves the run as it is."""
     folder = tmp_path / "run"
     experiment.run(override(config, fields), folder, say=lambda _: None)
-    before, of_run = contents(folder), dict(trained)
+    of_run, before = dict(trained), {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     for number, played in {4: None, 3: "2 round(s)", 2: "1 round(s)"}.items():
         client, reported = max(i for r, i in of_run if r == number), list[str]()
         again, there = replay(folder, number, client, reported.append), of_run[number, client]
@@ -98,7 +93,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
         assert again.rejected is None
         assert len(reported) == 1 + bool(played)
         assert played is None or played in reported[0]
-    assert contents(folder) == before
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
 def test_it_says_what_a_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
@@ -141,14 +136,10 @@ SENTENCE = (
 
 
 def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_again(
-    config: Experiment,
-    tmp_path: Path,
-    script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: Experiment, tmp_path: Path, script: ModuleType, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The regular checkpoints are far apart, and the folder has a blank in its name."""
-    folder, error = tmp_path / "a run", None
+    folder = tmp_path / "a run"
 
     def main(argv: object) -> int:
         experiment.run(override(config, {"algorithm": FAILING, "federation.checkpoint_every": 100}), folder)
@@ -163,28 +154,16 @@ def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_ag
     assert (python, path) == ("python", "sweeps/run.py")
     opened: list[TracebackType] = []
     monkeypatch.setattr(pdb, "post_mortem", opened.append)
-    for more in ([], ["--pdb"]):
-        with pytest.raises(ClientError, match=SENTENCE) as caught:
-            script.run([*argv, *more])
-        error = caught.value
-    (at,) = opened
-    while at.tb_next:
-        at = at.tb_next
-    assert (at.tb_frame.f_code.co_name, at.tb_frame.f_code.co_filename) == ("fail", __file__)
-    assert error is not None
+    with pytest.raises(ClientError, match=SENTENCE) as caught:
+        script.run([*argv, "--pdb"])
+    error = caught.value
+    assert len(opened) == 1
     assert isinstance(error.__cause__, ZeroDivisionError)
     assert error.sentence == sentence(error) == str(error)
     text = (folder / "error.txt").read_text()
     assert text.splitlines()[0] == error.sentence
-    assert 'in fail\n    raise ZeroDivisionError("of\\nno avail")\nZeroDivisionError: of\nno avail\n' in text
     assert f"python sweeps/run.py --replay '{folder}' --round 3 --client 2" in text
-    remaining = left_in(folder)
-    assert remaining is not None
-    assert remaining.startswith(error.sentence)
-    assert str(folder / "error.txt") in remaining
-    reported: list[str] = []
-    assert replay(folder, 3, 1, reported.append, [FAILING]).rejected is None
-    assert len(reported) == 1  # from the checkpoint of round 2, which failing left
+    assert (left_in(folder) or "").startswith(error.sentence)
 
 
 def test_an_error_keeps_its_facts_on_its_way_from_another_process() -> None:
@@ -201,39 +180,29 @@ def test_an_error_keeps_its_facts_on_its_way_from_another_process() -> None:
     assert sentence(other.as_instanceof_cause()) == "ValueError: no way"
 
 
-@pytest.fixture(scope="module")
-def run_of_30(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 30 clients, 15 of them drawn, some of which do not answer."""
-    folder = tmp_path_factory.mktemp("drawn") / "run"
+def test_a_client_that_does_not_train_and_a_bad_request_are_refused(tmp_path: Path, script: ModuleType) -> None:
+    """Of 30 clients 15 are drawn, some of which do not answer."""
     fields = {"partition.n_clients": 30, "federation.participation": 0.5, "straggler.q": 0.2}
     one = {"federation.rounds": 1, "partition.name": "iid"}
-    experiment.run(presets.experiment("smoke", "digits", {**SHORT, **fields, **one}), folder)
-    return folder
-
-
-def test_a_bad_request_is_refused(run_of_30: Path, script: ModuleType) -> None:
+    experiment.run(presets.experiment("smoke", "digits", {**SHORT, **fields, **one}), tmp_path / "run")
+    joined = rounds.participants(30, 0.5, 0, 1)
+    late = Independent(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
+    present = [i for i in joined if i not in late]
+    those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more"
+    away = min(set(range(30)) - set(joined))
     for argv, part in (
+        (f"--replay {{}} --round 1 --client {away}", f"^client {away} does not train in round 1: .*not drawn.*{those}"),
+        (f"--replay {{}} --round 1 --client {min(late)}", f"does not arrive.*{those}"),
         ("--replay {}/.. --round 1 --client 0", "no config.yaml"),
         ("--replay {} --round 2 --client 0", r"--round must lie in \[1, 1\] .* got 2"),
         ("--replay {} --round 0 --client 0", r"--round must lie in \[1, 1\] .* got 0"),
         ("--replay {} --round 1 --client 30", r"--client must lie in \[0, 29\] .* got 30"),
-        ("--replay {} --round 1 --client -1", r"--client must lie in \[0, 29\] .* got -1"),
         ("--replay {} --round 1", "--replay needs --round R and --client I"),
         ("--replay {} --round 1 --client 0 --client.lr=0.1", "got --client.lr"),
         ("--round 1 --preset smoke", "--round goes with --replay"),
     ):
         with pytest.raises(UserError, match=part):
-            script.run(argv.format(run_of_30).split())
-
-
-def test_a_client_that_does_not_train_is_refused_with_those_that_do(run_of_30: Path) -> None:
-    joined = rounds.participants(30, 0.5, 0, 1)
-    late = Independent(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
-    present = [i for i in joined if i not in late]
-    those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more"
-    for client, why in ((min(set(range(30)) - set(joined)), "it is not drawn"), (min(late), "does not arrive")):
-        with pytest.raises(UserError, match=f"^client {client} does not train in round 1: .*{why}.*{those}"):
-            replay(run_of_30, 1, client)
+            script.run(argv.format(tmp_path / "run").split())
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.ray
 SMALL = ["--preset=smoke", "--data.limit=100", "--client.epochs=1", "--federation.rounds=2"]
 OFF = "--wandb=off"
 QUICK = "--generator.epochs=1"
-REAL = [*SMALL, "--algorithms=scaffold", "--settings=real"]  # an algorithm with memory
+REAL = [*SMALL, "--algorithms=scaffold", "--alphas=0.1", "--settings=real"]  # an algorithm with memory
 TABLE1 = [*REAL, "--settings=real,shuffled_synthetic", QUICK]  # options that stand later decide
 RATE = "0.0719283"
 Table = tuple[Path, Path, str]
@@ -63,7 +62,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str]) 
     wait_for_rounds(process, folder / "out")
     process.kill()
     process.wait()
-    assert len([*folder.glob("out/*/summary.json")]) < 4, "it ended before it could be killed"
+    assert len([*folder.glob("out/*/summary.json")]) < 2, "it ended before it could be killed"
     deadline = time.monotonic() + 60
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"] and time.monotonic() < deadline:
         time.sleep(0.1)  # Ray ends the killed sweep's processes
@@ -77,22 +76,16 @@ def test_a_sweep_killed_half_way_and_resumed_leaves_what_it_promises(
     out, artifacts, printed = table
     script = sweeps("table1")
     cells = script.grid(script.arguments([*TABLE1, OFF, f"--out={tmp_path}", f"--artifacts={artifacts}"]))
-    assert len(cells) == 4
     for cell in cells:
         assert list((out / cell.name).glob("wandb/offline-run-*/*.wandb"))
         run(cell.config, tmp_path / cell.name, say=lambda _: None)
         assert (tmp_path / cell.name / "rounds.jsonl").read_bytes() == (out / cell.name / "rounds.jsonl").read_bytes()
     summary = json.loads((out / "summary.json").read_text())
-    assert {(c["alpha"], c["setting"]) for c in summary["cells"]} == {
-        (alpha, setting) for alpha in (0.01, 0.1) for setting in ("real", "shuffled_synthetic")
-    }
-    for alpha in (0.01, 0.1):
-        assert len({c["partition"] for c in summary["cells"] if c["alpha"] == alpha}) == 1
+    assert {(c["alpha"], c["setting"]) for c in summary["cells"]} == {(0.1, "real"), (0.1, "shuffled_synthetic")}
     assert (out / "table1.md").read_text() in printed
     assert "failed" not in printed
     assert (out / "table1.png").read_bytes().startswith(b"\x89PNG")
-    assert len((out / "table1.csv").read_text().splitlines()) == 5
-    assert re.search(r"Time: \d+ s \(generators \d+ s, cells \d+ s", printed)
+    assert len((out / "table1.csv").read_text().splitlines()) == 1 + len(cells)
 
 
 def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -134,20 +127,16 @@ def test_tune_sweeps_fields_reusing_generators(table: Table, shared_ray: dict[st
     _, artifacts, _ = table
     words = [
         "tune.py", *SMALL, OFF, QUICK, "--out=out", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
-        "--space=alpha=0.01,0.1", "--space=p=uniform(0,0.5)", "--space=lr=loguniform(0.01,0.1)", "--samples=2",
+        "--space=alpha=0.1", "--space=p=uniform(0,0.5)", "--space=lr=loguniform(0.01,0.1)", "--samples=2",
         "--metric=best_accuracy", "--scheduler=asha",
     ]  # fmt: skip
     assert "none had to be trained" in sweep(shared_ray, tmp_path, *words).stdout
     cells = json.loads((tmp_path / "out" / "summary.json").read_text())["cells"]
-    assert len(cells) == 4
-    assert len({c["sharing.p"] for c in cells}) == 2
+    assert len(cells) == len({c["sharing.p"] for c in cells}) == 2
     # ASHA may stop some half-way, but those that ran all rounds are finished and summarised
     assert {c["status"] for c in cells if c["rounds"] == 2} == {"finished"}
-    # those that ASHA gave up are not run again; it compares runs of one alpha with each other
-    assert sweep(shared_ray, tmp_path, *words, "--resume").stdout.count("2 of 2 cells are done already") == 2
-    for alpha in (0.01, 0.1):
-        order = [(c["status"] != "finished", -c["best_accuracy"]) for c in cells if c["partition.alpha"] == alpha]
-        assert order == sorted(order)
+    order = [(c["status"] != "finished", -c["best_accuracy"]) for c in cells]
+    assert order == sorted(order)
     assert all((tmp_path / "out" / name).stat().st_size > 0 for name in ("tune.md", "tune.csv", "tune.png"))
 
 
@@ -158,19 +147,17 @@ def test_a_run_that_fails_takes_no_other_with_it_and_rejected_replies_are_report
     out = tmp_path / "out"
     words = ["tune.py", *SMALL, OFF, "--out=out", "--space=lr=0.1,1e30", "--sharing.setting=real"]
     words += ["--federation.rounds=1", "--data.limit=200", "--client.epochs=2", "--federation.max_norm=0.85"]
-    for more in ([], ["--resume"]):
-        done = sweep(shared_ray, tmp_path, *words, *more, code=1)
-        (cell,) = [c for c in json.loads((out / "summary.json").read_text())["cells"] if c["status"] == "finished"]
-        assert cell["client.lr"] == 0.1
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-        name, _, why = line.removeprefix("failed: ").partition(": ")
-        assert "every reply was rejected; client 0: " in why
-        assert f"out/{name}/error.txt" in why
-        assert "Traceback" in (out / name / "error.txt").read_text()
-        assert "Traceback" not in done.stdout + done.stderr
-        (summary,) = out.glob("*/summary.json")
-        rejected = json.loads(summary.read_text())["rejected"]
-        assert rejected
-        assert f"{summary.parent.name}: {told(rejected)}, see rejected in " in done.stdout
-        assert f"{told(rejected)}, see rejected in " in (summary.parent / "messages.log").read_text()
-        summary.unlink()  # as if it had been killed when no round was left
+    done = sweep(shared_ray, tmp_path, *words, code=1)
+    (cell,) = [c for c in json.loads((out / "summary.json").read_text())["cells"] if c["status"] == "finished"]
+    assert cell["client.lr"] == 0.1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+    name, _, why = line.removeprefix("failed: ").partition(": ")
+    assert "every reply was rejected; client 0: " in why
+    assert f"out/{name}/error.txt" in why
+    assert "Traceback" in (out / name / "error.txt").read_text()
+    assert "Traceback" not in done.stdout + done.stderr
+    (summary,) = out.glob("*/summary.json")
+    rejected = json.loads(summary.read_text())["rejected"]
+    assert rejected
+    assert f"{summary.parent.name}: {told(rejected)}, see rejected in " in done.stdout
+    assert f"{told(rejected)}, see rejected in " in (summary.parent / "messages.log").read_text()

@@ -11,9 +11,7 @@ from fedcommons.config import presets, target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding, from_dict, override, to_dict
 from fedcommons.errors import UserError
-from fedcommons.federation import checkpoint
 from fedcommons.reports import metrics
-from fedcommons.reports.frames import load_runs
 from fedcommons.runs.experiment import run
 from fedcommons.runs.stopping import Stop, stop_of
 
@@ -31,31 +29,24 @@ def quiet(text: str) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    ("text", "metric", "way", "bound"),
-    [
-        (" accuracy>=0.7 ", "test/accuracy", "max", 0.7), ("test/accuracy >= 0.7", "test/accuracy", "max", 0.7),
-        ("validation/f1 >= .5", "validation/f1", "max", 0.5), ("elbo >= -120", "test/elbo", "max", -120.0),
-        ("personal/accuracy_mean >= 0.9", "personal/accuracy_mean", "max", 0.9),
-        (1.0, "test/accuracy", "max", 1.0), ("accuracy >= 1", "test/accuracy", "max", 1.0),
+def test_a_target_is_a_metric_and_a_bound() -> None:
+    for text, metric, way, bound in (
+        (" accuracy>=0.7 ", "test/accuracy", "max", 0.7), ("validation/f1 >= .5", "validation/f1", "max", 0.5),
+        ("elbo >= -120", "test/elbo", "max", -120.0), (1.0, "test/accuracy", "max", 1.0),
         ("accuracy <= 0", "test/accuracy", "min", 0.0), ("loss <= 1e100", "test/loss", "min", 1e100),
-    ],
-)  # fmt: skip
-def test_a_target_is_a_metric_and_a_bound(text: float | str, metric: str, way: str, bound: float) -> None:
-    found = target.read(text)
-    assert (found.metric, found.way, found.bound) == (metric, way, bound)
-    again = target.plain(text)
-    assert target.plain(again) == again
-    assert target.read(again) == found
-    assert found.is_met({metric: bound})
-    beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
-    assert not any(found.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
+    ):  # fmt: skip
+        found, again = target.read(text), target.plain(text)
+        assert (found.metric, found.way, found.bound) == (metric, way, bound)
+        assert target.plain(again) == again
+        assert target.read(again) == found
+        assert found.is_met({metric: bound})
+        beyond = bound + (1e-9 + abs(bound) * 1e-9) * (1 if way == "min" else -1)
+        assert not any(found.is_met(each) for each in ({metric: beyond}, {metric: None}, {}))
 
 
 def test_what_is_no_target_is_refused() -> None:
     for text, why in (
-        (0.0, r"\(0, 1\], got 0"), (80, r"\(0, 1\], got 80"), (float("nan"), r"\(0, 1\], got nan"),
-        ("80%", "a metric and a bound"), ("loss < 0.3", "a metric and a bound"), ("loss <= nan", "metric and a bound"),
+        (0.0, r"\(0, 1\], got 0"), (80, r"\(0, 1\], got 80"), ("loss < 0.3", "a metric and a bound"),
         ("loss <= 1.1e100", "a metric and a bound"), ("accuracy >= 1.01", r"an accuracy lies in \[0, 1\]"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=why):
@@ -78,18 +69,13 @@ def test_what_cannot_be_measured_or_is_not_logged_is_refused_and_leaves_nothing(
     for values, why in (
         ({"target": "validation/accuracy >= 0.5", "data__validation": 0.0}, "--data.validation above 0"),
         ({"target": "convergence/zeta_sq <= 1"}, "--measure.every above 0"),
-        ({"target": "privacy/epsilon_local_training <= 1"}, "--dp.local true"),
         ({**PATIENCE, "data__validation": 0.0}, "--data.validation above 0"),
         ({"federation__stop_patience": 3}, "stop_patience changes nothing without --federation.stop patience"),
         ({"federation__stop": "target", "federation__stop_metric": "loss"}, "stop_metric changes nothing"),
-        ({**PATIENCE, "federation__stop_metric": "f1"}, "max or min behind it"),
         ({**PATIENCE, "federation__stop_metric": "test/loss"}, "a metric on validation data"),
         ({"algorithm": "ditto", "dp__local": True, "dp__target_epsilon": 4.0}, "Ditto trains each client twice"),
         # what only a round shows: the next command with another target finds the folder free
-        (
-            {"target": "acuracy >= 0.5"},
-            "no round has 'test/acuracy'; did you mean 'test/accuracy'.* Round 0 has .*test/los",
-        ),
+        ({"target": "acuracy >= 0.5"}, "no round has 'test/acuracy'.* Round 0 has .*test/los"),
         ({**PATIENCE, "federation__stop_metric": "f1 max"}, "stop_metric: no round has"),
         ({"target": "train/lss <= 1"}, "Round 1 has .*train/loss"),
     ):
@@ -141,50 +127,26 @@ def test_a_run_ends_with_its_target_and_so_does_one_that_goes_on(tmp_path: Path)
     longer = override(stops, {"federation.rounds": 9})
     assert again(longer) == run(longer, tmp_path / "longer", say=quiet)
     assert seen == []
-    standing = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
-    assert standing is not None
-    assert standing.round == expected
-    row = load_runs(tmp_path / "run").iloc[0]
-    assert (row["rounds"], row["rounds_to_target"], row["status"]) == (expected, expected, "finished")
-
-
-STILL = {**PATIENCE, "federation__stop_patience": 2, "client__lr": 1e-30}
-DITTO = {"algorithm": "ditto", "evaluate__clients": True, "data__client_test": 0.2}
 
 
 @pytest.mark.parametrize(
-    ("values", "ends"),
+    "values",
     [
-        ({"evaluate__every": 1, **STILL, "federation__stop_metric": "loss"}, 3),
-        ({"target": "convergence/zeta_sq >= 1e9", "measure__every": 2, "measure__samples": 16}, 6),
-        ({"target": "personal/loss_mean <= 9", **DITTO}, 6),
-        ({**STILL, "federation__rounds": 9}, 6),  # of rounds 1, 2, 4 and 5 nothing is known
+        {"target": "convergence/zeta_sq >= 1e9", "measure__every": 2, "measure__samples": 16},
+        {**PATIENCE, "federation__stop_patience": 2, "client__lr": 1e-30, "federation__rounds": 9},
     ],
+    ids=["target", "patience"],
 )
 @pytest.mark.long
-def test_rounds_that_are_not_evaluated_neither_refuse_nor_end_a_run(
-    values: Mapping[str, Any], ends: int, tmp_path: Path
-) -> None:
+def test_rounds_that_are_not_evaluated_neither_refuse_nor_end_a_run(values: Mapping[str, Any], tmp_path: Path) -> None:
+    """Of rounds 1, 2, 4 and 5 nothing is known."""
     summary = run(config(**{"evaluate__every": 3, "data__limit": 80, **values}), tmp_path / "run", say=quiet)
-    assert summary["rounds"] == ends
-    assert summary["last_accuracy"] is not None
+    assert summary["rounds"] == 6
     assert summary.get("stopped", "round 3").startswith("after") == ("federation__stop" in values)
-
-
-def test_the_round_that_ends_a_run_is_evaluated_as_a_last_round_is(tmp_path: Path) -> None:
-    values = {"evaluate__every": 4, "target": "comm/total_bytes >= 1", "federation__stop": "target"}
-    said = run(config(**values), tmp_path / "run", say=quiet)
-    assert said["rounds"] == 1
-    assert said == run(config(**values), tmp_path / "run", resume=True, say=quiet)
-    planned = run(config(**values, federation__rounds=1), tmp_path / "planned", say=quiet)
-    assert said["last_accuracy"] == planned["last_accuracy"] is not None
-    assert (tmp_path / "run" / "rounds.jsonl").read_text() == (tmp_path / "planned" / "rounds.jsonl").read_text()
 
 
 def test_a_target_of_training_waits_for_a_round_with_a_reply_and_a_metric_has_the_targets_direction() -> None:
     target.require_logged("target", "train/loss", 1, {"comm/up_bytes"})
-    with pytest.raises(UserError, match="no round has 'train/lss'"):
-        target.require_logged("target", "train/lss", 1, {"train/loss"})
     assert [metrics.mode("test/f1", f"f1 {sign} 0.5") for sign in (">=", "<=")] == ["max", "min"]
     with pytest.raises(UserError, match="needs --mode max or --mode min"):
         metrics.mode("test/f1", 0.8)
@@ -192,14 +154,10 @@ def test_a_target_of_training_waits_for_a_round_with_a_reply_and_a_metric_has_th
 
 @pytest.mark.parametrize(
     ("values", "is_private"),
-    [
-        ({"target": "train/loss <= 9"}, True),
-        ({"target": "clients/loss_mean <= 9", "evaluate__clients": True, "data__client_test": 0.2}, True),
-        ({"target": "loss <= 9"}, False),
-        ({"target": "train/loss <= 9", "federation__stop": "never"}, False),
-    ],
-    ids=["of training", "of clients", "of the test set", "never"],
-)
+    [({"target": "train/loss <= 9"}, True), ({"target": "loss <= 9"}, False),
+     ({"target": "train/loss <= 9", "federation__stop": "never"}, False)],
+    ids=["of training", "of the test set", "never"],
+)  # fmt: skip
 @pytest.mark.long
 def test_no_epsilon_covers_a_run_whose_length_follows_what_clients_hold(
     values: Mapping[str, Any], is_private: bool, tmp_path: Path
