@@ -52,12 +52,12 @@ def test_a_program_and_the_commands_of_its_docstring_run(
 
 
 @pytest.mark.ray
-def test_the_notebook_runs(tmp_path: Path) -> None:
+def test_the_notebook_runs(shared_ray: dict[str, str], tmp_path: Path) -> None:
     """It sweeps too, on a real Ray, so examples/sweep.py is not run besides."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "sweep"}
     book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     client = NotebookClient(book, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    client.execute(env=shared_ray)
     assert len(load_runs(tmp_path / "notebook-runs" / "sweep")) == 4
     assert (tmp_path / "notebook-runs" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert not [out for cell in book.cells for out in cell.get("outputs", []) if out.get("name") == "stderr"]

@@ -93,11 +93,11 @@ def test_the_first_program_of_start(
 
 
 @pytest.mark.ray
-def test_a_sweep_finds_user_defined_components(tmp_path: Path) -> None:
+def test_a_sweep_finds_user_defined_components(shared_ray: dict[str, str], tmp_path: Path) -> None:
     write_files(tmp_path, FOLLOWED[0])
     (line,) = [line for line in commands(FOLLOWED[0]) if "table1.py" in line]
     _, script, *words = shlex.split(line)
-    clean = {k: v for k, v in os.environ.items() if k != "FEDCOMMONS_PARTS"}
+    clean = {k: v for k, v in shared_ray.items() if k != "FEDCOMMONS_PARTS"}
     command = [sys.executable, str(ROOT / script), *words, "--tracking.wandb", "off"]
     done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
