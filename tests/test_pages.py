@@ -1,7 +1,6 @@
 """Commands of pages are ones that the sweeps take; those of docs/own_parts.md and docs/start.md are run."""
 
 import json
-import os
 import re
 import runpy
 import shlex
