@@ -1,10 +1,11 @@
-"""Names that never change: of runs, generators and images; and the noise of private training.
+"""Names that never change: of runs, central models, generators and images; and the noise of private training.
 
 ``names.json`` has one hash for each command, over all its names. A new field, component or preset changes none.
 """
 
 import json
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -22,17 +23,49 @@ from fedcommons.config.parts import KINDS
 from fedcommons.runs import build, worker
 from fedcommons.sweeping.sweep import Trial
 
-NAMES = json.loads(Path(__file__).with_name("names.json").read_text())
+HERE = Path(__file__).parent
+NAMES = json.loads((HERE / "names.json").read_text())
 
 
-def hashed(value: object) -> str:
-    return sha256(json.dumps(value).encode()).hexdigest()[:12]
+@pytest.fixture(scope="module")
+def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
+    return cache(sweeps)
 
 
 def facts(one: Trial) -> list[str]:
     """Return a run's name, the hash of its config.yaml and the beginning of the key of its noise."""
     written = yaml.safe_dump(to_dict(one.config), sort_keys=False)
     return [one.name, sha256(written.encode()).hexdigest()[:12], f"{worker.noise_key(one.config):032x}"[:12]]
+
+
+def hashed(value: object) -> str:
+    return sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def runs(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
+    return [facts(one) for one in cells_of(script(name), argv)]
+
+
+def centrals(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
+    """Return the names of the central models of a sweep."""
+    options = script(name).arguments(argv)
+    return [one.name for one in script(name).central_lines(script(name).grid(options), options)]
+
+
+def artifacts(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
+    return [artifact_keys(one) for one in cells_of(script(name), argv) if one.config.generator]
+
+
+LINES = [(group.__name__, line) for group in (runs, centrals, artifacts) for line in NAMES[group.__name__]]
+
+
+@pytest.mark.parametrize(("group", "line"), LINES)
+def test_names_keys_configs_and_noise_are_what_they_were(
+    script: Callable[[str], ModuleType], group: str, line: str
+) -> None:
+    name, *argv = line.split()
+    now = {"runs": runs, "centrals": centrals, "artifacts": artifacts}[group](script, name, argv)
+    assert hashed(now) == NAMES[group][line], now
 
 
 def artifact_keys(one: Trial) -> list[str]:
@@ -44,25 +77,6 @@ def artifact_keys(one: Trial) -> list[str]:
     if one.config.generator and one.config.generator.name == "private_ddpm":
         keys.append(f"{needs[0].noise.source.facts:032x}")
     return [key[:12] for key in keys]
-
-
-def names(module: ModuleType, group: str, argv: list[str]) -> list[Any]:
-    """Return the names of the runs of a sweep, or of their artifacts."""
-    if group == "runs":
-        return [facts(one) for one in cells_of(module, argv)]
-    return [artifact_keys(one) for one in cells_of(module, argv) if one.config.generator]
-
-
-LINES = [(group, line) for group in ("runs", "artifacts") for line in NAMES[group]]
-
-
-@pytest.mark.parametrize(("group", "line"), LINES)
-def test_names_keys_configs_and_noise_are_what_they_were(
-    sweeps: Callable[[str], ModuleType], group: str, line: str
-) -> None:
-    name, *argv = line.split()
-    now = names(sweeps(name), group, argv)
-    assert hashed(now) == NAMES[group][line], now
 
 
 def fields_of(kind: str) -> dict[str, dict[str, list[Any]]]:
