@@ -13,7 +13,7 @@ STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "half": lambda normal: normal / 2,
     "the same in each step": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
 }
-"""What a broken stream returns in place of normal numbers."""
+"""What each broken noise stream returns instead of Gaussian draws."""
 
 
 def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:

@@ -163,7 +163,7 @@ def _moved(model: Flat, took_part: bool) -> Flat:
 
 @dataclass(frozen=True)
 class Priced(FedAvg):
-    """Its server is said to take so many steps, and ``variants`` to be faster methods of the same prices."""
+    """FedAvg that claims ``steps`` server steps in a round; a dry run would time ``variants`` to price one step."""
 
     steps: int = 10
     variants: Callable[[Any, int], Any] = lambda self, times: [

@@ -17,7 +17,7 @@ _FLAGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-"""Without these Chromium looks for Google's hosts by itself."""
+"""Without ``_FLAGS``, Chromium contacts Google's hosts on its own."""
 
 
 @contextmanager

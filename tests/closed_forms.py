@@ -95,6 +95,6 @@ def reply_of(
     method: Algorithm, module: LightningModule, data: ClientData, loop: LocalSGD | None = None,
     memory: Payload = EMPTY, x: Flat | None = None, seed: int = 0,
 ) -> Reply:  # fmt: skip
-    """A client's reply in round 1 to the model ``x``, by default that of the module; one full-batch step by default."""
+    """A client's round-1 reply to ``x``, by default the module's weights; by default after one full-batch step."""
     work = Work(module, torch.device("cpu"), loop or LocalSGD(1, FULL))
     return method.client(work, Message({"model": x or work.initial}), memory, data, 1, seed)

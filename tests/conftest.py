@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """As in a worker: more threads round differently."""
+    """Set torch to one thread, as in a worker: more threads would change rounding."""
     import torch
 
     torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def quick() -> "Callable[[str], Algorithm]":
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run times a piece once and starts no process, for tests that do not look at its times."""
+    """Make a dry run time each piece of work once and start no process, for tests that ignore the times."""
     from fedcommons.runs import cost
 
     monkeypatch.setattr(cost, "ENOUGH", 0.0)
@@ -137,7 +137,7 @@ def command(sweeps: Callable[[str], ModuleType]) -> Callable[..., subprocess.Com
 
 @pytest.fixture(scope="session")
 def recorded() -> Callable[..., None]:
-    """Write the folder of a finished run that was not run.
+    """Write the folder of a finished run with invented numbers, without running anything.
 
     reached: its first round with the target accuracy. metrics: of each round. summary: in place of the usual values.
     """

@@ -28,7 +28,7 @@ def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
 
 
 def numbered(receipt: Receipt | None = None) -> list[Contribution]:
-    """Contributions of which every image says whose it is and which: no two are the same."""
+    """Contributions whose images all differ: three pixels encode the client and the number of the image."""
     sets = []
     for client, n in enumerate(SIZES):
         x = torch.zeros(n, *SHAPE, dtype=torch.uint8)

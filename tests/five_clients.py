@@ -23,7 +23,7 @@ ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0
 
 
 def dealt() -> Dealt:
-    """Return the clients' data in memory of their own, so that no test changes those of others."""
+    """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
     rows = inputs.deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
     return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)

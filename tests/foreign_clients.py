@@ -1,4 +1,4 @@
-"""Clients and strategies in the forms of Flower and PFLlib, which need neither: also a file for the command line."""
+"""Flower-style and PFLlib-style clients and strategies without the libraries; the command line reads this file."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -32,13 +32,13 @@ EXAMPLES = int(os.environ.get("FEDCOMMONS_EXAMPLES", "300"))
 SIZES = pytest.mark.parametrize(
     "many", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
-"""A campaign is slow; each test run has a slice of it, always the same."""
+"""``many`` False: a few fixed cases, marked long. True: a campaign of random cases, marked slow."""
 
 Case = TypeVar("Case")
 
 
 def examine(check: Callable[[Case], object], cases: st.SearchStrategy[Case], few: int, many: bool) -> None:
-    """Check ``few`` cases, always the same, or other ones each time: as many as ``FEDCOMMONS_EXAMPLES`` says."""
+    """Run ``check`` on ``few`` fixed cases; if ``many``, on ``FEDCOMMONS_EXAMPLES`` fresh random cases."""
 
     @settings(
         derandomize=not many, max_examples=EXAMPLES if many else few, print_blob=many, deadline=None, database=None,

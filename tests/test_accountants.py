@@ -84,7 +84,7 @@ def test_epsilon_is_zero_for_no_step_never_negative_and_monotone() -> None:
     assert all(base < epsilon(*course) for course in more)
 
 
-def test_it_is_that_of_neighbours_with_one_example_blanked_out() -> None:
+def test_epsilon_covers_neighbours_that_differ_by_one_blanked_example() -> None:
     """One step on n = 2 slots, q = 1/2, one of them blank or 1: the divergences of the two mixtures, by quadrature.
 
     The other example, 0.3, and its sampling are the same for both. Exact at an order is at most what is accounted.
@@ -154,7 +154,7 @@ def test_delta_and_epsilon_are_those_of_dp_accounting_and_of_the_definition(
     ("target", "sigma"),
     [(0.2, 16.304), (2, 1.994), (10, 0.500)],  # shared/spec/methods.md, 13
 )
-def test_the_noise_for_a_target_is_that_of_the_table_and_spends_the_target(target: float, sigma: float) -> None:
+def test_the_noise_for_a_target_equals_the_specs_table_and_spends_the_whole_target(target: float, sigma: float) -> None:
     assert gaussian.noise_for(target, DELTA) == pytest.approx(sigma, abs=5e-4)
     spent = ((1.0, 8.0, 30), (1.0, 2.0, 1), (1.0, 5.0, 0), (0.5, 1.0, 0))
     assert composed(spent, DELTA) == pytest.approx(gaussian.epsilon(sqrt(30 / 64 + 1 / 4), DELTA), rel=1e-12)
@@ -166,7 +166,7 @@ def test_the_noise_for_a_target_is_that_of_the_table_and_spends_the_target(targe
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.4])
 @pytest.mark.parametrize("mu", [1e-5, 0.01, 1.0, 30.0, 1e4])
-def test_the_root_is_one_from_all_noise_to_none(mu: float, delta: float) -> None:
+def test_delta_at_the_epsilon_is_the_delta_that_was_asked_for_at_every_noise_level(mu: float, delta: float) -> None:
     found = gaussian.epsilon(mu, delta)
     if found == 0:
         assert gaussian.delta(0.0, mu) <= delta
@@ -186,7 +186,7 @@ def test_every_allowed_delta_has_its_noise(target: float, delta: float) -> None:
 
 
 @pytest.mark.parametrize("delta", [1e-250, 1e-12, 1e-5, 0.4])
-def test_where_there_is_hardly_any_noise_it_is_a_bound_that_is_no_looser_than_rounding(delta: float) -> None:
+def test_epsilon_with_hardly_any_noise_is_a_bound_within_a_relative_1e_minus_5(delta: float) -> None:
     below, above = (gaussian.epsilon(gaussian.MU[1] * by, delta) for by in (1, 1 + 1e-9))
     assert below < above < below * (1 + 1e-5)
     assert gaussian.epsilon(1e9, delta) == pytest.approx(1e18 / 2, rel=1e-6)

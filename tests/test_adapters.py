@@ -96,7 +96,7 @@ def test_a_fault_is_detected(fault: str) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_be_judged_is_reported() -> None:
+def test_checks_that_cannot_judge_foreign_clients_are_reported_as_not_judged() -> None:
     verdicts = judged(adapted(FlowerStyle), Claims((adapted(FlowerStyle), FedAvg()), rate=True, down=1, up=1))
     assert _failed(verdicts) == {}
     assert all(verdicts[what].passed for what in ("special case", "rate", "models"))
@@ -161,7 +161,7 @@ def test_a_client_that_seeds_when_it_is_built_draws_other_numbers_for_each_seed(
     assert all(a != b for a, b in zip(first, other, strict=True))
 
 
-def test_a_strategy_is_built_by_the_seed_of_the_run() -> None:
+def test_a_strategy_is_built_with_the_seed_of_the_run() -> None:
     """Also where the run goes on in another process."""
     facts, model, drawn = Facts(2, [1, 1], rounds=3), digits(linear=True).model, []
     for seed in (1, 2, 1):

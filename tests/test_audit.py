@@ -1,4 +1,4 @@
-"""The audit of a pool: it finds a copier, how few copies it finds, and how rarely it accuses a pool without copies."""
+"""The audit of a pool: it catches copiers, knows its detection limit, and rarely accuses a pool without copies."""
 
 from collections import Counter
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_ed
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (3, 32, 32)])
-def test_distances_are_the_smallest_over_looks_of_the_overlap_scaled_up(shape: tuple[int, int, int]) -> None:
+def test_image_distance_is_the_least_over_shifts_and_flips_scaled_to_a_whole_image(shape: tuple[int, int, int]) -> None:
     """In whole numbers, at extremes; both ways round the distance is the same."""
     (_, h, w), draws = shape, generator("extremes", shape[1])
     a, b = (255 * torch.randint(2, (n, *shape), generator=draws, dtype=torch.uint8) for n in (3, 4))
@@ -120,7 +120,7 @@ def test_distances_are_the_smallest_over_looks_of_the_overlap_scaled_up(shape: t
     assert torch.equal(pixel_space(b)(a), pixel_space(a)(b).T)
 
 
-def test_examples_that_are_no_images_have_one_look() -> None:
+def test_examples_that_are_not_images_are_compared_without_shifts_or_flips() -> None:
     x, y = torch.randn(9, 5, generator=generator("rows")), torch.zeros(9, dtype=torch.int64)
     assert looks(x) == looks(x.view(9, 1, 1, 5)) == [Look()]
     assert torch.allclose(pixel_space(x)(x[:4]), torch.cdist(x[:4].double(), x.double()), atol=1e-6)
@@ -191,7 +191,7 @@ def coarse(records: torch.Tensor):
 
 @pytest.mark.parametrize(("space", "label"), [(pixel_space, None), (coarse, 1)])
 @pytest.mark.long
-def test_a_planted_pool_is_counted_as_if_it_were_measured_again(space: Space, label: int | None) -> None:
+def test_counts_for_a_pool_with_planted_copies_equal_counts_measured_again(space: Space, label: int | None) -> None:
     clients = [honest(3, 60, client, space) for client in range(2)]
     for n in (1, 7, 20, 40):
         verdict = verdicts(clients, n, 0, label)
@@ -221,7 +221,7 @@ def test_copies_are_exact_moved_and_mirrored_in_equal_parts() -> None:
     assert all(abs(number - 200) < 4 * np.sqrt(600 * 2 / 9) for number in kinds.values())
 
 
-def test_the_smallest_share_is_found_and_the_one_before_it_is_not() -> None:
+def test_the_smallest_detectable_share_of_copies_is_detected_and_the_next_lower_is_not() -> None:
     one = honest(0)
     fewest = fewest_copies([one], 0)
     assert fewest is not None

@@ -273,7 +273,7 @@ def test_a_broken_stream_of_secret_noise_is_found(
     assert of.verdict == "above the reported one"
 
 
-def test_the_sweep_writes_a_line_for_each_seed(sweep: ModuleType, tmp_path: Path) -> None:
+def test_the_audit_sweep_writes_one_table_row_for_each_seed(sweep: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset", "smoke", "--sharing", "merf", "--sharing.target_epsilon", "5", *STAGES["merf"]]
     argv += ["--seeds", "0,1", "--out", str(tmp_path / "out")]
     assert sweep.audit_pool(argv) == 0

@@ -241,7 +241,7 @@ def test_a_graphs_step_that_waits_is_named_with_its_client() -> None:
     ],
     ids=range(10),
 )  # fmt: skip
-def test_a_module_that_is_no_tensor_function_says_why_and_is_as_it_was(
+def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchanged(
     module: Callable[[], LightningModule], of_batched: str | None, of_graphs: str | None
 ) -> None:
     federation = clients_of(module, SMALL, LOCAL)

@@ -181,7 +181,7 @@ def one(**values: int) -> Mapping[str, np.ndarray]:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A file as the published one, of 600 of its images, with half the pixels."""
+    """A file in the dSprites format: 600 rendered sprites of 32 x 32 pixels; the published images have 64 x 64."""
     classes = np.stack([np.zeros(600, int), *(EVERYTHING[name][SHARE] for name in SIZES)], 1)
     pixels = (render({name: EVERYTHING[name][SHARE] for name in SIZES}, 32) > 127).astype(np.uint8)
     np.savez_compressed(tmp_path / FILE, imgs=pixels, latents_classes=classes, metadata=np.array("of the file"))

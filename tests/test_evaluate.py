@@ -207,7 +207,7 @@ def test_runs_can_be_judged_by_clients() -> None:
             metrics.require(metric, [asked, not_asked])
 
 
-def test_a_tensor_is_summed_and_seen_singly_and_travels_once(digits: "Digits") -> None:
+def test_a_tensor_in_both_sums_and_each_is_counted_once_in_a_replys_bytes(digits: "Digits") -> None:
     """Under one name in ``sums`` and ``each``; what the first is not the second times the weight is refused."""
     x = digits().model
     alone = Reply({"delta": x}, {"other": torch.zeros(2)})

@@ -50,7 +50,7 @@ IMPLIED = {
     "neither_the_worker_nor_the_order_decides_a_bit",
     "what_a_module_draws_is_keyed_in_every_mode",
 }
-"""Checks that repeat, under easier conditions, what late clients show."""
+"""Checks that are left out, as the check of late clients repeats each of them under harder conditions."""
 
 
 @pytest.fixture(scope="session")

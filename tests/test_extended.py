@@ -83,7 +83,7 @@ def test_a_longer_plan_gives_the_same_bits(
 
 
 @pytest.mark.long
-def test_a_plan_that_is_killed_goes_on_as_a_shorter_one(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_under_a_plan_of_fewer_rounds(tmp_path: Path) -> None:
     """A round that becomes the last is measured."""
     with pytest.raises(Killed):
         play(tmp_path / "run", config(tmp_path, 9), 5)
@@ -148,7 +148,7 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_copy_that_is_killed_loses_rounds_alone(tmp_path: Path) -> None:
+def test_a_copy_of_a_run_that_is_killed_midway_costs_only_replayed_rounds(tmp_path: Path) -> None:
     """Some of its files are there."""
     play(tmp_path / "run", config(tmp_path, 4))
     predecessors.copy(tmp_path / "run", tmp_path / "whole")

@@ -99,7 +99,7 @@ def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: Digits) -> None:
 
 @pytest.mark.long
 def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_closed_forms(digits: Digits) -> None:
-    """It never changes again. Every client gets it once and sends it once; the rest are codes."""
+    """After stage I the decoder is fixed; each client sends and gets it once; besides models, only codes travel."""
     method, rounds, options = COURSES[0]
     played, spy, _ = _play(digits, method, rounds, **options)
     initial = _decoder(digits(sizes=SIZES, method=NEAR, lr=0.2).model)

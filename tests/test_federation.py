@@ -30,7 +30,7 @@ LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 FEDAVG = FedAvg()
 
 
-def test_blocks_are_consecutive_complete_even_and_these_on_every_machine() -> None:
+def test_blocks_of_clients_are_consecutive_complete_even_and_equal_on_every_machine() -> None:
     """Another cut would sum in another order: the same bits for ever need the same blocks for ever."""
     for n, blocks in product((1, 2, 3, 7, 10, 40), (1, 3, 4, 50)):
         joined = list(range(100, 100 + 3 * n, 3))

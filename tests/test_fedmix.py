@@ -85,7 +85,7 @@ def test_images_and_their_means_are_normalised_alike(digits: Digits) -> None:
 
 
 def test_the_mean_of_a_step_is_drawn_uniformly_by_the_seed() -> None:
-    """With learning rate 0 the mean loss of two steps is that of two draws: six values, not three."""
+    """At learning rate 0, the mean loss of two steps averages two independent draws: six possible values, not three."""
     rows, mix, module = _rows(n_means=3), 0.4, _module()
     assert rows.commons is not None
     possible = [_formula(module, rows.x, rows, mix, means=rows.commons[j : j + 1]).item() for j in range(3)]

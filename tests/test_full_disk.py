@@ -112,7 +112,7 @@ def same_signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_no_memory_is_one_sentence(same_signals: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, capsys: pytest.CaptureFixture[str]) -> None:
     raised: list[Exception] = []
 
     def fail(_: object) -> NoReturn:

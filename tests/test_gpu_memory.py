@@ -219,7 +219,7 @@ def test_shares(need: int, total: int, processes: int, gpus: int, expected: floa
     ("blocks", "share", "expected"), [(4, 1.0, {3}), (1, 1.0, {10}), (10, 1.0, set()), (1, 0.38, {3})]
 )
 def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, expected: set[int]) -> None:
-    """Ten clients, or a share of them, cut: what a block's take at once is what a process needs."""
+    """Ten clients, or a share of them, in blocks: one process needs the memory of one whole block at once."""
     sizes = set[int]()
 
     def seen(optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -24,7 +24,7 @@ CASES = {  # N, d, c, and how many of the K examples of a class each client owns
 
 
 def received(n_clients: int, d: int, c: float, owned: list[int], placement: str) -> np.ndarray:
-    """(draws, N): examples of a class that each client holds afterwards. Each draw is a class of a large federation."""
+    """(draws, N): examples of one class at each client after placement; each draw counts as a class of its own."""
     k = sum(owned)
     labels, owners = np.repeat(np.arange(DRAWS), k), np.tile(np.repeat(np.arange(n_clients), owned), DRAWS)
     held = holdings(labels, owners, n_clients, c, d, placement, np.random.default_rng(0))

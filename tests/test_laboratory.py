@@ -78,7 +78,7 @@ def _sq_spread(each: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("n", "sizes"), [(3, (1, 30, 5, 2, 40)), (1, (4, 3))])
 def test_closed_forms_on_least_squares(n: int, sizes: tuple[int, ...], least_squares: Problem) -> None:
-    """A sample's gradient is a (<a, w> - b); unequal clients count alike, but for what is pooled; blocks only round."""
+    """Gradients a (<a, w> - b): clients weigh alike except in pooled values; block counts change rounding only."""
     problem = least_squares(sizes=sizes)
     per_sample = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
     means = np.stack([g.mean(0) for g in per_sample])

@@ -1,4 +1,4 @@
-"""The one local loop: equal to the obvious one, and nothing of one client reaches another."""
+"""The local loop: it equals a plain loop bit for bit, and no state passes from client to client."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

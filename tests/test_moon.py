@@ -93,7 +93,7 @@ def _after(reply: Reply, x: Flat) -> Flat:
 def _last_step(
     make: Make, x: _Model, memory: Payload, rows: ClientData, steps: int, mu: float, temperature: float
 ) -> tuple[Flat, float, Tensor]:
-    """Where the last of so many full-batch steps began, and its loss and gradient."""
+    """The model before the last of ``steps`` full-batch steps, and that step's loss and gradient."""
     begin, losses = x.weights, 0.0
     for k in (steps - 1, steps):
         if k:

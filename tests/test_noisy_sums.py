@@ -104,7 +104,7 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
 
 
 @pytest.mark.parametrize("t", [0, 1, 3, 6, 9])
-def test_views_have_the_noise_of_those_who_are_not_missing(t: int) -> None:
+def test_each_partys_epsilon_counts_only_the_noise_of_clients_that_are_not_missing(t: int) -> None:
     stage = MERF(target_epsilon=2.0, noise="summed", may_miss=t)
     seen, one = stage.views(10), stage.sigma_of_each(10)
     terms = {OUTSIDERS: 10 - t, SECURE: 10 - t, SERVER: 1, ANOTHER: max(1, 9 - t), "5 clients together": max(1, 5 - t)}
@@ -224,7 +224,7 @@ def networks(seed: int = 0, scale: int | None = None, augment: str = "none", fli
 
 
 @pytest.mark.parametrize("augment", ["none", "all"])
-def test_an_image_adds_a_vector_of_at_most_norm_one_to_its_class_alone_and_a_blank_one_nothing(augment: str) -> None:
+def test_an_image_changes_only_its_classs_sum_by_norm_at_most_1_and_a_blank_by_0(augment: str) -> None:
     examples, phi = some(20), networks(5, 1, augment, True).at(0)
     whole = condensation.sums(phi, examples, 10)
     for i in range(20):

@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("returned", "words"), REFUSED.values(), ids=REFUSED)
-def test_all_else_is_refused_in_one_sentence(returned: Any, words: str) -> None:
+def test_every_invalid_data_set_is_refused_with_one_sentence(returned: Any, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)) as error:
         own.read("my_data.py:Photos", returned)
     assert str(error.value).startswith("data set my_data.py:Photos")

@@ -1,4 +1,4 @@
-"""Schedulers, clipping and accumulation of local training are the obvious loops; what a module reads of its round."""
+"""Local training with schedulers, clipping, accumulation equals plain loops; a module reads its epoch and step."""
 
 import functools
 from collections.abc import Callable

@@ -177,7 +177,7 @@ def test_what_hardly_any_draw_meets_is_refused_before_a_million_draws_where_that
 
 
 def test_default_groups_are_those_of_the_authors() -> None:
-    """github.com/lyn1874/fedssyn at 4ceefff; where it sets nothing, all clients are one group."""
+    """Authors' code: github.com/lyn1874/fedssyn at 4ceefff. Where it sets no group size, all clients are one group."""
     for n_clients, n_classes, alpha, n_aux in (
         (40, 10, 0.1, 20), (40, 10, 0.01, 10), (40, 100, 0.1, 20), (100, 10, 0.1, 10), (100, 10, 0.01, 10),
         (100, 100, 0.01, 20), (100, 100, 0.1, 100), (10, 10, 0.1, 10), (10, 10, 0.01, 10), (7, 10, 0.5, 7),

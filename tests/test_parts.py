@@ -1,4 +1,4 @@
-"""Components: looked up by name or import path, their fields read where they stand, hashed as far as chosen."""
+"""Components: looked up by name or import path, fields read from the source, only selected components hashed."""
 
 from pathlib import Path
 from types import NoneType

@@ -75,7 +75,7 @@ def called_twice() -> nn.Module:
 
 
 class Doubled(nn.Linear):
-    """A kind of its own, that is a known one too."""
+    """A subclass of nn.Linear: a layer type of its own that also passes for a known type."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)

@@ -148,7 +148,7 @@ SECRET = {"secret": torch.ones(2)}
     ],
     ids=["in the sum", "for each", "nothing", "delta twice", "weight", "noise of its own", "option 1 of SCAFFOLD"],
 )  # fmt: skip
-def test_what_no_covered_release_names_is_uncovered(
+def test_a_message_part_that_no_covered_release_names_counts_as_uncovered(
     algorithm: Algorithm, uncovered: dict[str, int], digits: Digits
 ) -> None:
     assert _ledger(algorithm, digits()).uncovered == uncovered

@@ -72,7 +72,9 @@ def test_each_size_has_the_noise_with_which_its_target_is_reached(target_epochs:
 
 
 @pytest.mark.long
-def test_a_training_is_keyed_and_the_beginning_of_a_longer_one(trained: Mapping[str, Tensor]) -> None:
+def test_a_training_depends_only_on_its_key_and_is_the_start_of_a_longer_training(
+    trained: Mapping[str, Tensor],
+) -> None:
     torch.manual_seed(99)  # what was drawn before must not matter
     both = TINY.fit(DIGITS, N_CLASSES, 0, [1, 2])
     assert torch.equal(flat(both[1].weights), flat(trained))

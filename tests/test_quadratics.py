@@ -65,7 +65,7 @@ def pairs(problem: Quadratics, client: int) -> Counter:
     return Counter((a, *b) for a, b in zip(problem.a[client], problem.b[client].tolist(), strict=True))
 
 
-def test_a_swap_moves_whole_samples_and_as_many_of_each_client() -> None:
+def test_a_swap_moves_whole_samples_and_equally_many_samples_of_each_client() -> None:
     own = q.draw(0, 10, 5)
     before, kept = [pairs(own, i) for i in range(10)], []
     for p in (0, 0.1, 0.29, 0.575, 1):

@@ -41,7 +41,7 @@ def claims_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Changed(FedAvg):
-    """After ``rounds`` rounds its replies are changed."""
+    """FedAvg whose client replies are changed after round ``rounds``."""
 
     change: Callable[[Reply, Message], Reply]
     rounds: int = 0

@@ -69,7 +69,7 @@ def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, bl
 
 
 def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Digits", tmp_path: Path) -> None:
-    """1e15: the model is finite and usable, and no client can train from it; also after a resumption."""
+    """An update of 1e15 leaves the merged model finite, but no client can train from it; also after a resumption."""
     federation, algorithm = digits(), Spoilt(1e15)
     saved = federation.play(algorithm, federation.plan(2))[-1][0]
     rejected = {12: Rejected(3, "its weight is nan"), 4: Rejected(1, "why")}

@@ -149,7 +149,7 @@ def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_c
 
 
 def raw(releases: Sequence[Release]) -> dict[int, int]:
-    """Client to the number of raw examples that the engine saw leave it."""
+    """Map each client to the number of its raw examples that the engine saw leave."""
     return {r.client: r.seen for r in releases if r.what == ("raw examples",) and not r.covered}
 
 
@@ -218,7 +218,7 @@ def test_real_rows_that_reach_another_client_or_the_pool_are_raw_beside_covered_
 
 
 def test_no_stage_of_ours_is_accused() -> None:
-    """What they declare is what is seen to leave, so the engine adds nothing and refuses nothing, also under DP-SGD."""
+    """Each stage declares exactly what the engine sees leave: no release is added or refused, also under DP-SGD."""
     stages = [Real(), ShuffledReal(0.3), RawCopies(0.3, 2), RawCopies(0.5, 4, "optimal"), ShuffledSynthetic(0.2),
               LocalSynthetic(0.2)]  # fmt: skip
     for stage in stages:

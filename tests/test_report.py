@@ -90,7 +90,7 @@ def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, htm
     assert titles == [f"partitions of {tmp_path / name}" for name in ("here", "there")]
 
 
-def test_intervals_end_where_no_mean_can_lie_and_a_missed_target_has_none() -> None:
+def test_an_interval_ends_at_a_metrics_limits_and_a_missed_target_has_no_interval() -> None:
     rounds = Column("rounds_to_target", "", digits=1)
     assert intervals.text_of_rounds([10.0, 12.0], 1, rounds) == "missed by 1 of 3, else 11.0"
     assert intervals.text_of_rounds([10.0, 12.0], 0, rounds) == "11.0 (0.0 to 23.7)"
@@ -149,7 +149,7 @@ def test_a_place_that_is_no_reports_and_a_folder_without_runs_are_refused(tmp_pa
     assert out.read_text(encoding="utf-8") == page.MARK  # an earlier report stays
 
 
-def test_a_pools_picture_is_shown_and_a_file_that_is_none_is_not(folder: Path, tmp_path: Path) -> None:
+def test_a_valid_pool_picture_is_shown_in_the_report_and_an_invalid_file_is_not(folder: Path, tmp_path: Path) -> None:
     (of,) = copies(folder / "fedavg-0", tmp_path, "run")
     setting = "shuffled_synthetic"
     change(of / "summary.json", setting=setting, config={**summary(of)["config"], "sharing.setting": setting})

@@ -95,7 +95,7 @@ def test_a_schedule_without_a_positive_factor_is_refused_before_any_work(tmp_pat
             prepare(experiment("smoke", values={"client.lr_schedule": f"{tmp_path}/mine{i}.py:rates"}))
 
 
-def test_a_users_schedule_has_its_constants_and_its_source(tmp_path: Path) -> None:
+def test_a_users_schedule_takes_its_constants_and_the_config_records_its_source(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def powers(round, rounds, power: float = 0.5):\n    return (1 - (round - 1) / rounds) ** power\n"
     )

@@ -46,7 +46,7 @@ def _needed(fields: Mapping[str, object]) -> Sequence[Need]:
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
-def test_a_generator_that_takes_no_noise_earns_nothing_in_a_secret_run(tmp_path: Path, noise: str) -> None:
+def test_a_generator_that_takes_no_noise_gets_no_receipt_in_a_secret_run(tmp_path: Path, noise: str) -> None:
     """Its noise can only follow from its seed; ``PrivateDDPM.fit``, called without noise, is such a one."""
     plain = {name: value for name, value in SECRET.items() if not name.startswith("generator.")}
     need, store = _needed({**plain, "generator.name": "user_parts:WithReceipt", "dp.noise": noise})[0], Store(tmp_path)

@@ -141,7 +141,7 @@ FILES = (
 )  # fmt: skip
 EVERY = [(kind, name) for name in FILES for kind in (*PLACES, *CONTENTS)]
 SOME = EVERY[::13]
-"""Of each file some kinds, and of each kind some files; the others are slow."""
+"""Every 13th pair: some kinds of each file and some files of each kind; the other pairs are marked slow."""
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def _ledger(federation: Federation, module: Callable[[], LightningModule], round
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_a_module_keeps_is_named_and_nothing_is_covered(plant: str) -> None:
+def test_data_that_a_step_leaves_in_a_module_is_reported_and_no_release_is_covered(plant: str) -> None:
     begin, see, name, why = PLANTS[plant]
     loop = replace(PRIVATE, epochs=2, schedule=(lambda round: 1 / round) if "group" in plant else None)
     ledger = _ledger(digits((7, 9)).training(loop), partial(Plain, begin, see))

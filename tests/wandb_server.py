@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The rows, each at the place that it was sent for, without W&B's own columns."""
+        """History rows at the offsets at which W&B's client sent them, without W&B's own columns."""
         return [{k: v for k, v in row.items() if k[0] != "_"} for row in self._file("wandb-history.jsonl")]
 
     @property
