@@ -1,4 +1,4 @@
-"""The cluster files are what `ray up` and KubeRay accept, and start no cluster that is open to others."""
+"""The cluster files: `ray up` accepts them, and they start no cluster that is open to others."""
 
 import copy
 import runpy

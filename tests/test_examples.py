@@ -1,4 +1,4 @@
-"""examples/ and docs/notebook.ipynb: every program runs alone, and so do the commands of its docstring."""
+"""examples/ and docs/notebook.ipynb: each program but the sweep runs alone, and so do commands of its docstring."""
 
 import re
 import runpy

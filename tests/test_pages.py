@@ -1,4 +1,4 @@
-"""Commands of pages are ones that the sweeps take; those of docs/own_parts.md and docs/start.md are run."""
+"""Commands of pages are ones that the sweeps take; runs of docs/own_parts.md and docs/start.md are played."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Planted faults in private training, generators and messages: the audit finds each kind, and accuses nothing sound."""
+"""Planted faults in private training and messages: the audit finds each kind, and accuses nothing sound."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The referee: faults of other programs planted one at a time, and the claims of our own methods."""
+"""The referee: false claims and a planted fault of another program fail, true claims of our own methods pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
