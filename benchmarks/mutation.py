@@ -91,7 +91,7 @@ def reach(drawn: Sequence[Mapping[str, Any]], checkout: Path, markers: str) -> d
         for path in Path(folder).glob("*.reach"):
             for line in path.read_text("utf-8").splitlines():
                 number, test = line.split("\t")
-                if "::" in test:  # a test that limits the size of files cuts its own name off
+                if "::" in test:  # a test that limits the size of files would cut its own name off
                     reached[number].add(test)
         for path in Path(folder).glob("*.seconds"):
             for line in path.read_text("utf-8").splitlines():
