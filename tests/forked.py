@@ -73,11 +73,10 @@ def forked(
     *,
     seconds: int = 60,
     gigabytes: float = 3.0,
-    file_size: int | None = None,
 ) -> Ended:
     """Run ``action`` in a fork, in ``folder``, as a process of its own would; what it has started is killed at its end.
 
-    seconds: of processor time. gigabytes: of memory beyond what this process has. file_size: the most bytes of a file.
+    seconds: of processor time. gigabytes: of memory beyond what this process has.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if "wandb" in sys.modules:
@@ -98,8 +97,6 @@ def forked(
                 most = used + int(gigabytes * 2**30)
                 resource.setrlimit(resource.RLIMIT_AS, (most, most))
                 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-                if file_size is not None:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
                 signal.alarm(10 * seconds)
                 action()
                 code = 0

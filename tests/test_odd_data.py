@@ -38,7 +38,6 @@ X = DRAWS.standard_normal((N, 4))
 Y = np.arange(N) % 3
 GREY = DRAWS.integers(0, 256, (N, 8, 8), dtype=np.uint8)
 RGB = DRAWS.integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
-TOKENS = DRAWS.integers(0, 9, (N, 4))
 
 
 class Arrays:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
@@ -74,16 +73,6 @@ class Peeks(ShuffledSynthetic):
 
 
 @dataclass(frozen=True)
-class Hint(Real):
-    """Contributes nothing, and declares a covered release of client 0."""
-
-    covered: bool = True
-
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        return contributed, [RECEIPT.release(0, "a hint")] if self.covered else []
-
-
-@dataclass(frozen=True)
 class ManyTimes(Real):
     """Every client trains twice on its first image."""
 
@@ -109,9 +98,3 @@ class Broken(FedAvg):
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
         return reply if seed != seed_for(0, "client", 2, 1) else replace(reply, weight=float("nan"))
-
-
-def thousands() -> tuple[np.ndarray, np.ndarray]:
-    """Return more examples than 1/delta."""
-    x = np.random.default_rng(0).standard_normal((170_000, 1)).astype(np.float32)
-    return x, (x[:, 0] > 0).astype(np.int64)
