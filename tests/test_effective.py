@@ -76,8 +76,8 @@ def test_generators_state_noise_epochs_and_counts_and_the_frame_has_their_ranges
     assert used["client.epochs"] < result.experiment.client.epochs  # the rule of equal work
     for q, sigma, steps in zip(images["q"], images["sigma"], images["steps"], strict=True):
         assert 8.98 <= epsilon(q, sigma, steps, 1e-5) <= 9.0
-    row, sigmas = load_runs(result.folder).iloc[0], [*images["sigma"], *counts["sigma"]]
-    assert (row["pool_sigma_min"], row["pool_sigma_max"]) == (min(sigmas), max(sigmas))
+    row = load_runs(result.folder).iloc[0]
+    assert (row["pool_sigma_min"], row["pool_sigma_max"]) == (min(images["sigma"]), max(images["sigma"]))
 
 
 def _event(client: int, q: float, sigma: float, steps: int, what: str = "delta", **more: Any) -> Release:
