@@ -170,6 +170,7 @@ def test_the_code_and_the_secrets_go_up_and_the_container_has_the_variables_of_e
 def test_after_ray_down_nothing_runs(cloud: Cloud) -> None:
     """The last test of this cluster."""
     assert cloud.nodes()
+    assert cloud.ec2.describe_volumes()["Volumes"]
     cloud.ray("down", "-y")
     assert cloud.nodes() == cloud.nodes("pending") == cloud.nodes("stopped") == []
     assert cloud.ec2.describe_volumes()["Volumes"] == []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -104,13 +105,20 @@ def clients_of(module: Callable[[], LightningModule], sizes: Sequence[int], loop
     return replace(digits(sizes=sizes, method=FedAvg()), module=make).training(loop)
 
 
+def watched_training() -> Any:
+    """A context that notes the calls of the function that trains clients at once."""
+    return mock.patch.object(batched, "train", wraps=batched.train)
+
+
 def require_same(federation: Federation, algorithm: Algorithm, rounds: int = 2, **more: Any) -> None:
     """See that rounds with clients at once are those of one after another, up to rounding."""
     plan = federation.plan(rounds, blocks=1, **more)
-    a, b = (
-        flat(federation.training(replace(federation.loop, batched=at_once)).play(algorithm, plan)[-1][0].state, "model")
-        for at_once in (False, True)
-    )
+    with watched_training() as trained:
+        a, b = (
+            flat(federation.training(replace(federation.loop, batched=is_)).play(algorithm, plan)[-1][0].state, "model")
+            for is_ in (False, True)
+        )
+    assert sum(len(call.args[1]) for call in trained.call_args_list) == rounds * len(federation.data.clients)
     assert (a.buffer - b.buffer).norm() < 1e-5 * a.buffer.norm()
 
 
@@ -146,7 +154,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 def test_each_way_of_training(name: str) -> None:
     loop, momentum = replace(LOCAL, **LOOPS[name]), 0.9 if name in ("no short batch", "TF32") else 0.0
     if name != "without oneDNN":
-        require_same_bits(digits(SMALL, momentum=momentum, method=FedAvg()).training(loop), FedAvg())
+        assert require_same_bits(digits(SMALL, momentum=momentum, method=FedAvg()).training(loop), FedAvg())
     if name != "TF32":
         require_same(digits(sizes=UNEQUAL, method=FedAvg()).training(loop), FedAvg())
 
@@ -163,7 +171,7 @@ def test_each_optimizer(name: str) -> None:
     }[name]
     require_same(clients_of(partial(Net, optimizer), UNEQUAL, LOCAL), FedAvg())
     if name != "Adam":
-        require_same_bits(clients_of(partial(Net, optimizer), SMALL, LOCAL), FedAvg())
+        assert require_same_bits(clients_of(partial(Net, optimizer), SMALL, LOCAL), FedAvg())
 
 
 def test_a_step_launches_as_much_for_eight_clients_as_for_four() -> None:
@@ -195,8 +203,9 @@ def test_what_a_client_logs_is_the_mean_over_its_steps(how: dict[str, bool]) -> 
     plan = federation.plan(3, blocks=1, late=Slow(share=0.6))
     right, expected = federation.play(FedProx(), plan)[-1]
     there = federation.training(replace(LOCAL, **how))
-    with pretend_graphs(), PretendGPU():
+    with pretend_graphs() as recorded, PretendGPU(), watched_training() as trained:
         end, found = (there.on(GPU) if "graphs" in how else there).play(FedProx(), plan)[-1]
+    assert (bool(recorded), trained.called) == ("graphs" in how, "batched" in how)
     logged = [name for name in expected if name.startswith("train/")]
     assert {"train/right", "train/number", "train/loss", "train/steps"} <= set(logged)
     assert {name: found[name] for name in logged} == pytest.approx({n: expected[n] for n in logged}, rel=1e-5)
@@ -216,8 +225,9 @@ class Fails(FedAvg):
 
 def test_a_client_that_fails_is_named_as_if_it_trained_alone() -> None:
     federation = digits(sizes=UNEQUAL, method=FedAvg()).training(replace(LOCAL, batched=True))
-    with pytest.raises(ClientError, match=r"client 3, round 1.*on purpose"):
+    with watched_training() as trained, pytest.raises(ClientError, match=r"client 3, round 1.*on purpose"):
         federation.play(Fails(), federation.plan(1, blocks=1))
+    assert trained.called
 
 
 def test_a_graphs_step_that_waits_is_named_with_its_client() -> None:

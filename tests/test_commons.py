@@ -49,11 +49,16 @@ def entries(commons: ModuleType, *argv: str) -> list[Any]:
 
 def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons: ModuleType) -> None:
     """The same data, clients, rounds, epochs and model, but for the autoencoder around it."""
-    protocol = ("data.limit", "partition.name", "partition.n_clients", "federation.rounds", "client.epochs", "seed")
+    protocol = (
+        "data.name", "data.limit", "data.validation", "partition.name", "partition.n_clients", "partition.alpha",
+        "federation.rounds", "federation.participation", "client.epochs", "client.batch_size", "client.momentum",
+        "model.channels", "seed",
+    )  # fmt: skip
     rows = [e for e in entries(commons) if isinstance(e.cell, Trial)]
     flats = [e.cell.config.flat for e in rows]
     assert {e.way for e in rows} == WAYS.keys()
     assert len({tuple(flat[name] for name in protocol) for flat in flats}) == 1
+    assert {e.way for e in rows if e.cell.config.model.name != "encoder"} == {"FedDPMS"}
     assert all(e.cell.config.flat[name] == value for e in rows for name, value in e.rates)
     fedssyn, buffers = "one-shot Fedssyn (DDPM)", ("--model.batch_norm", "true")  # which its server does not take
     rows = entries(commons, "--ways", f"real,{fedssyn}", *buffers, "--lrs", "0.1,0.2")

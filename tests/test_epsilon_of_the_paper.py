@@ -14,6 +14,8 @@ from fedcommons.core.accountants import epsilon, noise_for
 
 PAGE = (Path(__file__).parent.parent / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
 DELTA = 1e-5
+GIVEN = ("setting", "command", "q", "noise multiplier", "steps")
+"""Columns of what an epsilon is computed from; all others are epsilons."""
 
 
 def table_rows() -> list[Mapping[str, str]]:
@@ -43,7 +45,7 @@ def test_each_epsilon_of_the_page() -> None:
         computed["PRV"] = epsilon(*course, DELTA, "prv") if "PRV" in row else 0.0
         computed["printed"] = computed["old conversion"]
         numbers = {name: f"{value:.2f}" for name, value in computed.items() if name in row}
-        assert numbers == {name: row[name] for name in numbers}
+        assert numbers == {name: row[name] for name in row if name not in GIVEN}
 
 
 @pytest.mark.slow

@@ -44,7 +44,9 @@ def test_a_program_and_the_commands_of_its_docstring_run(
     assert not [path for path in tmp_path.iterdir() if path.name != "runs"]
     monkeypatch.chdir(ROOT)
     text = path.read_text(encoding="utf-8").replace("\\\n", "")
-    for number, command in enumerate(re.findall(r"^python sweeps/run\.py (.*)$", text, re.M)):
+    commands = re.findall(r"^python sweeps/run\.py (.*)$", text, re.M)
+    assert commands
+    for number, command in enumerate(commands):
         assert f"examples/{name}.py:" in command
         every = [] if "measure.every" in command else ["--measure.every=0"]
         words = [f"--out={tmp_path / str(number)}", *shlex.split(command.replace(" runs/", f" {tmp_path}/"))]

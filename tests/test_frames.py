@@ -116,8 +116,10 @@ def test_the_status_of_runs_that_are_not_finished(folder: Path, tmp_path: Path) 
         (path / "summary.json").unlink()
     (tmp_path / "failed" / "error.txt").write_text("client 3 failed")
     (tmp_path / "stopped" / STOPPED).touch()
-    runs = load_runs(tmp_path).set_index("status")
-    assert set(runs.index) == {"unfinished", "failed", "stopped"}
+    runs = load_runs(tmp_path)
+    assert {Path(run).name: status for run, status in zip(runs["run"], runs["status"], strict=True)} == {
+        status: status for status in ("unfinished", "failed", "stopped")
+    }
 
 
 @pytest.mark.long

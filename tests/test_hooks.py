@@ -99,11 +99,13 @@ class _Epochs:
     [(ALL, 2, 0.5), (hooks.TRANSFER, 1, 0.5)],
     ids=["all, accumulated and clipped", "transfer"],
 )
-def test_calls_and_bits_are_those_of_the_trainer(names: tuple[str, ...], accumulate: int, clip: float | None) -> None:
+def test_calls_and_bits_are_those_of_the_trainer(
+    names: tuple[str, ...], accumulate: int, clip: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     loop = LocalSGD(2, 2, accumulate=accumulate, clip_norm=clip)
     ours, theirs = recording(names)(), recording(names)()
     trained = train(ours, loop, DATA)
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "pytorch_lightning")
     trainer = Trainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, accumulate_grad_batches=accumulate, gradient_clip_val=clip,

@@ -19,6 +19,7 @@ from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
+from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
@@ -252,10 +253,14 @@ def test_equal_examples_of_a_client_are_not_taken_for_one_listed_twice(digits: D
 def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float) -> None:
     """The Renyi divergences of a sum with m copies of an example, each in the batch with probability q."""
     m, sigma = 3, 2.0
+    step = Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0)
+    loop = LocalSGD(1, 1, dp=DPSGD(sigma, 1.0))
+    spent = loop._spent({step}, round(1 / q), 1, m)  # pyright: ignore[reportPrivateUsage]
+    assert spent.sigma * spent.sensitivity == pytest.approx(sigma)  # the noise that there is
     at = np.linspace(-60, 80, 70_001, dtype=np.longdouble)
     density = [np.exp(-((at - k) ** 2) / np.longdouble(2 * sigma**2)) for k in range(m + 1)]
     copies = sum(comb(m, k) * q**k * (1 - q) ** (m - k) * density[k] for k in range(m + 1))
-    charged = (1 - q) ** m * density[0] + (1 - (1 - q) ** m) * density[m]
+    charged = (1 - spent.q) * density[0] + spent.q * density[round(spent.sensitivity)]
 
     def renyi(one: Any, other: Any) -> Any:
         return np.sum((one / other) ** alpha * other)

@@ -56,7 +56,9 @@ def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path) -> None:
     assert list(zip(frame["alpha"], frame["seed"], strict=True)) == [(1.0, 0), (0.1, 1)]
     alone = run(wanted[1], tmp_path / "alone", say=quiet)
     assert frame["last_accuracy"].iloc[1] == alone.summary["last_accuracy"]
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").glob("*/*.jsonl")}
     assert sweep(wanted, str(tmp_path / "sweep")).equals(frame)  # read, not run
+    assert {path: path.stat().st_mtime_ns for path in written} == written != {}
 
 
 def test_values_of_an_experiment_may_be_numpys_lists_and_paths() -> None:
