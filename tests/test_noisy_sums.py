@@ -101,6 +101,7 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
     ledger = Ledger.of([replace(event, commons=True) for event in events])
     result = statement(ledger, 3, 1e-5, 0, local=True, secret=True, views=stage.views(3))
     assert result["overall"] == pytest.approx(target, rel=1e-6)
+    assert f"epsilon = {target:g} at delta = 1e-05" in result["in_words"][-1]
 
 
 @pytest.mark.parametrize("t", [0, 1, 3, 6, 9])

@@ -106,6 +106,9 @@ def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) 
     assert {(x.tobytes(), int(y)) for x, y in both_parts} == {(x.tobytes(), int(y)) for x, y in wanted}
     assert (result.train.x.numpy().dtype, result.n_classes) == (expected.dtype, 3)
     assert result.train.x.is_contiguous()
+    if expected.dtype == np.uint8:
+        channels = result.train.x.double().div(255).movedim(1, 0).flatten(1)
+        assert (result.mean, result.std) == (pytest.approx(channels.mean(1).tolist()), pytest.approx(channels.std(1)))
 
 
 @pytest.mark.parametrize(
@@ -200,6 +203,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): give y.argmax(1)"),
     "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
     "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
+    "single numbers": ((np.float64(3), np.int64(3)), "one for each of the 0 examples"),
     "fewer labels": ((X, Y[:5]), "one for each of the 20 examples, got (5,)"),
     "other test shapes": (((X, Y), (X[:, :2], Y)), "training examples are (4,) torch.float32, and test examples (2,)"),
     "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have one shape"),
