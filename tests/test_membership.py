@@ -107,7 +107,7 @@ def test_every_generator_sees_a_half_of_its_own() -> None:
 
 
 def test_the_ratio_is_that_of_two_normal_densities() -> None:
-    """By hand: three generators, one image that the second and third saw or not."""
+    """By hand, for the first image, which three of seven generators saw."""
     rng = np.random.default_rng(0)
     inside = rng.random((7, 5)) < 0.5
     inside[:, 0] = [True, True, True, False, False, False, False]

@@ -71,7 +71,7 @@ def both(x: Any = X, y: Any = Y, **more: Any) -> SimpleNamespace:
 TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "big endian": ((X.astype(">f8"), Y.astype(">i4")), X),
     "negative strides": ((X[::-1], Y[::-1]), X),
-    "what cannot be written to": (both(torch.from_numpy(X).numpy(), np.frombuffer(Y.tobytes(), int)), X),
+    "what cannot be written to": (both(np.frombuffer(X.tobytes()).reshape(N, 4), np.frombuffer(Y.tobytes(), int)), X),
     "an array of another library": ((Arrays(X), Arrays(Y)), X),
     "random_split's list": ([TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)) for _ in range(2)], X),
     "colour pictures": (pictures(RGB), RGB.transpose(0, 3, 1, 2)),
@@ -324,6 +324,8 @@ def test_the_hash_is_of_names_shapes_types_and_bytes(dtype: torch.dtype) -> None
         for examples in (Examples(other_x, changed.y), Examples(changed.x, other_y)):
             hashes.append(replace(base, **{part: examples}).digest)
     hashes += [other.digest for other in (dataset(x.flatten(2), y), dataset(x, y.int()), dataset(x, y, 2, 2))]
+    named: list[dict[str, Any]] = [{"groups": y[5:]}, {"factors": {"a": y[5:]}}, {"factors": {"b": y[5:]}}]
+    hashes += [replace(base, train=replace(base.train, **more)).digest for base in [dataset(x, y)] for more in named]
     assert len(set(hashes)) == len(hashes)
     in_another_order = x.transpose(2, 3).contiguous().transpose(2, 3)  # in memory
     assert dataset(in_another_order, y).digest == hashes[0]
