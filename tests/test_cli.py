@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons.config import cli, presets, search_space
+from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
@@ -58,6 +59,10 @@ def test_options_change_these_fields_and_no_other(words: str) -> None:
     assert {name: repr(value) for name, value in {**changed, **new}.items()} == {
         name: repr(value) for name, value in expected.items()
     }  # 1 is not 1.0
+    # nor is a constant of a component that is new another than it is without options
+    new_ones = {n: v for n, v in presets.preset("small", "digits", "ddpm").items() if n in now and n not in plain}
+    wanted = choose({**{n: v for n, v in plain.items() if n in now}, **new_ones, **expected}).flat
+    assert {n: repr(v) for n, v in now.items()} == {n: repr(v) for n, v in wanted.items()}
 
 
 REFUSED = r"""

@@ -150,7 +150,7 @@ def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
     assert not torch.equal(quiet, louder)
 
 
-def test_two_experiments_of_one_seed_share_no_noise(digits: Digits) -> None:
+def test_two_experiments_of_one_seed_share_no_noise() -> None:
     """They would be subtracted, and leave the difference of two gradients. What decides no result changes no noise."""
     base = override(Experiment(), {"dp.local": True, "client.batch_size": FULL, "client.epochs": 1})
 
