@@ -1,12 +1,13 @@
-"""Streams of secret noise that are broken, for audits that must find it."""
+"""Broken streams of secret noise, for audits that must detect them, and noise that no data changes."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
-from fedcommons.core.noise import CipherStream
+from fedcommons.core.noise import CipherStream, Draws, Noise
 
 STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": np.zeros_like,
@@ -24,3 +25,10 @@ def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
         return STREAMS[name](right(self, size, dtype))
 
     patch.setattr(CipherStream, "standard_normal", standard_normal)
+
+
+class OfNoData(Noise):
+    """The same noise for any data, so that trainings on two data sets differ by the data alone."""
+
+    def call(self, purpose: str, *data: Tensor) -> Draws:
+        return super().call(purpose)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from broken_noise import OfNoData
 from torch import Tensor
 
 from fedcommons import Examples, TrainedGenerator, UserError
 from fedcommons.config import experiment as config
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, part_of
-from fedcommons.core.noise import Draws, Noise, Source
+from fedcommons.core.noise import Source
 from fedcommons.runs import inputs
 from fedcommons.sharing.needs import takes, takes_noise
 
@@ -36,13 +37,6 @@ def fit(
     name: str, seed: int = 0, epochs: Collection[int] = (1,), examples: Examples = DIGITS, *, flip: bool = False
 ) -> Mapping[int, TrainedGenerator]:
     return tiny(name).fit(examples, N_CLASSES, seed, epochs, flip=flip)
-
-
-class OfNoData(Noise):
-    """The same noise for any data."""
-
-    def call(self, purpose: str, *data: Tensor) -> Draws:
-        return super().call(purpose)
 
 
 def alone(name: str, examples: Examples = DIGITS, *, flip: bool = False) -> Mapping[str, Tensor]:
