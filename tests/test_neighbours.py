@@ -1,6 +1,7 @@
 """A component's hash covers the user's modules that it imports, and a process runs the code that was hashed."""
 
 import os
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # as for a user, whatever the environment says
     return Lab(tmp_path)
 
 
