@@ -1,4 +1,4 @@
-"""What every sweep promises: requests that cannot be met are refused before any work, a dry run writes nothing."""
+"""What sweeps promise: requests that cannot be met are refused before any work, a dry run writes nothing."""
 
 import re
 from collections.abc import Callable

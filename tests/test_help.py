@@ -49,7 +49,7 @@ def test_help_and_refusals_import_nothing_heavy() -> None:
     assert not wrong
 
 
-def test_help_lists_every_option_with_its_default(
+def test_help_of_table1_lists_every_option(
     sweeps: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
     table1, texts = sweeps("table1"), []

@@ -20,7 +20,7 @@ FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.e
 def quiet(text: str) -> None: ...
 
 
-def test_every_name_can_be_imported_and_no_other() -> None:
+def test_every_name_can_be_imported_and_a_wrong_one_is_refused() -> None:
     assert all(getattr(fc, name) is not None for name in fc.__all__)
     assert set(fc.__all__) <= set(dir(fc))
     with pytest.raises(AttributeError, match="no attribute 'runn'"):
