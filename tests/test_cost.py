@@ -49,7 +49,8 @@ UNEQUAL = {"federation.participation": 0.7, "partition.name": "dirichlet_niid", 
 SETTINGS: dict[str, dict[str, Any]] = {
     "pool": POOL, "pool, no equal work": {**POOL, "client.equal_work": False, "sharing.p": 0.25},
     "batches larger than the data": {"client.batch_size": 50, "client.drop_last": True},
-    "dp": {"dp.local": True, "measure.every": 0}, "some clients, unequal": {**UNEQUAL, "federation.rounds": 5},
+    "dp": {"dp.local": True, "measure.every": 0}, "two models are evaluated": {"algorithm": "feddyn"},
+    "some clients, unequal": {**UNEQUAL, "federation.rounds": 5},
     "some examples are measured": {**POOL, "measure.samples": 16, "partition.n_clients": 5, "federation.rounds": 1},
 }  # fmt: skip
 

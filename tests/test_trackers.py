@@ -201,6 +201,7 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wron
 @pytest.mark.usefixtures("lab")
 def test_a_tracker_is_no_part_of_a_runs_identity_and_a_measure_is() -> None:
     plain, tracked = described(measure__every=1), described(measure__every=1, tracking__tracker=TRACKER)
+    assert (plain.chosen.get("tracker"), tracked.chosen["tracker"]) == (None, TRACKER)
     for identity in (deciding, lambda config: cell(config, {}).name, noise_key):
         assert identity(tracked) == identity(plain)
     measured = deciding(described(measure__every=1, measure__measure=MEASURE, measure__power=3.0))

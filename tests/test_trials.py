@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from rich.console import Console
 from fedcommons import experiment
 from fedcommons.config import presets
 from fedcommons.config.flat import override, to_dict
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
 from fedcommons.sweeping import kept, trials
 from fedcommons.sweeping import sweep as tuning
@@ -41,10 +42,10 @@ class Clock:
         return self.now
 
 
-def plain() -> tuple[Display, io.StringIO, Clock]:
+def plain(**more: Any) -> tuple[Display, io.StringIO, Clock]:
     """A display without a terminal, what it writes, and its clock."""
     written, clock = io.StringIO(), Clock()
-    return Display(Console(file=written, highlight=False), clock=clock), written, clock
+    return Display(Console(file=written, highlight=False), clock=clock, **more), written, clock
 
 
 LINES = [
@@ -52,6 +53,7 @@ LINES = [
     ({"test/accuracy": 0.5, "stragglers": 0.0, "rejected": 0.0}, "9 s left", 80, "accuracy 0.500  9 s left"),
     ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80, "training loss 2.000  late 2  rejected 1"),
     ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 28, "accuracy 0.842"),
+    ({"test/mse": 0.25, "test/loss": None}, "", 80, "mse 0.250  loss not finite"),
     ({"test/accuracy": 0.8421}, "", 26, ""),
     ({"personal/loss_mean": 1.0, "personal/accuracy_mean": 0.75}, "9 s left", 80, "personal accuracy 0.750  9 s left"),
 ]
@@ -86,11 +88,33 @@ def test_in_a_pipe_progress_has_a_line_now_and_then_and_no_control_characters(mo
     assert written.getvalue().replace("\n", "").isprintable()
 
 
+def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "log.txt")
+    handler.setLevel("INFO")
+    display, written, _ = plain(quiet=True, file=handler)
+    logger = logging.getLogger("fedcommons")
+    before = list(logger.handlers), logger.level, logger.propagate
+
+    def fail() -> None:
+        with display:
+            display.say("a sentence")
+            display.say(Warned("diverged?"))
+            display.step("a cell", 1, 9, "rounds")  # of level debug
+            raise UserError("it is refused.")
+
+    with pytest.raises(UserError):
+        fail()
+    assert written.getvalue() == "diverged?\n"
+    assert (tmp_path / "log.txt").read_text() == "a sentence\ndiverged?\nit is refused.\n"
+    assert (list(logger.handlers), logger.level, logger.propagate) == before
+
+
 def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are(tmp_path: Path) -> None:
     summary = runs.run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
     rounds = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     text = ending(summary, rounds, 12.0, Path("runs/run"), 40)
     assert all(len(one) <= 40 and "{" not in one for one in text)
+    assert len(ending(summary, rounds, 12.0, Path("runs/run"), 5)) >= len(text)  # a terminal too narrow for any text
     joined = " ".join(" ".join(text).split())
     for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
         assert part in joined
