@@ -240,6 +240,8 @@ def test_a_folder_in_a_run_that_links_elsewhere_or_is_a_pipe_is_not_read(tmp_pat
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(stored.UnreadableError, match="pipe"):
         stored.content(tmp_path / "pipe" / "file", 2)
+    with pytest.raises(stored.UnreadableError, match="pipe"):
+        stored.content(tmp_path / "pipe", 1)
     assert stored.content(tmp_path / "real" / "file", 2) == b"{}"  # the largest file that is allowed
 
 
