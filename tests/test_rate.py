@@ -107,8 +107,9 @@ def test_fedavg_converges_as_the_corollary_says_and_a_changed_step_or_a_bias_exc
     assert all(rate.not_judged(method) for method in (OneShot(), Ditto(), FedDM()))  # outside the corollary
     for wrong, zeta in ((Faster(1.5), 10), (Faster(0.5), 0)):
         assert np.max(np.divide(rate.errors(wrong, zeta), rate.bounds(zeta))) > 1
-    with pytest.raises(AssertionError, match="at zeta 0 after round"):
-        rate.within_the_bound(Biased())
+    for wrong, zeta in ((Biased(), 0), (Faster(1.6), 10)):  # far above the bound, and 1.3 times
+        with pytest.raises(AssertionError, match=f"at zeta {zeta} after round"):
+            rate.within_the_bound(wrong)
 
 
 @pytest.mark.long
