@@ -1,6 +1,7 @@
 """Broken streams of secret noise, for audits that must detect them, and noise that no data changes."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -9,20 +10,29 @@ from torch import Tensor
 
 from fedcommons.core.noise import CipherStream, Draws, Noise
 
-STREAMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "none": np.zeros_like,
-    "half": lambda normal: normal / 2,
-    "the same in each step": lambda normal: np.random.default_rng(0).standard_normal(normal.shape),
+STEPS = 10
+"""Draws of noise that one client of the audits makes, one in each step."""
+
+
+def fixed(normal: np.ndarray, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(normal.shape)
+
+
+STREAMS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "none": lambda normal, number: np.zeros_like(normal),
+    "half": lambda normal, number: normal / 2,
+    "the same in each step": lambda normal, number: fixed(normal, 0),
+    "the same for each client": lambda normal, number: fixed(normal, number % STEPS),
 }
-"""What each broken noise stream returns instead of Gaussian draws."""
+"""What each broken noise stream returns instead of Gaussian draws, by the number of the draw."""
 
 
 def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
-    """Replace the normal numbers of every stream of secret noise."""
-    right = CipherStream.standard_normal
+    """Replace the Gaussian draws of every stream of secret noise."""
+    right, numbers = CipherStream.standard_normal, count()
 
     def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
-        return STREAMS[name](right(self, size, dtype))
+        return STREAMS[name](right(self, size, dtype), next(numbers))
 
     patch.setattr(CipherStream, "standard_normal", standard_normal)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedcommons import experiment, load_runs, run
-from fedcommons.accounting.mechanisms import columns, mechanisms
+from fedcommons.accounting.mechanisms import accountants, columns, mechanisms
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.core.accountants import epsilon
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -100,7 +100,8 @@ def test_mechanisms_keep_the_commons_and_the_updates_apart() -> None:
     (table,) = mechanisms(Ledger().after(events), [], 1e-5, 5.0)["updates"]
     assert table["client"] == [0, 1, 2, 2]
     assert table["accountant"] == ["exact Gaussian", "rdp", "rdp", "rdp"]  # exact if all steps see all examples
-    for wrong in ({"client": []}, {"sigma": None}):
+    assert accountants(table) == "exact Gaussian or rdp"
+    for wrong in ({"client": []}, {"sigma": None}, {"delta": None}, {"clip": "1"}):
         assert flaw_of_summary({"privacy": {"mechanisms": {"updates": [table]}}}) is None
         assert "privacy.mechanisms" in (
             flaw_of_summary({"privacy": {"mechanisms": {"updates": [table | wrong]}}}) or ""

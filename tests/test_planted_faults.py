@@ -62,7 +62,13 @@ def test_the_audit_finds_faults_of_training(name: str) -> None:
     assert any(words in fault for fault in found.faults), (found.faults, found)
 
 
-@pytest.mark.parametrize(("name", "words"), [("none", "epsilon is above"), ("half", "the noise multiplier is about")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none", "epsilon is above"), ("half", "the noise multiplier is about"),
+        ("the same for each client", "epsilon is above"),
+    ],
+)  # fmt: skip
 @pytest.mark.long
 def test_the_audit_finds_faults_of_noise(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_noise(monkeypatch, name)

@@ -84,6 +84,7 @@ def test_pictures_are_as_dark_or_high_as_their_counts() -> None:
     counts = np.array([[0, 40], [20, 0], [10, 30]])
     pixels = np.array(heat_map(counts)).astype(int)
     assert pixels.shape[0] == 14 * (len(counts) + 3)
+    assert heat_map(np.ones((1, 9), int)).size == (48 * 10 + 4, 14 * 4)
     cell = {(i, c): pixels[14 * (i + 2) + 1, 48 * (c + 1) + 44] for i, c in np.ndindex(counts.shape)}
     assert sorted(cell, key=lambda at: -cell[at].sum())[-4:] == [(2, 0), (1, 0), (2, 1), (0, 1)]
     assert cell[0, 0].tolist() == cell[1, 1].tolist() == [247, 251, 255]
