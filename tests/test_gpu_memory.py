@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from said_gpu import said_gpu
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -29,6 +28,21 @@ from fedcommons.testing.on_device import two_rounds
 
 LINEAR = nn.Linear.forward
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+
+
+@contextmanager
+def said_gpu() -> Iterator[pytest.MonkeyPatch]:
+    """Inside, torch says that there is an old GPU, and the yielded object can change more of torch; then as before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        patch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+        torch_settings.has_gpu.cache_clear()
+        try:
+            yield patch
+        finally:
+            torch_settings.has_gpu.cache_clear()
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
 import pytest
 import yaml
-from sweep_cells import cells_of
 
 from fedcommons.artifacts import key_of
 from fedcommons.config import parts
@@ -21,10 +21,29 @@ from fedcommons.config.fields import Field
 from fedcommons.config.flat import own_fields, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build, worker
-from fedcommons.sweeping.sweep import Trial
+from fedcommons.sweeping.sweep import Trial, cell
+from papers.fedssyn import sizes
 
 HERE = Path(__file__).parent
 NAMES = json.loads((HERE / "names.json").read_text())
+
+
+def cells_of(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
+    """Return the runs of a sweep; of a script without runs, its experiments."""
+    name, options = module.__name__, module.arguments(argv)
+    if name == "tune":
+        return module.cells(options)[0]
+    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity", "fedcvae", "replicate"):
+        return [entry.cell for entry in module.entries(options)]
+    if name == "feddpms":
+        return [*chain.from_iterable(module.grid(options).values())]
+    if name == "convergence_parameters":
+        return [*chain(*module.figure_a7(options).values(), *module.figure_a8(options).values())]
+    if name == "advise":
+        return [*chain.from_iterable(module.cells(options).values())]
+    if name == "private_sizes":
+        return [cell(config, {}) for config in sizes.configs(options, 129, 0).values()]
+    return [cell(options.config, {})] if name in ("audit_pool", "quality") else module.grid(options)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from source_copy import CHANGED, copied
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
@@ -19,6 +18,16 @@ from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial, todo
+
+ROOT = Path(__file__).parent.parent
+CHANGED = "platform/fedcommons/seeds.py"
+
+
+def copied(to: Path) -> Path:
+    """Copy what is hashed to a new clone without git."""
+    for name in ("platform", "lightning_modules", "sweeps"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return to
 
 
 def hashes_of(*path: Path) -> dict[str, str]:
