@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcommons.core.noise import CipherStream, Draws, Noise
 
 STEPS = 10
-"""Draws of noise that one client of the audits makes, one in each step."""
+"""Steps of one client in an audit; each step draws noise once."""
 
 
 def fixed(normal: np.ndarray, seed: int) -> np.ndarray:
@@ -24,7 +24,7 @@ STREAMS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "the same in each step": lambda normal, number: fixed(normal, 0),
     "the same for each client": lambda normal, number: fixed(normal, number % STEPS),
 }
-"""What each broken noise stream returns instead of Gaussian draws, by the number of the draw."""
+"""What each broken noise stream returns instead of a Gaussian draw, given the draw and its index."""
 
 
 def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
@@ -38,7 +38,7 @@ def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
 
 
 class OfNoData(Noise):
-    """The same noise for any data, so that trainings on two data sets differ by the data alone."""
+    """Noise that ignores the data: trainings on two data sets then differ only because of the data."""
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
         return super().call(purpose)

@@ -102,7 +102,7 @@ def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_ed
         assert memorised(counts(compared))
 
 
-def test_distances_of_tables_are_euclidean() -> None:
+def test_distances_between_rows_of_tables_are_euclidean() -> None:
     assert pixel_space(torch.zeros(1, 3))(torch.ones(2, 3)).tolist() == [[pytest.approx(3**0.5)]] * 2
 
 

@@ -40,7 +40,7 @@ def fit(
 
 
 def alone(name: str, examples: Examples = DIGITS, *, flip: bool = False) -> Mapping[str, Tensor]:
-    """Weights that depend on the data by what is trained alone, and not by the key of secret noise."""
+    """Weights that depend on the data only through training: the noise does not depend on the data."""
     noise = {"noise": OfNoData(Source(0))} if takes_noise(tiny(name)) else {}
     return tiny(name).fit(examples, N_CLASSES, 0, [1], flip=flip, **noise)[1].weights
 

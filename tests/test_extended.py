@@ -83,7 +83,7 @@ def test_a_longer_plan_gives_the_same_bits(
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_under_a_plan_of_fewer_rounds(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_when_the_config_asks_for_fewer_rounds(tmp_path: Path) -> None:
     """A round that becomes the last is measured."""
     with pytest.raises(Killed):
         play(tmp_path / "run", config(tmp_path, 9), 5)

@@ -174,7 +174,7 @@ def with_gpu() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("with_gpu")
-def test_settings_under_which_a_gpu_repeats_its_bits_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_make_a_gpu_deterministic_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver without a GPU does not set the variable of cuBLAS, and its actors do."""
     assert default_device() == torch.device("cuda")
     assert torch.get_deterministic_debug_mode() == 1  # warns: a module without such a kernel still trains

@@ -185,7 +185,7 @@ OF_RUN: dict[str, dict[str, Any]] = {"merf": {"sharing.noise": "summed", "sharin
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", STAGES)
-def test_a_run_states_the_epsilon_of_its_pool(name: str, tmp_path: Any) -> None:
+def test_a_run_states_the_epsilon_of_the_data_it_shares(name: str, tmp_path: Any) -> None:
     config = choose({**RUN, **OF_RUN[name], "sharing.setting": name})
     result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     assert result["pool_epsilon_max_if_secret"] == pytest.approx(2.0, abs=0.011)

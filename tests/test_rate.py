@@ -178,7 +178,7 @@ def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_ban
     assert 0 < last.low < last.high < 1
 
 
-def test_local_work_is_the_count_by_hand() -> None:
+def test_the_number_of_local_steps_equals_a_count_by_hand() -> None:
     asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
     config, sizes = override(Experiment(), asked), [3, 9] * 5
     assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)

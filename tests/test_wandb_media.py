@@ -80,7 +80,7 @@ def test_a_pool_with_one_real_row_has_no_images() -> None:
     assert pool_images(x.astype(np.float32), y, np.arange(24)) == ()
 
 
-def test_pictures_are_as_dark_or_high_as_their_counts() -> None:
+def test_shades_of_a_heat_map_and_heights_of_bars_follow_the_counts() -> None:
     counts = np.array([[0, 40], [20, 0], [10, 30]])
     pixels = np.array(heat_map(counts)).astype(int)
     assert pixels.shape[0] == 14 * (len(counts) + 3)
