@@ -35,7 +35,6 @@ from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.presets import experiment
-from fedcommons.core import gpu_memory
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
@@ -45,10 +44,11 @@ from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import cluster, rounds
+from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.runs import gpu_need
+from fedcommons.runtime import gpu_memory, ray_cluster
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing.comparing import bits, differing
 from fedcommons.testing.federations import digits
@@ -231,7 +231,7 @@ def actors() -> Seen:
 
     clients, told, bits = images(8, 500), [], set[bytes]()
     data = RunData(clients, clients, {})
-    cluster.connect(num_cpus=4)
+    ray_cluster.connect(num_cpus=4)
     for n in (1, 2, 4):
         executor = RayActors(partial(worker, pfl_network, LOOP), data, n, 1 / n)
         rounds_ = course(clients, 1.0, LOOP, pfl_network, executor)
@@ -340,7 +340,7 @@ def pfl_definition() -> Seen:
     assert sum(p.numel() for p in pfl_network().parameters()) == 1_626_442
     clients, seconds, models = images(1000, 50), dict[str, float](), dict[str, set[bytes]]()
     data = RunData(clients, clients, {})
-    cluster.connect(num_cpus=max(ACTORS))
+    ray_cluster.connect(num_cpus=max(ACTORS))
 
     def measure(name: str, loop: LocalSGD, executor: Executor | None = None) -> None:
         models.setdefault(loop.precision, set())

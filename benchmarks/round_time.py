@@ -33,10 +33,11 @@ from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation import cluster, rounds
+from fedcommons.federation import rounds
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.runtime import ray_cluster
 from lightning_modules import Classifier
 
 
@@ -191,7 +192,7 @@ class Ours:
         else:
             from fedcommons.federation.ray_actors import RayActors
 
-            cluster.connect(num_cpus=2 * actors)  # another side may have its own, asleep while this one works
+            ray_cluster.connect(num_cpus=2 * actors)  # another side may have its own, asleep while this one works
             self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
         work = build(RunData(clients, clients, {})).work
         algorithm = FedAvg()

@@ -43,9 +43,10 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.federation import cluster, rounds
+from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.runtime import ray_cluster
 from lightning_modules import Classifier
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +154,7 @@ def measure(scale: Scale) -> dict[str, float]:
 
     torch.set_num_threads(1)
     store = examples(WORKLOADS["W3"])
-    cluster.connect(scale.actors)
+    ray_cluster.connect(scale.actors)
     before, start = resident(), time.perf_counter()
     rows = Rows(torch.arange(len(store)), np.arange(scale.clients) * 10 % len(store), np.full(scale.clients, 10))
     clients = Clients(store, rows)

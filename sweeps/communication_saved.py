@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError
-from fedcommons.files import write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_text
 from fedcommons.sweeping import folders
 from papers.fedssyn import saved
 

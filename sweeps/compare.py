@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import cli
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
-from fedcommons.files import write_text
-from fedcommons.paths import user_path
 from fedcommons.reports import series
 from fedcommons.reports.cells import Cell, cells, counted, once, varied
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
+from fedcommons.storage.atomic_files import write_text
+from fedcommons.storage.paths import user_path
 from fedcommons.sweeping import folders
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, shown
-from fedcommons.files import write_text
-from fedcommons.paths import user_path
+from fedcommons.storage.atomic_files import write_text
+from fedcommons.storage.paths import user_path
 from fedcommons.tracking.run_folder import read_config
 
 NAME, PROJECT = "fedcommons: which commons?", "fedcommons"

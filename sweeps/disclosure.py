@@ -16,11 +16,11 @@ from typing import Any
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
-from fedcommons.paths import user_path
 from fedcommons.reports import tables
 from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import ACCURACY, draw, points, table
+from fedcommons.storage.atomic_files import write_json, write_text
+from fedcommons.storage.paths import user_path
 from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import central_models, grids, runner, sweep
 from fedcommons.sweeping.display import Display
 

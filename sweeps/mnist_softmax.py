@@ -14,9 +14,9 @@ from fedcommons.config import cli
 from fedcommons.config.flat import own_fields
 from fedcommons.config.sections import Data
 from fedcommons.errors import UserError, unknown
-from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
+from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
 from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture, table

@@ -15,8 +15,8 @@ import numpy as np
 from fedcommons.config import cli
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
-from fedcommons.files import write_bytes, write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.sweeping import folders
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import fitted_lines as lines

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.flat import part_of
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.files import write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_text
 from fedcommons.sweeping import folders, sweep
 from fedcommons.sweeping.display import Display
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedcommons.config import cli
 from fedcommons.errors import ClientError, UserError
-from fedcommons.files import garbage, remote
-from fedcommons.paths import user_path
+from fedcommons.storage import garbage, object_store
+from fedcommons.storage.paths import user_path
 
 
 def storage_gc(argv: Sequence[str]) -> int:
@@ -22,21 +22,25 @@ def storage_gc(argv: Sequence[str]) -> int:
     options = cli.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: storage_gc.py STORAGE [--remove].")
-    if remote.is_url(named[0]):
-        if flaw := remote.flaw(named[0]):
+    if object_store.is_url(named[0]):
+        if flaw := object_store.flaw(named[0]):
             raise UserError(f"STORAGE must be {flaw}")
     elif not (folder := user_path("STORAGE", named[0])).is_dir():
         raise UserError(f"{folder} is not a folder.")
     try:
-        storage = remote.opened(named[0]) if remote.is_url(named[0]) else remote.Disk(str(Path(folder).resolve()))
+        storage = (
+            object_store.opened(named[0])
+            if object_store.is_url(named[0])
+            else object_store.Disk(str(Path(folder).resolve()))
+        )
         files = list(garbage.find(storage))
-    except remote.StorageError as error:
+    except object_store.StorageError as error:
         raise UserError(f"STORAGE: {error}.") from None
     for one in files:
         try:
             if options.remove:
                 storage.remove(one.key)
-        except remote.StorageError as error:
+        except object_store.StorageError as error:
             raise ClientError(f"not all was removed: {error}.") from None
         print(f"{'removed ' if options.remove else ''}{one.key}  {one.size:,} bytes, {one.age / 3600:.0f} hours old")
     size, what = (

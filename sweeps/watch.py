@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from fedcommons.config import cli
 from fedcommons.errors import UserError, shown
-from fedcommons.paths import user_path
+from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):

@@ -144,7 +144,7 @@ def recorded() -> Callable[..., None]:
     import yaml
 
     from fedcommons.config.flat import to_dict
-    from fedcommons.files import write_json, write_text
+    from fedcommons.storage.atomic_files import write_json, write_text
 
     def write(
         folder: Path,
@@ -304,11 +304,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A real Ray on this machine, one for all tests of this process; workers can import what lies in sweeps/."""
-    from fedcommons.federation import cluster
+    from fedcommons.runtime import ray_cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(SWEEPS), prepend=os.pathsep)
-        cluster.connect(num_cpus=4)
+        ray_cluster.connect(num_cpus=4)
     yield
     import ray
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.files import remote
-from fedcommons.files.remote import StorageError
-from fedcommons.files.snapshots import MANIFEST
 from fedcommons.runs import experiment
+from fedcommons.storage import object_store
+from fedcommons.storage.object_store import StorageError
+from fedcommons.storage.snapshots import MANIFEST
 
 FIELDS = {
     "algorithm": "scaffold", "federation.rounds": 6, "federation.checkpoint_every": 2, "federation.memory_mb": 0.001,
@@ -65,7 +65,7 @@ class Watched:
     """A storage that calls ``before`` and ``after`` with the key of each write."""
 
     def __init__(self, place: str) -> None:
-        self.plain = remote.opened(place)
+        self.plain = object_store.opened(place)
         self.before: Callable[[str], None] = ignore
         self.after: Callable[[str], None] = ignore
 

@@ -16,8 +16,8 @@ from ray.util import placement_group_table
 from fedcommons import experiment, run, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import cluster
 from fedcommons.federation.ray_actors import RayActors
+from fedcommons.runtime import ray_cluster
 from fedcommons.sweeping import progress
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.progress import Progress
@@ -97,7 +97,7 @@ def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, i
     assert soon(is_free)
     interrupts(lambda: "PENDING" in states())
     with pytest.raises(KeyboardInterrupt):
-        cluster.reserve([{"CPU": 1000.0}], {}, "too much", wait_s=100)
+        ray_cluster.reserve([{"CPU": 1000.0}], {}, "too much", wait_s=100)
     assert soon(is_free)
 
 
@@ -115,7 +115,7 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
     build, data = digits().build(FedAvg()), digits().data
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
         RayActors(build, data, 2, 0, wait_s=1)
-    monkeypatch.setattr(cluster, "PLACE_S", 1)
+    monkeypatch.setattr(ray_cluster, "PLACE_S", 1)
     with pytest.raises(UserError, match=r"sweep .* 1 s: each needs 1 CPU .* 0 CPU"):
         sweep([experiment("smoke", values=FIELDS)], tmp_path)
     assert states() <= {"REMOVED"}

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Data
@@ -19,6 +18,7 @@ from fedcommons.runs.central import Central
 from fedcommons.runs.inputs import load
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.synthetic_pool import Job, JobResult
+from fedcommons.storage.artifact_store import Store
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 

@@ -17,8 +17,8 @@ from fedcommons.config.flat import override
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
-from fedcommons.files import checksum_of
 from fedcommons.runs import experiment
+from fedcommons.storage.atomic_files import checksum_of
 from fedcommons.tensors import Flat, Layout, Payload, data
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))

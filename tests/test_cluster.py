@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from fedcommons.errors import UserError
-from fedcommons.federation import cluster
+from fedcommons.runtime import ray_cluster
 
 CALLS = (
     "NodeInfoGcsService/GetClusterId",
@@ -50,9 +50,9 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if seconds := os.environ.get("JOIN_S"):
-        cluster.JOIN_S = int(seconds)
+        ray_cluster.JOIN_S = int(seconds)
     try:
-        cluster.connect(num_cpus=1)
+        ray_cluster.connect(num_cpus=1)
     except UserError as error:
         sys.exit(f"refused: {error}")
     context = ray.get_runtime_context()
@@ -192,7 +192,7 @@ def test_a_ray_that_starts_open_or_not_at_all_is_shut_down(
     for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
         monkeypatch.setenv(variable, "")
     with pytest.raises(UserError, match=message):
-        cluster.connect(num_cpus=1)
+        ray_cluster.connect(num_cpus=1)
     assert shut_down == [True]
 
 
@@ -209,7 +209,7 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
         for variable, setting in {"RAY_ADDRESS": "", "RAY_AUTH_MODE": "token", name: value}.items():
             monkeypatch.setenv(variable, setting)
         with pytest.raises(UserError, match=f"{name}.*{message}"):
-            cluster.connect(num_cpus=1)
+            ray_cluster.connect(num_cpus=1)
 
 
 @pytest.mark.ray

@@ -47,7 +47,7 @@ def test_our_files_have_no_flaw_but_placeholders_and_nodes_start_with_token_tls_
     file = yaml.safe_load((ROOT / name).read_text())
     for command in (file["head_start_ray_commands"][-1], file["worker_start_ray_commands"][-1]):
         assert command.startswith(". ~/fedcommons/cluster/environment.sh && {")
-        assert '--labels="$(python -m fedcommons.federation.kinds)"' in command
+        assert '--labels="$(python -m fedcommons.runtime.cpu_kind)"' in command
     assert flaws(copy.deepcopy(file), template=True) == []
     messages = flaws(file)
     assert len(messages) == placeholders

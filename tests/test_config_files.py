@@ -11,7 +11,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.config.options import Options
 from fedcommons.errors import UserError
-from fedcommons.paths import user_path
+from fedcommons.storage.paths import user_path
 
 
 def parsed(*argv: str) -> Options:

@@ -15,7 +15,6 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 
 from fedcommons.algorithms import matching
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
@@ -34,6 +33,7 @@ from fedcommons.runs.counting import Counts, counted, generator_work, local_step
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 from fedcommons.sharing.synthetic_pool import missing
+from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping import planned
 from fedcommons.tensors import nbytes
 from lightning_modules import Classifier

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config import cli, presets
 from fedcommons.config.flat import override
-from fedcommons.errors import UserError
-from fedcommons.files import read_tensors, sha256, stored, write_bytes, write_json, write_tensors, write_text
+from fedcommons.errors import UserError, clean
 from fedcommons.runs.replay import replay
+from fedcommons.storage import safe_read
+from fedcommons.storage.artifact_store import Store, key_of
+from fedcommons.storage.atomic_files import read_tensors, sha256, write_bytes, write_json, write_tensors, write_text
 from fedcommons.tracking.run_folder import RunFolder, read_config
 
 TENSORS = {"images": torch.arange(24, dtype=torch.uint8).view(2, 3, 4), "labels": torch.tensor([1, 0])}
@@ -113,11 +114,11 @@ def test_content_reaches_the_disk_before_its_name_and_the_checksum_comes_last(
 def test_json_has_finite_numbers_only(tmp_path: Path) -> None:
     for number in ("NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 309):
         with pytest.raises(ValueError, match="number"):
-            stored.parsed(f"[{number}]".encode())
+            safe_read.parsed(f"[{number}]".encode())
         with pytest.raises(ValueError, match="JSON"):
             write_json(tmp_path / "x.json", {"loss": float(number)})
     assert list(tmp_path.iterdir()) == []
-    assert stored.parsed(b"[-1.7976931348623157e308]") == [-sys.float_info.max]
+    assert safe_read.parsed(b"[-1.7976931348623157e308]") == [-sys.float_info.max]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -223,9 +224,9 @@ def test_a_message_is_written_to_a_plain_file_only(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "second", "pipe"):
         with pytest.raises(OSError, match=r"."):
-            stored.write_alone(tmp_path / name, "more")
+            safe_read.write_alone(tmp_path / name, "more")
     for text in ("one\n", "two\n"):
-        stored.write_alone(tmp_path / "own", text)
+        safe_read.write_alone(tmp_path / "own", text)
     assert (tmp_path / "mine").read_text() == "mine"
     assert (tmp_path / "own").read_text() == "one\ntwo\n"
 
@@ -234,19 +235,19 @@ def test_a_folder_in_a_run_that_links_elsewhere_or_is_a_pipe_is_not_read(tmp_pat
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file").write_text("{}")
     (tmp_path / "linked").symlink_to("real")
-    assert stored.json_of(tmp_path / "linked" / "file", inner=1) == {}  # a run folder may be a link
-    with pytest.raises(stored.UnreadableError, match="linked is a link"):
-        stored.json_of(tmp_path / "linked" / "file", inner=2)
+    assert safe_read.json_of(tmp_path / "linked" / "file", inner=1) == {}  # a run folder may be a link
+    with pytest.raises(safe_read.UnreadableError, match="linked is a link"):
+        safe_read.json_of(tmp_path / "linked" / "file", inner=2)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(stored.UnreadableError, match="pipe"):
-        stored.content(tmp_path / "pipe" / "file", 2)
-    with pytest.raises(stored.UnreadableError, match="pipe"):
-        stored.content(tmp_path / "pipe", 1)
-    assert stored.content(tmp_path / "real" / "file", 2) == b"{}"  # the largest file that is allowed
+    with pytest.raises(safe_read.UnreadableError, match="pipe"):
+        safe_read.content(tmp_path / "pipe" / "file", 2)
+    with pytest.raises(safe_read.UnreadableError, match="pipe"):
+        safe_read.content(tmp_path / "pipe", 1)
+    assert safe_read.content(tmp_path / "real" / "file", 2) == b"{}"  # the largest file that is allowed
 
 
 def test_control_characters_are_escaped() -> None:
-    assert stored.clean("a\x1b[31m\u202e\ud800 \u00e9\n") == r"a\x1b[31m\u202e\ud800 é\n"
+    assert clean("a\x1b[31m\u202e\ud800 \u00e9\n") == r"a\x1b[31m\u202e\ud800 é\n"
     assert str(UserError("\x1b[31mred.")) == r"\x1b[31mred."
 
 

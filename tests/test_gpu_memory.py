@@ -13,15 +13,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts, presets
-from fedcommons.core import gpu_memory, torch_settings
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.gpu_memory import with_room
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.variables import OURS, variables
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.gpu_need import measured, play, share, with_share
+from fedcommons.runtime import gpu_memory, torch_settings
+from fedcommons.runtime.gpu_memory import with_room
+from fedcommons.runtime.rounding_env import OURS, variables
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = (ROOT / "platform" / "fedcommons", ROOT / "lightning_modules")
 FILES = sorted(path for folder in PACKAGES for path in folder.rglob("*.py"))
 LAYERS = (
-    {"files", "seeds", "tensors"},
     {"errors"},
-    {"artifacts", "capacity", "locks", "paths"},
+    {"seeds", "tensors"},
+    {"runtime", "storage"},
     {"config", "data"},
     {"core"},
     {"accounting", "algorithms", "generators"},

@@ -20,16 +20,16 @@ from fedcommons import experiment
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
-from fedcommons.federation import cluster, kinds
 from fedcommons.federation.evaluation import ModelTask
-from fedcommons.federation.kinds import CHOICE, CPU, GPU, TORCH
 from fedcommons.federation.ray_actors import RayActors
 from fedcommons.runs.gpu_need import with_share
+from fedcommons.runtime import cpu_kind, ray_cluster
+from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH
 from fedcommons.testing import digits
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process
 
-OURS = kinds.labels()[TORCH]
-HERE = {CPU: kinds.cpu(), TORCH: OURS}
+OURS = cpu_kind.labels()[TORCH]
+HERE = {CPU: cpu_kind.cpu(), TORCH: OURS}
 INTEL = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nflags\t\t: fpu sse4_1 avx avx2 avx512f"
 )
@@ -53,8 +53,8 @@ def test_a_cpu_is_named_by_its_maker_model_and_widest_instructions(tmp_path: Pat
         ("", machine()),
     ):
         (tmp_path / "cpuinfo").write_text(f"{text}\n\n{text.replace('143', '7')}\n")
-        assert kinds.cpu(tmp_path / "cpuinfo") == name
-    assert kinds.cpu(tmp_path / "absent")
+        assert cpu_kind.cpu(tmp_path / "cpuinfo") == name
+    assert cpu_kind.cpu(tmp_path / "absent")
 
 
 MIXED = [node("b", cores=3), node("a"), node("a"), node("c", cores=99, alive=False), node(cores=99)]
@@ -73,7 +73,7 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
         ([node(), node()], 0, "", {}),
     ):
         monkeypatch.setenv(CHOICE, choice)
-        assert kinds.chosen(nodes, gpus) == expected
+        assert cpu_kind.chosen(nodes, gpus) == expected
     for nodes, choice, message in (
         (MIXED, "bb", r"'bb'; did you mean 'b'\? The nodes have a, b\."),
         ([node()], "b", "No node of Ray has a label"),
@@ -81,27 +81,27 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
     ):
         monkeypatch.setenv(CHOICE, choice)
         with pytest.raises(UserError, match=message):
-            kinds.chosen(nodes, 0)
+            cpu_kind.chosen(nodes, 0)
 
 
 def test_resources_and_words_are_of_the_chosen_nodes() -> None:
-    assert kinds.resources(MIXED, {CPU: "a"})["CPU"] == 4
-    assert kinds.resources(OLD, kinds.chosen(OLD, 0))["CPU"] == 2
-    assert kinds.described(MIXED, kinds.chosen(MIXED, 0)) == (
+    assert cpu_kind.resources(MIXED, {CPU: "a"})["CPU"] == 4
+    assert cpu_kind.resources(OLD, cpu_kind.chosen(OLD, 0))["CPU"] == 2
+    assert cpu_kind.described(MIXED, cpu_kind.chosen(MIXED, 0)) == (
         f"2 node(s) a, not on 1 node(s) b with torch {OURS}, not on 1 node(s) unlabelled with torch unlabelled"
     )
-    assert kinds.described([node(), node()], {}) == "2 node(s)"
+    assert cpu_kind.described([node(), node()], {}) == "2 node(s)"
 
 
 def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     there = len(os.sched_getaffinity(0))
     for asked in ("1000", "1"):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)
-        assert (cluster.cores() or os.cpu_count()) == min(there, int(asked))
+        assert (ray_cluster.cores() or os.cpu_count()) == min(there, int(asked))
     for wrong in ("abc", "0", "-1", "9" * 5000):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", wrong)
         with pytest.raises(UserError, match=r"^SLURM_CPUS_PER_TASK .{,150}$"):
-            cluster.cores()
+            ray_cluster.cores()
 
 
 METHOD = FedGEN()  # whose server trains on a worker, too
@@ -136,14 +136,14 @@ def main(folder: Path) -> None:
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "labels": {CPU: "odd", TORCH: OURS}})
     for _ in range(2):
         nodes.add_node(num_cpus=1, labels=HERE)
-    os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: kinds.cpu()}  # of the driver alone
-    cluster.connect()
+    os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: cpu_kind.cpu()}  # of the driver alone
+    ray_cluster.connect()
     two = actors(2)
     found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
-    found["described"] = cluster.describe(0)
-    found["too many"] = refused(lambda: cluster.require_actors(3, 0))
+    found["described"] = ray_cluster.describe(0)
+    found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
         found["another label"] = refused(lambda: actors(1))
 
@@ -174,9 +174,9 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     found = json.loads((tmp_path / "found.json").read_text())
     assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
     assert len({node for _, node, _ in found["actors"]}) == 2
-    assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {kinds.cpu()}, not on")
+    assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
-    assert f"label {CPU}: odd, and is {kinds.cpu()}" in found["another label"]
+    assert f"label {CPU}: odd, and is {cpu_kind.cpu()}" in found["another label"]
     assert found["on a GPU"] == ["3", "3"]
     assert found["shares"] == [0.125, 0.5]
     assert "1 CPU and 0.5 GPU" in found["a third"]

@@ -14,9 +14,9 @@ from threading import Timer
 
 import pytest
 
-from fedcommons import locks
 from fedcommons.errors import UserError
-from fedcommons.locks import locked
+from fedcommons.storage import file_lock
+from fedcommons.storage.file_lock import locked
 
 FORK = multiprocessing.get_context("fork")
 
@@ -51,7 +51,7 @@ def test_a_second_lock_is_refused_by_the_name_of_the_first(tmp_path: Path) -> No
         with pytest.raises(UserError, match=who), locked(tmp_path):
             pytest.fail("two in one folder")
     with locked(tmp_path):  # the other has ended
-        assert locks.holder(tmp_path) == (os.getpid(), socket.gethostname())
+        assert file_lock.holder(tmp_path) == (os.getpid(), socket.gethostname())
         for _ in range(2):  # also in this process; the refused one has not released the lock of the first
             with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
                 pytest.fail("two in one folder")

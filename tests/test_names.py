@@ -15,12 +15,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from fedcommons.artifacts import key_of
 from fedcommons.config import parts
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import own_fields, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build, worker
+from fedcommons.storage.artifact_store import key_of
 from fedcommons.sweeping.sweep import Trial, cell
 from papers.fedssyn import sizes
 

@@ -16,7 +16,6 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
@@ -32,6 +31,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.runs import build, experiment
 from fedcommons.runs.probe import probe
+from fedcommons.storage.artifact_store import Store
 from fedcommons.tensors import Flat, Payload, add, copy, flat
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds

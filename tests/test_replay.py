@@ -25,13 +25,14 @@ from fedcommons.core.reduction import add_blocks
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError, UserError, left_in, sentence
+from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
 from fedcommons.federation.stragglers import Independent
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
 from fedcommons.seeds import seed_for
+from fedcommons.storage.error_file import left_in
 from fedcommons.tensors import Payload, data, flat
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "client.epochs": 2,

@@ -14,8 +14,8 @@ from interrupted import PowerCut, contents, cut_at, outputs, require_resumed, sm
 
 from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError
-from fedcommons.locks import locked
 from fedcommons.runs import experiment
+from fedcommons.storage.file_lock import locked
 from fedcommons.sweeping import sweep as tuning
 from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons.federation import scratch
+from fedcommons.runtime import tempdirs
 
 MAKES = """
 import signal, sys
@@ -51,7 +51,7 @@ def process(base: Path) -> Iterator[subprocess.Popen[str]]:
 def test_only_its_user_can_enter_it(base: Path) -> None:
     before = os.umask(0)
     try:
-        with scratch.folder() as folder:
+        with tempdirs.folder() as folder:
             status = folder.stat()
     finally:
         os.umask(before)
@@ -78,7 +78,7 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_once_it_is_unused(
     (left,) = base.iterdir()
 
     def stays() -> bool:
-        with scratch.folder():
+        with tempdirs.folder():
             return left.exists()
 
     assert stays()  # its process lives
@@ -99,22 +99,22 @@ def left_over(base: Path) -> Path:
     """A folder that a killed process left."""
     folder = base / "fc-abcdefgh"
     folder.mkdir(mode=0o700)
-    (folder / scratch.MARK).touch(mode=0o600)
+    (folder / tempdirs.MARK).touch(mode=0o600)
     return folder
 
 
 def linked_mark(base: Path) -> None:
-    mark = left_over(base) / scratch.MARK
+    mark = left_over(base) / tempdirs.MARK
     mark.unlink()
     mark.symlink_to(base.parent / "victim" / "kept")
 
 
 PLANTED: dict[str, Callable[[Path], object]] = {
-    "no mark": lambda base: (left_over(base) / scratch.MARK).unlink(),
+    "no mark": lambda base: (left_over(base) / tempdirs.MARK).unlink(),
     "a linked mark": linked_mark,
     "open to others": lambda base: left_over(base).chmod(0o755),
     "of another user": lambda base: os.chown(left_over(base), 65534, 65534),
-    "a mark of another user": lambda base: os.chown(left_over(base) / scratch.MARK, 65534, 65534),
+    "a mark of another user": lambda base: os.chown(left_over(base) / tempdirs.MARK, 65534, 65534),
     "a link": lambda base: (base / "fc-abcdefgh").symlink_to(base.parent / "victim"),
     "a pipe": lambda base: os.mkfifo(base / "fc-abcdefgh"),
 }  # fmt: skip
@@ -125,7 +125,7 @@ def victim(tmp_path: Path) -> Path:
     """A folder of the user that looks like ours."""
     folder = tmp_path / "victim"
     folder.mkdir(mode=0o700)
-    for name in ("kept", scratch.MARK):
+    for name in ("kept", tempdirs.MARK):
         (folder / name).touch(mode=0o600)
     return folder
 
@@ -135,7 +135,7 @@ def test_what_is_not_ours_stays(how: str, base: Path, victim: Path) -> None:
     if "user" in how and os.getuid():
         pytest.skip("to change an owner takes root")
     PLANTED[how](base)
-    with scratch.folder():
+    with tempdirs.folder():
         pass
     assert (victim / "kept").exists()
     assert os.path.lexists(base / "fc-abcdefgh")
@@ -146,9 +146,9 @@ def test_links_within_are_not_followed(base: Path, victim: Path) -> None:
     (folder / "deep").mkdir()
     for at in (folder / "link", folder / "deep" / "link"):
         at.symlink_to(victim)
-    with scratch.folder() as mine:
+    with tempdirs.folder() as mine:
         (mine / "link").symlink_to(victim)
-        with scratch.tempdir(mine), tempfile.NamedTemporaryFile() as file:
+        with tempdirs.tempdir(mine), tempfile.NamedTemporaryFile() as file:
             assert Path(file.name).parent == mine
             assert os.environ["TMPDIR"] == str(mine)
         assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(base)

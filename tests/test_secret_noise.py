@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.artifacts import Store
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
@@ -24,6 +23,7 @@ from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need, salts_told
+from fedcommons.storage.artifact_store import Store
 from fedcommons.testing import Federation
 
 SECRET: dict[str, Any] = {

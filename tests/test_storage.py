@@ -12,14 +12,14 @@ import pytest
 from interrupted import Watched, ignore, refuse_lists
 from torch import Tensor, arange, equal
 
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, deciding, override, to_dict
 from fedcommons.errors import UserError
-from fedcommons.files import remote
-from fedcommons.files.remote import ChangedError, StorageError
-from fedcommons.files.snapshots import MANIFEST, Snapshots
 from fedcommons.runs import build
+from fedcommons.storage import object_store
+from fedcommons.storage.artifact_store import Store, key_of
+from fedcommons.storage.object_store import ChangedError, StorageError
+from fedcommons.storage.snapshots import MANIFEST, Snapshots
 
 FACTS = {"seed": 3}
 KEY = key_of(FACTS)
@@ -36,7 +36,7 @@ def keys(place: str) -> list[str]:
 
 
 def snapshots(place: str, storage: Any = None) -> Snapshots:
-    return Snapshots(storage or remote.opened(place), "runs/a", "[a-z]+|sub/[a-z]+")
+    return Snapshots(storage or object_store.opened(place), "runs/a", "[a-z]+|sub/[a-z]+")
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -139,7 +139,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 def damage(place: str, key: str, how: str) -> None:
-    storage = remote.opened(place)
+    storage = object_store.opened(place)
     if how in DAMAGE:
         storage.write(key, DAMAGE[how](storage.read(key, 10**6) or b""))
     else:
@@ -178,11 +178,11 @@ HOSTILE: dict[str, object] = {
 def test_hostile_lists_are_refused(tmp_path: Path) -> None:
     place, key = str(tmp_path / "storage"), f"runs/a/{MANIFEST}"
     for how, content in HOSTILE.items():
-        remote.opened(place).write(key, content if isinstance(content, bytes) else json.dumps(content).encode())
+        object_store.opened(place).write(key, content if isinstance(content, bytes) else json.dumps(content).encode())
         with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is no list of ours"):
             pytest.fail(f"{how}: {snapshots(place).look()}")
     longest = {"files": {"x" * 200: {**ENTRY, "bytes": 0}}}
-    remote.opened(place).write(key, json.dumps(longest).encode())
+    object_store.opened(place).write(key, json.dumps(longest).encode())
     assert len(snapshots(place).look()) == 1
     os.truncate(Path(place, key), 2**26 + 1)
     with pytest.raises(StorageError, match=r"has .* bytes"):

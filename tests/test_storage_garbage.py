@@ -11,10 +11,10 @@ import pytest
 from interrupted import Watched, ignore
 from torch import arange
 
-from fedcommons.artifacts import Store, key_of
-from fedcommons.files import garbage, remote
-from fedcommons.files.remote import StorageError
-from fedcommons.files.snapshots import Snapshots
+from fedcommons.storage import garbage, object_store
+from fedcommons.storage.artifact_store import Store, key_of
+from fedcommons.storage.object_store import StorageError
+from fedcommons.storage.snapshots import Snapshots
 
 KEY = key_of({"seed": 3})
 DEAD = "f" * 64 + "-01234567"
@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 
 
 def snapshots(place: str) -> Snapshots:
-    return Snapshots(remote.opened(place), "runs/a", "[a-z]+")
+    return Snapshots(object_store.opened(place), "runs/a", "[a-z]+")
 
 
 def readable(place: str, folder: Path) -> bool:
@@ -87,7 +87,7 @@ class Clock:
 def test_objects_of_a_bucket_that_no_list_names_are_listed(
     bucket: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = remote.opened(bucket())
+    storage = object_store.opened(bucket())
     storage.write(dead := f"runs/a/objects/{DEAD}", b"left")
     clock = Clock(monkeypatch)
     for hours, expected in ((23.9, []), (24.1, [dead])):

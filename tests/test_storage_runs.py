@@ -14,8 +14,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import make_server
 
 from fedcommons.errors import ClientError, UserError
-from fedcommons.files import remote
 from fedcommons.runs import experiment
+from fedcommons.storage import object_store
 from fedcommons.sweeping.sweep import Trial
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 from fedcommons.tracking import run_mirror
@@ -120,7 +120,7 @@ def test_of_two_machines_that_run_one_run_the_second_is_stopped(
 
 def damage(place: str, name: str) -> None:
     """Alter the object of a file of the run."""
-    storage = remote.opened(place)
+    storage = object_store.opened(place)
     found = json.loads(storage.read("runs/run/MANIFEST.json", 10**6) or b"")["files"]
     storage.write(f"runs/run/objects/{found[name]['object']}", b"altered")
 
@@ -152,10 +152,10 @@ def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
     """The run was removed from the storage; another one has more rounds, or it has none."""
     machine("a").run(last=3)
     if other is None:
-        remote.opened(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
+        object_store.opened(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
         machine("a").run([3, 4, 5, 6])
     else:
-        remote.opened(place).remove("runs/run/MANIFEST.json")
+        object_store.opened(place).remove("runs/run/MANIFEST.json")
         machine("b").run(**other)
         with pytest.raises(UserError, match=r"runs/run holds another run than .*/a/run"):
             machine("a").run()

@@ -8,8 +8,8 @@ import pytest
 from interrupted import outputs, small
 
 from fedcommons.errors import ClientError, UserError
-from fedcommons.files import remote
 from fedcommons.runs import experiment
+from fedcommons.storage import object_store
 from fedcommons.sweeping.sweep import Trial
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 
@@ -77,4 +77,4 @@ def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(place: str, tmp_path: 
     assert "Starting Ray" not in again
     assert results(tmp_path / "b" / "out") == results(tmp_path / "a" / "out")
     assert "none had to be trained" in sweep("c", "--resume", "--client.lr=0.07")
-    assert remote.opened(place).look("runs/out/MANIFEST.json")
+    assert object_store.opened(place).look("runs/out/MANIFEST.json")

@@ -18,10 +18,12 @@ from forked import SIZES, Ended, examine, files, forked, warm_up, write_mine
 from hypothesis import strategies as st
 from interrupted import small
 
-from fedcommons import load_clients, load_rounds, load_runs, locks
-from fedcommons.errors import ClientError, UserError, left_in
+from fedcommons import load_clients, load_rounds, load_runs
+from fedcommons.errors import ClientError, UserError
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
+from fedcommons.storage import file_lock
+from fedcommons.storage.error_file import left_in
 from fedcommons.tracking.run_folder import read_finished
 
 TINY = small(
@@ -75,8 +77,8 @@ def frames(folder: Path) -> None:
 
 def looks(folder: Path) -> None:
     """What sweeps look at, and what is drawn from a folder."""
-    locks.holder(folder)
-    locks.strangers(folder)
+    file_lock.holder(folder)
+    file_lock.strangers(folder)
     print(left_in(folder))
     for look in (lambda: read_finished(folder, TINY), lambda: plots.partition_of(folder)):
         with contextlib.suppress(UserError):

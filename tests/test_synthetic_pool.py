@@ -15,7 +15,6 @@ from torch import Tensor
 from fedcommons import Clients, Dealt, Examples, Experiment, GeneratorRecipe, Need, UserError
 from fedcommons.accounting.privacy import Ledger
 from fedcommons.accounting.statement import statement
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config.flat import override, part_of
 from fedcommons.core.accountants import composed
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
@@ -26,6 +25,7 @@ from fedcommons.sharing.needs import contribution, largest_remainder
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import share
 from fedcommons.sharing.synthetic_pool import Job, keep, make, missing, read
+from fedcommons.storage.artifact_store import Store, key_of
 
 START = dealt()  # 5 clients of 259 images each
 PRIVATE = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=2.0, steps=30)

@@ -14,8 +14,8 @@ import hosts
 import pytest
 from hosts import Host
 
-from fedcommons.federation import kinds
 from fedcommons.runs.experiment import run
+from fedcommons.runtime import cpu_kind
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -153,7 +153,7 @@ def working(lab: Lab, process: subprocess.Popen[str]) -> set[str]:
 
 JOIN = (
     ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
-    '--labels="$(python -m fedcommons.federation.kinds)"'
+    '--labels="$(python -m fedcommons.runtime.cpu_kind)"'
 )
 
 
@@ -166,10 +166,10 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
     wait_for_nodes(lab, 3)
     process = lab.start(f"python {BOTH} --artifacts /mnt/artifacts --out /mnt/table1")
     assert working(lab, process) == {"head", "worker"}
-    assert f"2 node(s) {kinds.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
+    assert f"2 node(s) {cpu_kind.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
     assert results(lab.shared / "table1") == results(reference)
     for path in (lab.shared / "table1").rglob("environment.json"):
-        assert json.loads(path.read_text())["cpu_kinds"] == [kinds.cpu()]
+        assert json.loads(path.read_text())["cpu_kinds"] == [cpu_kind.cpu()]
     lab.other.run("bash", "-lc", "ray stop")
     wait_for_nodes(lab, 2)
 

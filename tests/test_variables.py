@@ -6,8 +6,8 @@ import pytest
 
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.federation.variables import ROUNDING
 from fedcommons.runs.experiment import run
+from fedcommons.runtime.rounding_env import ROUNDING
 from fedcommons.tracking.run_folder import RunFolder
 
 CONFIG = presets.experiment("smoke", "digits", {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1})

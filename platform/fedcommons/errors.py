@@ -4,17 +4,14 @@ import re
 import sys
 import sysconfig
 import traceback
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from errno import EAGAIN, ENOMEM
 from functools import lru_cache
 from pathlib import Path
-from shlex import quote
 from typing import Any, Self, TypeVar
-
-from fedcommons.files import write_text
-from fedcommons.files.stored import UnreadableError, clean, text_of
 
 SHOWN = 80
 """Longer values are cut to this many characters in a message."""
@@ -37,6 +34,9 @@ _NOT_SOMEBODYS = tuple(
 
 RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
 """How one experiment is run: in a clone by the script, else by the command."""
+
+_TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of what follows them."""
 
 T = TypeVar("T")
 
@@ -148,6 +148,16 @@ def shown(value: object) -> str:
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
+def clean(text: str) -> str:
+    """Text for a screen, a table or a picture: control characters, halves of characters and turns are escaped."""
+    return text if text.isascii() and text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(c: str) -> str:
+    is_odd = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING
+    return c.encode("unicode_escape").decode() if is_odd else c
+
+
 def _cut(text: str, length: int = SHOWN) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
@@ -209,36 +219,6 @@ def is_user_code(file: str) -> bool:
     path = Path(file).resolve()
     installed = str(path).startswith(_NOT_SOMEBODYS) or {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not file.startswith("<")
-
-
-@contextmanager
-def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
-    """Write an error to ``folder/error.txt``: its sentence and traceback, and how to run the client again.
-
-    own: options that name the user's own parts in the run.
-    """
-    path = folder / "error.txt"
-    path.unlink(missing_ok=True)  # of the attempt before
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ClientError) and error.client is not None:
-            options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
-            error.add_note(f"To run this client alone again: {RUN} {' '.join(options)}")
-        with suppress(OSError):  # a full disk must not hide what happened
-            told = f"{sentence(error)}\n\n{traceback.format_exc()}"
-            write_text(path, told.encode(errors="backslashreplace").decode())
-        raise
-
-
-def left_in(folder: Path) -> str | None:
-    """The sentence in ``folder/error.txt``, and where its traceback is; None if there is no such file."""
-    path = folder / "error.txt"
-    try:
-        found = text_of(path)
-    except UnreadableError as error:
-        return f"{error}"
-    return None if found is None else f"{clean(found.partition(chr(10))[0])} (traceback: {path})"
 
 
 def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:

@@ -13,10 +13,10 @@ from fedcommons.audits.closeness import Subject, subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import Space, feature_space, pixel_space
 from fedcommons.data.examples import Examples
-from fedcommons.files import write_json
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contributions, Shared
+from fedcommons.storage.atomic_files import write_json
 
 WHY = "near-copies were withheld by a look at the data that it was made from"
 

@@ -21,7 +21,7 @@ from fedcommons.config.options import Option, Options, Parser
 from fedcommons.config.parts import KINDS, having
 from fedcommons.config.reading import NULLS, number, value_of
 from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
-from fedcommons.paths import user_path
+from fedcommons.storage.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay")
 """Options that name a file or folder."""

@@ -12,9 +12,9 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from fedcommons.config.flat import SECTIONS
 from fedcommons.config.parts import KINDS
-from fedcommons.config.plain_yaml import LARGEST_FILE, MOST_VALUES, require_small
 from fedcommons.errors import UserError, shown
-from fedcommons.paths import user_path
+from fedcommons.storage.paths import user_path
+from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
 LONGEST = 4096
 """The most characters of a value: what a path may have on Linux."""

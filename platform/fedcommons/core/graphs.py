@@ -26,9 +26,9 @@ from fedcommons.core.local import KINDS, Batch, Correction, LocalResult, autocas
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED
 from fedcommons.core.step import Step
-from fedcommons.core.torch_settings import tf32
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
+from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, copy
 

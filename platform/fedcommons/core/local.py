@@ -17,10 +17,10 @@ from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.noise import Draws
 from fedcommons.core.plain_step import plain_step
 from fedcommons.core.release import UNCOVERED, Release
-from fedcommons.core.torch_settings import tf32
 from fedcommons.core.written import WRITTEN, Written
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeds import generator, keyed_besides_torch, set_default_generator
 from fedcommons.tensors import Flat
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedcommons.core import torch_settings
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.executor import J, R, S
-from fedcommons.core.gpu_memory import is_lost, with_room
 from fedcommons.core.work import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, somebodys
+from fedcommons.runtime import torch_settings
+from fedcommons.runtime.gpu_memory import is_lost, with_room
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""

@@ -16,8 +16,8 @@ import torch
 from fedcommons.data import own
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Dataset, Examples, Source
 from fedcommons.errors import UserError
-from fedcommons.paths import user_path
 from fedcommons.seeds import keyed_globals, numpy_generator
+from fedcommons.storage.paths import user_path
 
 
 def data_folder(dir: str | None) -> Path:

@@ -15,8 +15,9 @@ from fedcommons.federation import rejections
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
-from fedcommons.files import read_tensors, stored, write_tensors
-from fedcommons.files.stored import UnreadableError
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import read_tensors, write_tensors
+from fedcommons.storage.safe_read import UnreadableError
 from fedcommons.tensors import Layout, Payload, flat
 
 KEEP = 2
@@ -78,7 +79,7 @@ def _remove(checkpoint: Path) -> None:
 
 def _files(checkpoint: Path) -> set[str]:
     try:
-        return set(stored.json_of(checkpoint.with_name(checkpoint.name + ".json"), inner=2)["files"].values())
+        return set(safe_read.json_of(checkpoint.with_name(checkpoint.name + ".json"), inner=2)["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         return set()  # cut off while it was written, or damaged: it will not be read
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcommons.errors import FEW, UserError, sentence
-from fedcommons.federation import kinds, source_files
-from fedcommons.federation.variables import differing, variables
+from fedcommons.federation import source_files
+from fedcommons.runtime import cpu_kind
+from fedcommons.runtime.rounding_env import differing, variables
 
 MARKER = r"\.shared-[0-9a-f]{16}"
 """Names of the files by which a host finds out that a folder is the one of the host that started the command."""
@@ -67,7 +68,7 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
     """Call the function in this process of Ray. Errors: see ``require_same`` and ``kinds.require_true``."""
-    kinds.require_true()
+    cpu_kind.require_true()
     require_same(theirs)
     return function(*arguments)
 
@@ -88,7 +89,7 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
-    others = [node for node in kinds.selected(ray.nodes(), pin) if node["NodeID"] != here]
+    others = [node for node in cpu_kind.selected(ray.nodes(), pin) if node["NodeID"] != here]
     if not others:
         return
     with _marked(folder for _, folder in shared) as markers:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from fedcommons.errors import ClientError
 from fedcommons.federation.packing import pack, unpack
-from fedcommons.files import read_tensors, write_tensors
+from fedcommons.storage.atomic_files import read_tensors, write_tensors
 from fedcommons.tensors import Payload, nbytes
 
 FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"

@@ -19,12 +19,13 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedcommons.core.executor import J, R, S, WorkerDied
-from fedcommons.core.gpu_memory import bound
 from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation import cluster, hosts
-from fedcommons.federation.cluster import INLINE_BYTES
+from fedcommons.federation import hosts
+from fedcommons.runtime import ray_cluster
+from fedcommons.runtime.gpu_memory import bound
+from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
 DEATHS = 3
 """A run fails if the actors that run a job die this often."""
@@ -83,12 +84,12 @@ class RayActors:
         wait_s: float | None = None,
     ) -> None:
         set_up_process()  # this process makes the server's sums
-        share = cluster.bundle(gpus_per_actor)
+        share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
-            what, pin = f"federation.actors = {actors}", cluster.pinned(gpus_per_actor)
-            self.reserved = cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
+            what, pin = f"federation.actors = {actors}", ray_cluster.pinned(gpus_per_actor)
+            self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)
         self.actors: list[Any] = []
@@ -143,7 +144,7 @@ class RayActors:
             raise UserError(sentence(error)) from error
         except (GetTimeoutError, *LOST) as error:
             why = " ".join(str(error).split()) or f"{START_S} s were not enough"
-            has = cluster.free_resources()
+            has = ray_cluster.free_resources()
             raise ClientError(f"an actor could not be started (Ray has {has} free): {why}") from error
 
     def close(self) -> None:
@@ -151,5 +152,5 @@ class RayActors:
         for actor in self.actors:
             ray.kill(actor)
         if self.reserved is not None:
-            cluster.free(self.reserved)
+            ray_cluster.free(self.reserved)
         self.actors, self.data, self.reserved = [], None, None

@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
 from fedcommons.generators.loop import batches
+from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeds import seed_for, set_default_generator
 
 COPIES = 4

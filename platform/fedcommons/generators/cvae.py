@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -24,6 +23,7 @@ from fedcommons.generators.generator import (
     state_of,
 )
 from fedcommons.generators.loop import batch_of, batches
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from lightning_modules import cvae
 
@@ -86,7 +86,7 @@ class CVAE(Autoencoder):
             raise UserError("generator.norm_bias false changes nothing without generator.batch_norm true.")
         require_levels(self.channels, shape, data)
         least = sum(2 * 16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
-        capacity.require("the generator", COPIES * 4 * (least + 4 * self.hidden), "generator.channels")
+        memory_limit.require("the generator", COPIES * 4 * (least + 4 * self.hidden), "generator.channels")
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons import capacity
 from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.generators.loop import batch_of
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import generator, seed_for, set_default_generator
 
 COPIES = 5
@@ -107,7 +107,9 @@ class DDPM(Diffusion):
                 f"generator.channels has {len(self.channels)} levels, so the image side must be a multiple "
                 f"of {halved}, and {data} has {odd[0]}."
             )
-        capacity.require("the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels")
+        memory_limit.require(
+            "the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels"
+        )
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,

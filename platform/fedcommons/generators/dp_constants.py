@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedcommons.artifacts import constants
 from fedcommons.core import dp_vectorised
 from fedcommons.core.accountants import noise_for, require_reachable
 from fedcommons.core.dp_sgd import DPSGD
@@ -23,6 +22,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator
 from fedcommons.seeds import wide_key
+from fedcommons.storage.artifact_store import constants
 
 MOST_BY_PRV = 100.0
 """The largest target for which the accountant prv has an answer within seconds: the grid of losses grows with it."""

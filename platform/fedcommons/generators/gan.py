@@ -15,12 +15,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedcommons import capacity
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import require_levels
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
 from fedcommons.generators.loop import batch_of, batches
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import generator, seed_for, set_default_generator
 from lightning_modules import gan
 
@@ -82,7 +82,7 @@ class GAN(Adversarial):
         """See ``Generator``."""
         require_levels(self.channels, shape, data)
         least = sum(16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
-        capacity.require("the generator", COPIES * 4 * least, "generator.channels")
+        memory_limit.require("the generator", COPIES * 4 * least, "generator.channels")
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons import capacity
 from fedcommons.core import dp_vectorised
 from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
@@ -23,6 +22,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM, Diffusion
 from fedcommons.generators.dp_constants import ByDPSGD
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import set_default_generator
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
@@ -44,7 +44,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         """See ``Generator``."""
         self.plain.check_shape(shape, data)
         held = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
-        capacity.require("the gradients of a physical batch", held, "generator.physical_batch")
+        memory_limit.require("the gradients of a physical batch", held, "generator.physical_batch")
 
     def fit(
         self,

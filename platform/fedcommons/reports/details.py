@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError
-from fedcommons.files import stored
 from fedcommons.reports import columns, intervals
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.gathered import Told
 from fedcommons.reports.groups import Group
 from fedcommons.reports.tables import commons_epsilon
+from fedcommons.storage import safe_read
 from fedcommons.tracking.run_folder import read_class_counts
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -172,7 +172,7 @@ def _png(file: Path) -> str | None:
     from PIL import Image
 
     try:
-        found = stored.content(file, LARGEST_PNG, inner=7) or b""  # no folder from the run's on is a link
+        found = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder from the run's on is a link
         if max(int.from_bytes(found[16:20]), int.from_bytes(found[20:24])) > SIDE:  # before anything is unpacked
             return None
         picture = Image.open(io.BytesIO(found), formats=["PNG"])

@@ -12,9 +12,9 @@ from fedcommons.accounting.mechanisms import columns
 from fedcommons.config import target
 from fedcommons.config.flat import effective, recorded
 from fedcommons.core.salts import IF_SECRET
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, clean, shown
 from fedcommons.federation.rejections import told
-from fedcommons.files import stored
+from fedcommons.storage import safe_read
 from fedcommons.tracking.recorded import flaw_of_config, flaw_of_line, flaw_of_summary
 from fedcommons.tracking.run_folder import (
     STOPPED,
@@ -174,7 +174,7 @@ def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
                 continue
             seen.add(real)
             try:
-                if stored.clean(str(path)) != str(path):
+                if clean(str(path)) != str(path):
                     raise UserError(f"{path} has control characters in its name.")
                 yield _run(path)
             except UserError as error:
@@ -218,7 +218,7 @@ def _flaw_of_end(folder: Path, rounds: int) -> str | None:
     if not (folder / "summary.json").exists():
         return None
     try:
-        summary = stored.json_of(folder / "summary.json")
+        summary = safe_read.json_of(folder / "summary.json")
     except ValueError:
         return "its summary.json cannot be read"
     if not isinstance(summary, dict) or not isinstance(summary.get("rounds"), int):
@@ -234,11 +234,11 @@ def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[s
     """
     if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=False))), None):
         raise UserError(f"{file} is damaged: {flaw}.")
-    return [stored.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
+    return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
 
 
 def _has_odd_names(lines: Sequence[Mapping[str, Any]]) -> bool:
-    return any(stored.clean(name) != name for name in {name for line in lines for name in line})
+    return any(clean(name) != name for name in {name for line in lines for name in line})
 
 
 def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
@@ -250,7 +250,7 @@ def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
     lines = read_clients(folder)
     if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=True))), None):
         raise UserError(f"{folder / 'clients.jsonl'} is damaged: {flaw}.")
-    return [stored.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
+    return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
 
 
 def _first(*parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.files import stored
 from fedcommons.reports.frames import Recorded, read, row
+from fedcommons.storage import safe_read
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -56,9 +56,9 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
 def _identity(folder: Path) -> tuple[str | None, str | None]:
     """The digest of the data and the fingerprint of the partition, with which a run's partition.json begins."""
     try:
-        with stored.opened(folder / "partition.json", stored.LARGEST_JSON) as file:
+        with safe_read.opened(folder / "partition.json", safe_read.LARGEST_JSON) as file:
             head = file.read(300).decode(errors="replace") if file else ""
-    except (stored.UnreadableError, OSError):
+    except (safe_read.UnreadableError, OSError):
         head = ""
     found = [re.search(rf'"{name}": "([0-9a-f]{{8,64}})"', head) for name in ("data", "fingerprint")]
     digest, fingerprint = (match[1] if match else None for match in found)
@@ -85,7 +85,7 @@ def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
 def _facts(folder: Path) -> Mapping[str, Any]:
     """What environment.json says, with texts that a page can show; nothing where it is damaged."""
     try:
-        found = stored.cleaned(stored.json_of(folder / "environment.json"))
-    except (stored.UnreadableError, ValueError):
+        found = safe_read.cleaned(safe_read.json_of(folder / "environment.json"))
+    except (safe_read.UnreadableError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,12 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcommons.errors import UserError, shown
-from fedcommons.files import stored, write_text
+from fedcommons.errors import UserError, clean, shown
 from fedcommons.reports import charts
 from fedcommons.reports.contents import contents
 from fedcommons.reports.frames import folder_path, load_central
 from fedcommons.reports.gathered import gather
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import write_text
 
 MARK = "<!doctype html><!-- fedcommons report -->"
 """How a report begins: another file is never replaced by one."""
@@ -65,8 +66,8 @@ def require_place(path: Path) -> None:
             raise UserError(f"--out: {path} is a folder; name a file in it, such as {path / 'report.html'}.")
         if not path.parent.is_dir():
             raise UserError(f"--out: there is no folder {path.parent}; make it first.")
-        head = stored.content(path, stored.LARGEST_JSON, inner=0)
-    except stored.UnreadableError as error:
+        head = safe_read.content(path, safe_read.LARGEST_JSON, inner=0)
+    except safe_read.UnreadableError as error:
         raise UserError(f"--out: {error}; name another file.") from None
     except OSError as error:
         raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from None
@@ -96,7 +97,7 @@ def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] 
             tell(f"left out: {central} central models in {folder}, which are no federations; its own tables have them.")
     context = contents(runs, told, tell)
     name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
-    return _html({**context, "title": stored.clean(name), "notes": notes, "state": state})
+    return _html({**context, "title": clean(name), "notes": notes, "state": state})
 
 
 def _html(context: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fedcommons.config.presets import SMOKE
-from fedcommons.files import write_bytes
+from fedcommons.storage.atomic_files import write_bytes
 from fedcommons.tracking.run_folder import read_class_counts
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}

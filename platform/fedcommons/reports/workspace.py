@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.files import stored
 from fedcommons.reports.metrics import words
+from fedcommons.storage import safe_read
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tracking.wandb_media import KEYS, allowed
 from fedcommons.tracking.wandb_tracker import in_summary
@@ -114,9 +114,9 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
 def _version(folder: Path) -> str:
     """The version of fedcommons by which a run was made."""
     try:
-        found = stored.json_of(folder / "environment.json")
+        found = safe_read.json_of(folder / "environment.json")
         told = found["packages"]["fedcommons"]
-    except (stored.UnreadableError, ValueError, TypeError, KeyError):
+    except (safe_read.UnreadableError, ValueError, TypeError, KeyError):
         told = ""
     return told if isinstance(told, str) and re.fullmatch(r"[\w.+]{1,40}", told) else "(unknown)"
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons import capacity
 from fedcommons.accounting import privacy
 from fedcommons.accounting.privacy import Ledger
-from fedcommons.artifacts import Store
 from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
@@ -44,7 +42,6 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
-from fedcommons.files import remote
 from fedcommons.runs import inputs, modules
 from fedcommons.runs.checks import (
     check,
@@ -58,6 +55,7 @@ from fedcommons.runs.checks import (
 from fedcommons.runs.leaks import computed_by_all, leaks_of
 from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
+from fedcommons.runtime import memory_limit
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants, salts_told
@@ -74,6 +72,8 @@ from fedcommons.sharing.stage import (
     share_by_method,
     share_contributed,
 )
+from fedcommons.storage import object_store
+from fedcommons.storage.artifact_store import Store
 from fedcommons.tensors import EMPTY, Flat, flatten
 
 OnStep = Callable[[str, int, int, str], None]
@@ -157,11 +157,11 @@ def prepare(config: Experiment) -> Prepared:
         UserError: something about the request cannot be met.
     """
     check(config)
-    if config.storage is not None and (flaw := remote.flaw(config.storage)):
+    if config.storage is not None and (flaw := object_store.flaw(config.storage)):
         raise UserError(f"storage must be {flaw}")
     if config.dp.noise == SECRET:
         salts.require_writable(Path(config.artifacts))
-        if config.storage is not None and not remote.is_url(config.storage):
+        if config.storage is not None and not object_store.is_url(config.storage):
             salts.require_outside(Path(config.storage))
     kinds = ("algorithm", "sharing", "generator", "straggler")
     made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
@@ -217,7 +217,7 @@ def prepare(config: Experiment) -> Prepared:
     if not standardises(config.model.name, module):
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trained(module))
-    capacity.require_model(model)
+    memory_limit.require_model(model)
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
     measured = keeps and config.measure.every > 0 and not is_kept

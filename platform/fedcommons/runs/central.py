@@ -13,8 +13,6 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedcommons import locks
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding
 from fedcommons.core import trainer
@@ -24,11 +22,13 @@ from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CHUNK
-from fedcommons.files import remove_unfinished, unfinished, write_json
 from fedcommons.runs.build import Prepared, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
 from fedcommons.runs.worker import build_module
 from fedcommons.seeds import generator, set_default_generator
+from fedcommons.storage import file_lock
+from fedcommons.storage.artifact_store import Store, key_of
+from fedcommons.storage.atomic_files import remove_unfinished, unfinished, write_json
 from fedcommons.tracking.run_folder import read_summary
 
 _DECIDING = {
@@ -128,7 +128,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
     """
     if finished := read_summary(folder):
         return finished
-    with locks.opened(folder, _stranger, "folder of a central model", patience=PATIENCE):
+    with file_lock.opened(folder, _stranger, "folder of a central model", patience=PATIENCE):
         remove_unfinished(folder, r"summary\.json")
         summary = _train(central)
         write_json(folder / "summary.json", summary)
@@ -136,7 +136,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
 
 
 def _stranger(folder: Path) -> str | None:
-    names = [name for name in locks.strangers(folder) if "summary.json" not in (name, unfinished(name))]
+    names = [name for name in file_lock.strangers(folder) if "summary.json" not in (name, unfinished(name))]
     return names[0] if names else None
 
 

@@ -34,7 +34,7 @@ from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch,
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import given, somebodys
-from fedcommons.federation import checkpoint, rounds, scratch
+from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
@@ -44,6 +44,7 @@ from fedcommons.runs import central, experiment
 from fedcommons.runs.build import Assembled, Prepared
 from fedcommons.runs.counting import Counts
 from fedcommons.runs.worker import build_module, build_worker, local_loop
+from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
@@ -165,7 +166,7 @@ def measure(ready: Assembled) -> Prices:
     ready, of_pieces = _of_pieces(ready)
     of_rounds = _of_rounds(ready, of_pieces)
     now = small_round(ready, 1, 1, c.client.batch_size).play()
-    with scratch.folder() as folder:
+    with tempdirs.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
     worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
     model = now.model if now.has_model else worker.work.initial
@@ -347,7 +348,7 @@ def overhead(wandb: str) -> tuple[float, float, int]:
     fields = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
               "measure.every": 0, "partition.name": "iid", "tracking.wandb": wandb}  # fmt: skip
     config, seconds, size = presets.experiment("small", "digits", fields), [], 0
-    with scratch.folder() as folder:
+    with tempdirs.folder() as folder:
         for name in ("first", "second"):
             started = time.perf_counter()
             experiment.run(config, folder / name, say=lambda _: None)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from fedcommons.accounting.privacy import Ledger, require_small_delta
-from fedcommons.artifacts import Store
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
@@ -29,12 +28,11 @@ from fedcommons.core.work import Work, module_with
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import ClientError, Warned, leaving_errors
+from fedcommons.errors import ClientError, Warned
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.files import write_json, write_text
 from fedcommons.runs import extended, inputs, measures, models, secret
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
@@ -42,6 +40,9 @@ from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
+from fedcommons.storage.artifact_store import Store
+from fedcommons.storage.atomic_files import write_json, write_text
+from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.own_tracker import OwnTracker
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
@@ -98,13 +99,13 @@ def run(
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
     if config.federation.executor == "ray_actors":
-        from fedcommons.federation import cluster
         from fedcommons.runs.gpu_need import with_share
+        from fedcommons.runtime import ray_cluster
 
-        cluster.connect()
+        ray_cluster.connect()
         (config,) = with_share([config], config.federation.processes)
         prepared = replace(prepared, config=config)
-        cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
+        ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)
     if resume and has_other_code(folder):
         say(Warned(f"{folder} was begun by other source files than these; its rounds so far stay as they are."))

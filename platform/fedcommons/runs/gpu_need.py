@@ -12,16 +12,17 @@ import torch
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.estimators import BATCH, mean_gradient
-from fedcommons.core.gpu_memory import CONTEXT
 from fedcommons.core.noise import SEED_ALONE
-from fedcommons.core.torch_settings import has_gpu
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
-from fedcommons.federation import cluster, hosts, kinds
+from fedcommons.federation import hosts
 from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.runs import build, cost
 from fedcommons.runs.worker import build_worker
+from fedcommons.runtime import cpu_kind, ray_cluster
+from fedcommons.runtime.gpu_memory import CONTEXT
+from fedcommons.runtime.torch_settings import has_gpu
 
 
 def share(need: int, total: int, processes: int, gpus: int) -> float:
@@ -43,27 +44,29 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     Raises:
         UserError: other work holds all GPUs; see ``cluster.reserve``.
     """
-    asked = [c for c in configs if c.federation.gpus_per_actor == cluster.AUTO]
-    if not asked or not cluster.gpu_share(cluster.AUTO):
+    asked = [c for c in configs if c.federation.gpus_per_actor == ray_cluster.AUTO]
+    if not asked or not ray_cluster.gpu_share(ray_cluster.AUTO):
         return [*configs]
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     names = (*cost.SHAPE, "generator.")
     shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
-    pin, driver, here = cluster.pinned(cluster.AUTO), hosts.facts(), str(parts.base())
-    place = cluster.reserve([cluster.bundle(cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto")
+    pin, driver, here = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(parts.base())
+    place = ray_cluster.reserve(
+        [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
+    )
     try:
         on_it = PlacementGroupSchedulingStrategy(place)
         task: Any = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy=on_it, max_calls=1)(hosts.run_if_same)
         tasks = [task.remote(driver, measured, here, _absolute(config)) for config in shapes.values()]
         found: list[tuple[int, int]] = ray.get(tasks)
     finally:
-        cluster.free(place)
-    chosen = share(*max(found), processes, int(kinds.resources(ray.nodes(), pin)["GPU"]))
+        ray_cluster.free(place)
+    chosen = share(*max(found), processes, int(cpu_kind.resources(ray.nodes(), pin)["GPU"]))
 
     def told(c: Experiment) -> Experiment:
-        is_auto = c.federation.gpus_per_actor == cluster.AUTO
+        is_auto = c.federation.gpus_per_actor == ray_cluster.AUTO
         return replace(c, federation=replace(c.federation, gpus_per_actor=chosen)) if is_auto else c
 
     return [*map(told, configs)]

@@ -15,13 +15,14 @@ from pytorch_lightning import LightningModule
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedcommons import capacity
 from fedcommons.core.work import module_with
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing
-from fedcommons.files import stored, write_bytes
 from fedcommons.runs.stopping import best_round
+from fedcommons.runtime import memory_limit
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import write_bytes
 
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
 """``BEFORE``: what was best until a last round that is evaluated only as it is the last one, and is the best. A run
@@ -47,7 +48,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
         UserError: it is damaged, or no regular file.
     """
     try:
-        with stored.opened(path, capacity.memory()) as file:
+        with safe_read.opened(path, memory_limit.memory()) as file:
             if file is None:
                 return None
             content = file.read()
@@ -61,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
             augment=False, train=empty, validation=empty, test=empty,
         )  # fmt: skip
         return tensors, int(form["round"]), data
-    except stored.UnreadableError as error:
+    except safe_read.UnreadableError as error:
         raise UserError(f"{error}.") from None
     except (ValueError, KeyError, TypeError, SafetensorError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {' '.join(str(error).split())}.") from None

@@ -9,11 +9,12 @@ from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.laboratory import Estimate, Laboratory
 from fedcommons.core.salts import SEEDED
 from fedcommons.core.worker import fresh_torch
-from fedcommons.federation import cluster, rounds
+from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.runs import build
+from fedcommons.runtime import ray_cluster
 from fedcommons.seeds import seed_for
 from fedcommons.sharing.stage import Contribution, Generating
 
@@ -37,8 +38,8 @@ def probe(
     if ready.data.pool is None:
         ready = ready.on(replace(ready.data, pool=ready.data.own))
     if config.federation.executor == "ray_actors":
-        cluster.connect()
-        cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
+        ray_cluster.connect()
+        ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     executor, found = ready.executor(), []
     try:
         c = ready.config

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, parts_of_own
 from fedcommons.core.algorithm import ChoosesClients, State
@@ -29,6 +28,7 @@ from fedcommons.runs import secret
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.worker import noise_key, run_name
+from fedcommons.storage.artifact_store import Store
 from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config, require_same_data
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from fedcommons.core import salts
 from fedcommons.errors import UserError
-from fedcommons.files import stored, write_json
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import write_json
 
 FILE, PARTITION = "noise.json", "partition.json"
 
@@ -44,7 +45,7 @@ def kept(folder: Path, shared: Sequence[str]) -> bytes:
     """
     name, generators = _told(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # a run broken off before has none
-        if stored.json_of(folder / PARTITION)["noise"] != name:
+        if safe_read.json_of(folder / PARTITION)["noise"] != name:
             raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
     if generators != list(shared):
@@ -59,7 +60,7 @@ def kept(folder: Path, shared: Sequence[str]) -> bytes:
 def _told(path: Path) -> tuple[str, Any]:
     """The names of the salts of a run and of its generators."""
     with suppress(ValueError, KeyError, TypeError):
-        told = stored.json_of(path)
+        told = safe_read.json_of(path)
         name, generators = told["salt"], told["generators"]
         if re.fullmatch("[0-9a-f]{24}", name):
             return name, generators

@@ -6,7 +6,6 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from fedcommons.artifacts import key_of
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
@@ -29,6 +28,7 @@ from fedcommons.runs.checks import (
     schedule_of,
 )
 from fedcommons.seeds import set_default_generator, wide_key
+from fedcommons.storage.artifact_store import key_of
 from lightning_modules import Classifier, Regressor
 from lightning_modules.networks import Projected
 

@@ -31,20 +31,20 @@ import numpy as np
 import torch
 
 from fedcommons.accounting.communication import images_nbytes
-from fedcommons.artifacts import constants, key_of
 from fedcommons.core import gaussian, salts
 from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import sha256
 from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf_generator import generated
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.storage.artifact_store import constants, key_of
+from fedcommons.storage.atomic_files import sha256
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
 """Measured on digits (ten clients, D = 1,000, three seeds): the noise's ratio, and test accuracy by 200 images, %."""

@@ -31,19 +31,19 @@ import torch
 from torch import Tensor
 
 from fedcommons.accounting.communication import images_nbytes
-from fedcommons.artifacts import constants, key_of
 from fedcommons.core import salts
 from fedcommons.core.accountants import noise_for, require_reachable
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import sha256
 from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
 from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.storage.artifact_store import constants, key_of
+from fedcommons.storage.atomic_files import sha256
 
 SUMS = "noisy sums of features of random networks"
 

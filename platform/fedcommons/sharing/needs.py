@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons import capacity
-from fedcommons.artifacts import constants, key_of
 from fedcommons.core import salts
 from fedcommons.core.noise import Noise, Source
 from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, somebodys
-from fedcommons.files import sha256
 from fedcommons.generators.generator import Generator, Receipt, of_client
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import numpy_generator, seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt
+from fedcommons.storage.artifact_store import constants, key_of
+from fedcommons.storage.atomic_files import sha256
 
 VERSION = 1
 """Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
@@ -192,7 +192,7 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
             f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
         )
     n, numbers = sum(sizes), int(np.prod(dealt.shape))
-    capacity.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # and 8 a label
+    memory_limit.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # and 8 a label
 
 
 def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:

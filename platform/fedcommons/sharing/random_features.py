@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
-from fedcommons.files import sha256
 from fedcommons.seeds import generator
+from fedcommons.storage.atomic_files import sha256
 
 BLOCK = 4096
 """Images whose features are held at a time."""

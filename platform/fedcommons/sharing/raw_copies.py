@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons import capacity
 from fedcommons.core.release import Release
 from fedcommons.errors import UserError
+from fedcommons.runtime import memory_limit
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.optimal import plans
@@ -62,7 +62,7 @@ class RawCopies:
                 f"sharing.placement optimal needs images of every class, and no client has one of class "
                 f"{int(counts.argmin())}."
             )
-        capacity.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
+        memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, dealt: Dealt) -> np.ndarray:
         """Which clients hold which image: (images, N) bool, the images in the order in which the clients have them."""

@@ -29,15 +29,16 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     import ray
     from ray.exceptions import RayError
 
-    from fedcommons.federation import cluster, hosts
+    from fedcommons.federation import hosts
+    from fedcommons.runtime import ray_cluster
 
     todo = [c for c in centrals if read_summary(out / c.name) is None]
     if not todo:
         return {}
-    cluster.connect()
+    ray_cluster.connect()
     asked = todo[0].config.federation.gpus_per_actor
-    share, pin = cluster.gpu_share(asked), cluster.pinned(asked)
-    cluster.free(cluster.reserve([cluster.bundle(asked)], pin, "a central model"))
+    share, pin = ray_cluster.gpu_share(asked), ray_cluster.pinned(asked)
+    ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(asked)], pin, "a central model"))
     task: Any = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(hosts.run_if_same)
     driver, here = hosts.facts(), str(parts.base())
     pending = {task.remote(driver, _train, here, c, (out / c.name).resolve()): c for c in todo}

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedcommons import locks
 from fedcommons.config.experiment import Experiment
-from fedcommons.federation import cluster, hosts
-from fedcommons.files import remote
+from fedcommons.federation import hosts
+from fedcommons.runtime import ray_cluster
+from fedcommons.storage import file_lock, object_store
 from fedcommons.tracking.run_folder import is_run, read_summary
 
 LATE_S = 60.0
@@ -23,7 +23,7 @@ def open_folder(out: Path) -> Iterator[None]:
     Raises:
         UserError: it cannot be written, somebody holds it, or it has what no sweep wrote.
     """
-    with locks.opened(out, _stranger, "folder of a sweep"):
+    with file_lock.opened(out, _stranger, "folder of a sweep"):
         yield
 
 
@@ -55,8 +55,8 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
         if os.access(folder, os.W_OK):  # where nothing is made it may be read-only
             shared.append(("--artifacts", folder))
     storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
-    shared += [("--storage", Path(one)) for one in storages if not remote.is_url(one)]
-    pin = cluster.pinned(configs[0].federation.gpus_per_actor)
+    shared += [("--storage", Path(one)) for one in storages if not object_store.is_url(one)]
+    pin = ray_cluster.pinned(configs[0].federation.gpus_per_actor)
     hosts.require_alike(pin, shared, "" if storages else ", or name a storage that keeps the runs (--storage)")
 
 
@@ -64,5 +64,5 @@ def _stranger(out: Path) -> str | None:
     """What shows that ``out`` is neither new nor a sweep's, whose mark is a lock file of ours, or runs."""
     if is_run(out):
         return "config.yaml, of a run"
-    names = locks.strangers(out)
-    return names[0] if names and not locks.holder(out) and not holds_runs(out) else None
+    names = file_lock.strangers(out)
+    return names[0] if names and not file_lock.holder(out) and not holds_runs(out) else None

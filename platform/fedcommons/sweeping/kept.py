@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.errors import UserError, shown
-from fedcommons.files import stored, write_json
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import write_json
 
 
 def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, Any]) -> None:
@@ -21,7 +22,7 @@ def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | No
         UserError: it was made from other facts, or the file is damaged.
     """
     try:
-        found = stored.json_of(file)
+        found = safe_read.json_of(file)
         if found is None:
             return None
     except ValueError as error:

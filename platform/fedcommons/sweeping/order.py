@@ -11,13 +11,13 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat
-from fedcommons.core.gpu_memory import is_lost
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
 from fedcommons.runs import build, inputs
+from fedcommons.runtime.gpu_memory import is_lost
 from fedcommons.sharing import synthetic_pool
+from fedcommons.storage.artifact_store import Store, key_of
 
 EVERY = 5.0
 """Seconds between two reports of a generator under training: it waits for Tune to take each."""

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from fedcommons.artifacts import Store
 from fedcommons.config.experiment import Experiment
-from fedcommons.federation import cluster
 from fedcommons.runs import build, cost
 from fedcommons.runs.build import Prepared
 from fedcommons.runs.central import Central
 from fedcommons.runs.cost import GeneratorPrices, Prices
 from fedcommons.runs.counting import counted, generator_work
+from fedcommons.runtime import ray_cluster
 from fedcommons.sharing.synthetic_pool import Job, missing
+from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping import sweep
 from fedcommons.sweeping.display import Display, duration
 from fedcommons.tracking.run_folder import read_summary
@@ -177,7 +177,7 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
     actors, total = _actors(config), round(n_cells * bill.times)
-    here = cluster.cores() or os.cpu_count() or 1
+    here = ray_cluster.cores() or os.cpu_count() or 1
     places = max(1, here // actors) if in_ray else 1
     n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"
     where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"

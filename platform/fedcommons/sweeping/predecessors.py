@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons.artifacts import key_of
 from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
+from fedcommons.storage.artifact_store import key_of
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, require_plain
 
 _COPIED = ("environment.json", "config.yaml", "noise.json", "partition.json", "rounds.jsonl", "timing.jsonl",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.artifacts import Store, key_of
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import FEW as FEW_NAMES
 from fedcommons.errors import ClientError, UserError, Warned, sentence
-from fedcommons.federation import cluster
 from fedcommons.federation.rejections import told
-from fedcommons.files import remote
+from fedcommons.runtime import ray_cluster
+from fedcommons.storage import object_store
+from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import LATE_S, has_come, holds_runs, open_folder, require_shared
 from fedcommons.sweeping.predecessors import copy, predecessors
@@ -190,13 +190,13 @@ def run_cells(
     trained, ready = 0, started
     if left.cells:
         display.say("Starting Ray ...")
-        cluster.connect()
+        ray_cluster.connect()
         require_shared([c.config for c in left.cells], out, bool(left.lacking))
         left = _sharing_gpus(left)
         federations = list(dict.fromkeys(c.config.federation for c in left.cells))
         for f in federations:
-            cluster.require_actors(f.processes, f.gpus_per_actor)
-        display.say(f"{len(left.cells)} cells to run on {cluster.describe(federations[0].gpus_per_actor)}.")
+            ray_cluster.require_actors(f.processes, f.gpus_per_actor)
+        display.say(f"{len(left.cells)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
         if left.lacking:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
             display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
@@ -243,7 +243,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
-    if config.storage is not None and not remote.is_url(config.storage):
+    if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
     found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.errors import ClientError, UserError
-from fedcommons.files import remote
-from fedcommons.files.remote import StorageError
-from fedcommons.files.snapshots import Snapshots
+from fedcommons.storage import object_store
+from fedcommons.storage.object_store import StorageError
+from fedcommons.storage.snapshots import Snapshots
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tracking.run_mirror import RunMirror, name_of, require_apart
 
@@ -36,15 +36,15 @@ class SweepMirror:
         """
         if (storage := next(iter(self.storages.values()), None)) is None:
             return
-        if what := remote.flaw(storage):
+        if what := object_store.flaw(storage):
             raise UserError(f"storage must be {what}")
         require_apart(storage, self.out)
         try:
-            self._there = Snapshots(remote.opened(storage), f"runs/{name_of(self.out)}", REPORT)
+            self._there = Snapshots(object_store.opened(storage), f"runs/{name_of(self.out)}", REPORT)
             self._there.look()
         except StorageError as error:
             raise UserError(f"storage: {error}.") from None
-        if self._there.tag != remote.NEW and not resume:
+        if self._there.tag != object_store.NEW and not resume:
             raise UserError(
                 f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
             )
@@ -75,7 +75,7 @@ class SweepMirror:
 
     def claim(self) -> None:
         """Take the sweep's name in the storage, where it is new there. Errors: see ``end``."""
-        if self._there and self._there.tag == remote.NEW:
+        if self._there and self._there.tag == object_store.NEW:
             self.end()
 
     def end(self) -> None:

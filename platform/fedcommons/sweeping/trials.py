@@ -16,11 +16,13 @@ from ray.util.placement_group import PlacementGroup
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Federation
-from fedcommons.core.gpu_memory import bound, is_lost
-from fedcommons.errors import ClientError, UserError, left_in, sentence
-from fedcommons.federation import cluster, hosts, kinds, scratch
-from fedcommons.files import stored
+from fedcommons.errors import ClientError, UserError, sentence
+from fedcommons.federation import hosts
 from fedcommons.runs import experiment
+from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
+from fedcommons.runtime.gpu_memory import bound, is_lost
+from fedcommons.storage import safe_read
+from fedcommons.storage.error_file import left_in
 from fedcommons.sweeping import handed
 from fedcommons.sweeping.order import InOrder, Lacking, make
 from fedcommons.sweeping.progress import Progress
@@ -63,10 +65,10 @@ def run(
     Reservation.places.clear()
     federations = {name: config.federation for name, config in cells.items()}
     first = next(iter(federations.values()))
-    pin = cluster.pinned(first.gpus_per_actor)
+    pin = ray_cluster.pinned(first.gpus_per_actor)
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
-    cluster.free(cluster.reserve([cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
-    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(kinds.CPU)}
+    ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
+    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(cpu_kind.CPU)}
     values = {name: {"config": flat.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[handed.DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
@@ -75,7 +77,7 @@ def run(
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with scratch.folder() as state, scratch.tempdir(), handed.by_name(values):  # Tune imports W&B
+    with tempdirs.folder() as state, tempdirs.tempdir(), handed.by_name(values):  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -133,7 +135,7 @@ def remove_all() -> None:
 
     def remove() -> None:
         while Reservation.places:
-            cluster.free(Reservation.places.pop())
+            ray_cluster.free(Reservation.places.pop())
 
     removing = Thread(target=remove, daemon=True)
     removing.start()
@@ -148,7 +150,7 @@ def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str],
 
 def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
-    share = cluster.bundle(f.gpus_per_actor)
+    share = ray_cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
     alone = f.executor == "serial" or "generator" in params
     bundles = [share] if alone else [{}] + [share] * f.actors
@@ -159,7 +161,7 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
 def trial(params: Mapping[str, Any]) -> None:
     """One cell, or one generator, which ``params`` name: Tune writes them down."""
     try:
-        kinds.require_true()
+        cpu_kind.require_true()
         hosts.require_same(handed.value(handed.DRIVER))
     except UserError as error:
         tune.report({"failed": sentence(error)})
@@ -168,7 +170,7 @@ def trial(params: Mapping[str, Any]) -> None:
     cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
     os.environ[parts.HERE] = cells[0]["here"]
     if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
-        os.environ[kinds.CHOICE] = kind
+        os.environ[cpu_kind.CHOICE] = kind
     if asked:
         make(cells, asked["images"])
         return
@@ -184,11 +186,11 @@ def trial(params: Mapping[str, Any]) -> None:
 
     def say(text: str) -> None:
         with suppress(OSError):  # a full disk stops the run elsewhere
-            stored.write_alone(folder / "messages.log", text + "\n")
+            safe_read.write_alone(folder / "messages.log", text + "\n")
 
     try:
         if c.federation.executor == "serial" and ray.get_gpu_ids():
-            bound(cluster.gpu_share(c.federation.gpus_per_actor))
+            bound(ray_cluster.gpu_share(c.federation.gpus_per_actor))
         if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
             last = {name: value for line in lines for name, value in line.items()}
         # A trial never trains a generator: it would hold its cores for work that other trials may do too.

@@ -12,10 +12,10 @@ from fedcommons.config.flat import choose
 from fedcommons.config.options import written
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import RUN, UserError, nearest
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
 from fedcommons.reports.frames import load_runs
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids
 from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial

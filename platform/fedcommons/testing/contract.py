@@ -19,9 +19,10 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError, sentence, unknown
-from fedcommons.federation import checkpoint, rounds, scratch
+from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
+from fedcommons.runtime import tempdirs
 from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
 from fedcommons.testing.batching import clients_at_once_train_as_one_after_another
@@ -262,7 +263,7 @@ def _require_the_same_after_a_stop(
 ) -> None:
     """After the stop on ``executor``, if there is one."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
-    with scratch.folder() as folder:
+    with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
         for now, facts in rounds.run(algorithm, before, plan, start):
             played.append((now, facts))

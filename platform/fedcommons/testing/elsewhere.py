@@ -62,12 +62,12 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     import ray
     from ray import cloudpickle
 
-    from fedcommons.federation import cluster
     from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.runtime import ray_cluster
 
     home = sys.modules.get(type(algorithm).__module__)
     started = not ray.is_initialized()
-    cluster.connect(num_cpus=actors)
+    ray_cluster.connect(num_cpus=actors)
     try:
         if home is not None and not home.__name__.startswith("fedcommons."):
             cloudpickle.register_pickle_by_value(home)  # the actors may not be able to import a script or a test

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import fedcommons
-from fedcommons.federation import cluster, kinds, source_files
-from fedcommons.federation.variables import variables
-from fedcommons.files import stored
+from fedcommons.federation import source_files
+from fedcommons.runtime import cpu_kind, ray_cluster
+from fedcommons.runtime.rounding_env import variables
+from fedcommons.storage import safe_read
 
 PACKAGES = ("torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "opacus", "wandb", "numpy")
 
@@ -27,13 +28,13 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
     import torch
 
     commit, is_changed = _commit()
-    actors = [] if gpus_per_actor is None else cluster.cpu_of_actors(gpus_per_actor)
+    actors = [] if gpus_per_actor is None else ray_cluster.cpu_of_actors(gpus_per_actor)
     here = said("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
     return {
         "python": platform.python_version(),
         "machine": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cpu_kinds": _with(before.get("cpu_kinds"), kinds.cpu(), *actors),
+        "cpu_kinds": _with(before.get("cpu_kinds"), cpu_kind.cpu(), *actors),
         "variables": variables(),
         "gpus": torch.cuda.device_count(),
         "gpu_kinds": list(dict.fromkeys(here.splitlines())) if here else [],
@@ -65,7 +66,7 @@ def _commit() -> tuple[str | None, bool | None]:
 def has_other_code(folder: Path) -> bool:
     """Return whether another version of the source code produced the run in the folder, by its environment.json."""
     try:
-        hashes = stored.json_of(folder / "environment.json")["code_hashes"]
+        hashes = safe_read.json_of(folder / "environment.json")["code_hashes"]
     except (ValueError, TypeError, KeyError):  # none, damaged, or of an earlier version
         return False
     return isinstance(hashes, list) and any(one != source_files.combined_hash() for one in hashes)

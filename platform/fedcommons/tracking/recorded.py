@@ -15,7 +15,7 @@ from fedcommons.config.fields import Field
 from fedcommons.config.flat import fields_for, own_fields
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import UserError, shown
-from fedcommons.files import stored
+from fedcommons.storage import safe_read
 
 LARGEST = 1e100
 """The largest number of a table: its square, and sums of squares, are floats."""
@@ -163,13 +163,13 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """
     found: list[dict[str, Any]] = []
     try:
-        with stored.opened(path, stored.LARGEST_LINES) as file:
-            while file and (part := file.readline(stored.LONGEST_LINE)):
+        with safe_read.opened(path, safe_read.LARGEST_LINES) as file:
+            while file and (part := file.readline(safe_read.LONGEST_LINE)):
                 line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None  # a killed run leaves half
                 if line is None or line["round"] != len(found):
                     return found, False
                 found.append(line)
-    except stored.UnreadableError as error:
+    except safe_read.UnreadableError as error:
         raise UserError(f"{error}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
-from fedcommons import locks
-from fedcommons.config import flat, parts, plain_yaml
+from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.variables import differing, variables
-from fedcommons.files import remove_unfinished, sha256, stored, unfinished, write_json, write_text
+from fedcommons.runtime.rounding_env import differing, variables
+from fedcommons.storage import file_lock, safe_read, safe_yaml
+from fedcommons.storage.atomic_files import remove_unfinished, sha256, unfinished, write_json, write_text
 from fedcommons.tracking import recorded
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
@@ -60,7 +60,7 @@ def opened(
     Raises:
         UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
     """
-    with locks.opened(path, stranger, "run folder", say, patience):
+    with file_lock.opened(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
 
 
@@ -73,7 +73,7 @@ def stranger(path: Path) -> str | None:
     """A file that shows that ``path`` is not ours: neither a run folder nor the beginning of one. None: it is ours."""
     if is_run(path):
         return None
-    names = [n for n in locks.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
+    names = [n for n in file_lock.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
     return names[0] if names else None
 
 
@@ -214,12 +214,12 @@ def read_config(path: Path) -> Experiment:
     """
     file = path / "config.yaml"
     try:
-        if (found := stored.content(file, plain_yaml.LARGEST_FILE)) is None:
+        if (found := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
             raise ValueError("it is not there")
-        return flat.from_dict(plain_yaml.yaml_of(found.decode()))
+        return flat.from_dict(safe_yaml.yaml_of(found.decode()))
     except UserError as error:
         raise UserError(f"{file} is of another version: {error}") from None
-    except stored.UnreadableError as error:
+    except safe_read.UnreadableError as error:
         raise UserError(f"{error}; remove that run or choose another --out.") from None
     except (ValueError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
@@ -234,11 +234,11 @@ def require_plain(path: Path) -> None:
     """
     from fedcommons.federation import checkpoint, memory
 
-    ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{locks.NAME}"
+    ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
-        stored.flaw(path, ours, ("checkpoints", "memory", "wandb")),
-        stored.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),
-        stored.flaw(path / "memory", rf"{memory.FILE}(\.json)?"),
+        safe_read.flaw(path, ours, ("checkpoints", "memory", "wandb")),
+        safe_read.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),
+        safe_read.flaw(path / "memory", rf"{memory.FILE}(\.json)?"),
     )
     if flaw := next(filter(None, flaws), None):
         raise UserError(f"{flaw}; put the file or folder itself there, or choose another --out.")
@@ -309,8 +309,8 @@ def _read_json(path: Path) -> Any:
         UserError: it is no regular file, or too large.
     """
     try:
-        return stored.json_of(path)
-    except stored.UnreadableError as error:
+        return safe_read.json_of(path)
+    except safe_read.UnreadableError as error:
         raise UserError(f"{error}.") from None
     except ValueError:
         return None
@@ -367,7 +367,7 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """
     lines, is_all = recorded.lines(path / "rounds.jsonl")
     try:
-        summary = stored.cleaned(_read_json(path / "summary.json"))
+        summary = safe_read.cleaned(_read_json(path / "summary.json"))
     except ValueError:
         return None, lines
     if not isinstance(summary, dict):

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from fedcommons import locks
 from fedcommons.config import flat
 from fedcommons.errors import ClientError, UserError, Warned, shown
-from fedcommons.files import remote, stored, write_bytes, write_json
-from fedcommons.files.remote import ChangedError, StorageError
-from fedcommons.files.snapshots import Snapshots
+from fedcommons.storage import file_lock, object_store, safe_read
+from fedcommons.storage.atomic_files import write_bytes, write_json
+from fedcommons.storage.object_store import ChangedError, StorageError
+from fedcommons.storage.snapshots import Snapshots
 from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, require_plain, stranger
 
 SEEN = ".storage.json"
@@ -37,7 +37,7 @@ def require_apart(storage: str, folder: Path) -> None:
     Raises:
         UserError: it is.
     """
-    if not remote.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
+    if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
 
 
@@ -59,7 +59,7 @@ class RunMirror:
         self._not_before = 0.0
         require_apart(storage, folder)
         try:
-            opened = remote.opened(storage)
+            opened = object_store.opened(storage)
             self.storage = opened.name
             self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
             self.there.look()
@@ -77,14 +77,14 @@ class RunMirror:
                 somebody holds it, or what makes a run folder is damaged there.
             OSError: the disk here is full.
         """
-        if self.there.tag == remote.NEW:
+        if self.there.tag == object_store.NEW:
             return
         place = f"{self.there.storage.name}/{self.there.name}"
         if not resume:
             raise UserError(f"{place} holds a run already; add --resume to continue it or choose another --out.")
         if is_run(self.folder) and self._seen() == self.there.tag:
             return
-        with locks.opened(self.folder, self._stranger, "run folder", self.say, patience):
+        with file_lock.opened(self.folder, self._stranger, "run folder", self.say, patience):
             require_plain(self.folder)
             if is_run(self.folder) and self._seen() is None and not self.there.is_same(self.folder):
                 raise UserError(
@@ -177,7 +177,7 @@ class RunMirror:
     def _seen(self) -> str | None:
         """The tag of the snapshot that the folder goes back to; None if nobody knows, or it is of another storage."""
         try:
-            found = stored.json_of(self.folder / SEEN)
+            found = safe_read.json_of(self.folder / SEEN)
             return str(found["tag"]) if found["storage"] == self.storage else None
         except (ValueError, KeyError, TypeError):
             return None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcommons.config import parts
-from fedcommons.files import stored
+from fedcommons.storage import safe_read
 
 if TYPE_CHECKING:  # it takes a while to import
     from PIL.Image import Image
@@ -69,7 +69,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
 
 def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
     """Of a finished run, those that there are and that may be shown."""
-    facts = stored.json_of(folder / "partition.json") or {}
+    facts = safe_read.json_of(folder / "partition.json") or {}
     made: dict[str, Callable[[], Image]] = {}
     if pool:
         title = f"{summary['config']['sharing.setting']}: made images of each class (of how many)"

@@ -21,8 +21,9 @@ from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.parts import label
 from fedcommons.errors import Warned
-from fedcommons.federation import scratch
-from fedcommons.files import stored, write_text
+from fedcommons.runtime import tempdirs
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import write_text
 from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
@@ -59,7 +60,7 @@ class WandbTracker:
         # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
         os.environ.pop("WANDB_SERVICE", None)
         try:
-            with scratch.tempdir():
+            with tempdirs.tempdir():
                 import wandb
             if mode == "online" and not logged_in():
                 say("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
@@ -178,7 +179,7 @@ def _tags(config: Experiment) -> list[str]:
     return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
 
-@scratch.tempdir()
+@tempdirs.tempdir()
 def _init(folder: Path, config: Experiment, p: float, mode: str):
     import wandb
 
@@ -207,7 +208,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
     )
 
 
-@scratch.tempdir()
+@tempdirs.tempdir()
 def logged_in() -> bool:
     """Whether there is a key for W&B's server, looked for where W&B looks, without asking."""
     import wandb
@@ -224,8 +225,8 @@ def logged_in() -> bool:
 def _run_id(folder: Path) -> str:
     """The id in wandb-id.txt; a new one if there is none, or it is none of ours."""
     path = folder / "wandb-id.txt"
-    with suppress(stored.UnreadableError):
-        if re.fullmatch("[0-9a-z]{8}", found := (stored.text_of(path) or "").strip()):
+    with suppress(safe_read.UnreadableError):
+        if re.fullmatch("[0-9a-z]{8}", found := (safe_read.text_of(path) or "").strip()):
             return found
     new = secrets.token_hex(4)
     write_text(path, new + "\n")

@@ -6,8 +6,9 @@ from typing import Any
 from fedcommons.config import cli
 from fedcommons.config.sections import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.federation import cluster, hosts
+from fedcommons.federation import hosts
 from fedcommons.runs.inputs import load
+from fedcommons.runtime import ray_cluster
 from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
 from papers.agc.presets import PER_CLASS, PRESETS
 
@@ -38,9 +39,9 @@ def play_all(problem: Problem, wanted: Mapping[str, Setting], options: cli.Optio
         return
     import ray
 
-    cluster.connect(options.workers)
-    data, driver, pin = ray.put(problem), hosts.facts(), cluster.pinned(0)
-    cluster.free(cluster.reserve([cluster.bundle(0)], pin, "a repetition"))
+    ray_cluster.connect(options.workers)
+    data, driver, pin = ray.put(problem), hosts.facts(), ray_cluster.pinned(0)
+    ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(0)], pin, "a repetition"))
     remote: Any = ray.remote(num_cpus=1, label_selector=pin)(hosts.run_if_same)
     sent = {
         name: [remote.remote(driver, job, data, setting, chunk, options.seed) for chunk in chunks]

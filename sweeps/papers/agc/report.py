@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcommons.config import cli
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import plots, tables
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping.display import Display
 from papers.agc import coding
 from papers.agc.curves import Curve

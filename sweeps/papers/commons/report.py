@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli, target
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.commons import decide

@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from fedcommons.config import cli, parts
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.intervals import ends, student
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedcvae.presets import METHODS, SENDS

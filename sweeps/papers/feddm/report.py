@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import cli, target
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 

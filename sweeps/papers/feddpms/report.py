@@ -5,9 +5,9 @@ from itertools import chain
 from pathlib import Path
 
 from fedcommons.config import cli
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import cells
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 

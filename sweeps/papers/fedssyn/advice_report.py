@@ -12,9 +12,9 @@ from fedcommons.config import cli, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.federation.participation import joining
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.artifacts import Store
 from fedcommons.audits import membership, one_run, pool
 from fedcommons.audits.closeness import Subject
 from fedcommons.audits.copies import audit
@@ -29,6 +28,7 @@ from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.synthetic_pool import Job
+from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping import kept, planned
 from papers.fedssyn import audits as pictures
 

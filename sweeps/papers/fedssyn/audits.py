@@ -10,9 +10,9 @@ import numpy as np
 from fedcommons.audits.closeness import Compared
 from fedcommons.audits.membership import Attack
 from fedcommons.config import cli, presets
-from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
+from fedcommons.storage.atomic_files import write_text
 
 PAIRS = 12
 """How many of the closest pairs are shown."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedcommons.config import cli
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 

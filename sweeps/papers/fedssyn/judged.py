@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcommons.artifacts import Store
 from fedcommons.audits.quality import Quality, pool_quality
 from fedcommons.config import cli, parts, presets
 from fedcommons.config.experiment import Experiment
@@ -17,13 +16,14 @@ from fedcommons.core.work import Work
 from fedcommons.core.worker import default_device, fresh_torch, set_up_process
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.reports.images import image_grid
 from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing import synthetic_pool
+from fedcommons.storage.artifact_store import Store
+from fedcommons.storage.atomic_files import write_text
 from fedcommons.sweeping import planned
 
 SHOWN = 3

@@ -22,7 +22,6 @@ from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.files import write_text
 from fedcommons.reports import tables
 from fedcommons.runs.build import Prepared, prepare
 from fedcommons.seeds import numpy_generator, seed_for
@@ -31,6 +30,7 @@ from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import sums
 from fedcommons.sharing.stage import Contributions
+from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
 """Draws of each world (merf), and canaries in the run (ndpdc), for each one of ``--canaries``."""

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli
 from fedcommons.config.flat import override
 from fedcommons.convergence import advisor
@@ -10,6 +9,7 @@ from fedcommons.convergence.advisor import Prediction
 from fedcommons.runs import build
 from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
+from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping.display import Display
 from papers.fedssyn.advice_report import local_work
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
 from fedcommons.core.salts import IF_SECRET, SECRET
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import private_presets
@@ -37,8 +37,8 @@ class Entry:
 @lru_cache(maxsize=256)
 def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     """The images that the clients of this cell contribute, and their receipts."""
-    from fedcommons.artifacts import Store
     from fedcommons.runs.build import contributions, prepare
+    from fedcommons.storage.artifact_store import Store
 
     return contributions(prepare(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
 

@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcommons.config import cli
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import student
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons.artifacts import Store
 from fedcommons.config import cli
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
@@ -19,6 +18,7 @@ from fedcommons.errors import UserError
 from fedcommons.runs import cost, inputs
 from fedcommons.runs.build import OnStep, Prepared, contribute, prepare, synthetic_images
 from fedcommons.sharing.synthetic_pool import Job, missing
+from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
 

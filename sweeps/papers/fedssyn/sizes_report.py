@@ -8,7 +8,7 @@ from typing import Any
 from fedcommons.config import cli, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import shown
-from fedcommons.files import write_text
+from fedcommons.storage.atomic_files import write_text
 from papers.fedssyn import private_presets
 
 

@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 
@@ -102,9 +102,9 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 
 def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Of the first seed, images of three clients: columns by epochs, rows by what the generator saw."""
-    from fedcommons.artifacts import Store
     from fedcommons.reports.images import image_grid
     from fedcommons.runs.build import contributions, prepare
+    from fedcommons.storage.artifact_store import Store
 
     first = [e for e in found if e.rho is not None and e.number == USUAL]
     mine = [e for e in first if e.cell.config.seed == first[0].cell.config.seed]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import cli, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import same_results
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors

@@ -8,10 +8,10 @@ from typing import Any
 
 from fedcommons.config import cli, presets
 from fedcommons.config.flat import choose, same_results
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
+from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
 from fedcommons.sweeping.display import Display
 from papers.fedssyn.published import fedssyn_table2

@@ -15,10 +15,10 @@ from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedcommons.files import write_json, write_text
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import number, quantile
 from fedcommons.reports.plots import panels, save
+from fedcommons.storage.atomic_files import write_json, write_text
 from papers.replications.rows import ROWS, Published, Quantity
 
 LEAST, WIDE = 3, 0.1

@@ -1,6 +1,6 @@
 """Kinds of nodes: the bits of a result depend on the CPU that computes it, so a run stays on nodes of one kind.
 
-``python -m fedcommons.federation.kinds`` prints the labels of this machine, as ``ray start --labels=`` takes them.
+``python -m fedcommons.runtime.cpu_kind`` prints the labels of this machine, as ``ray start --labels=`` takes them.
 """
 
 import os

@@ -18,8 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcommons.files import memory, remote, sha256, stored, write_bytes
-from fedcommons.files.remote import Bucket, ChangedError, Disk, StorageError
+from fedcommons.errors import clean
+from fedcommons.storage import object_store, safe_read
+from fedcommons.storage.atomic_files import memory, sha256, write_bytes
+from fedcommons.storage.object_store import Bucket, ChangedError, Disk, StorageError
 
 MANIFEST = "MANIFEST.json"
 LONGEST = 200
@@ -51,7 +53,7 @@ class Snapshots:
 
     def __init__(self, storage: Bucket | Disk, name: str, names: str) -> None:
         self.storage, self.name, self.names = storage, name, names
-        self.tag, self.held = remote.NEW, dict[str, Entry]()
+        self.tag, self.held = object_store.NEW, dict[str, Entry]()
         self._damaged = set[str]()  # files of ``held`` that were found so
         self._me = secrets.token_hex(4)
         self._sent = dict[str, Entry]()  # objects that this one has written, by hash: a push that failed goes on
@@ -72,24 +74,24 @@ class Snapshots:
         key = f"{self.name}/{MANIFEST}"
         self._damaged = set()
         if (found := self.storage.look(key)) is None:
-            self.tag, self.held = remote.NEW, {}
+            self.tag, self.held = object_store.NEW, {}
             return self.held
         size, tag = found
-        if size > stored.LARGEST_JSON:
+        if size > safe_read.LARGEST_JSON:
             raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, and no list of ours is so long")
-        held = self._entries(self.storage.read(key, stored.LARGEST_JSON + 1) or b"")
+        held = self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
         self.tag, self.held = tag, held  # written in between, the content would be newer than its tag: a write sees it
         return held
 
     def _entries(self, content: bytes) -> dict[str, Entry]:
         try:
-            files = stored.parsed(content)["files"]
+            files = safe_read.parsed(content)["files"]
             found = {name: Entry(entry["object"], entry["bytes"]) for name, entry in files.items()}
             for name, entry in found.items():
                 if not re.fullmatch(self.names, name) or not re.fullmatch(OBJECT, entry.object):
-                    raise ValueError(f"it names {stored.clean(name[:80])!r}")
+                    raise ValueError(f"it names {clean(name[:80])!r}")
                 if len(name) > LONGEST or type(entry.size) is not int or not 0 <= entry.size <= memory():
-                    raise ValueError(f"its {stored.clean(name[:80])!r} is longer than this machine can hold")
+                    raise ValueError(f"its {clean(name[:80])!r} is longer than this machine can hold")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(f"{self.storage.name}/{self.name}/{MANIFEST} is no list of ours ({error})") from None
         return found
@@ -166,7 +168,7 @@ class Snapshots:
                 self.storage.write(f"{self.name}/objects/{entry.object}", content)
                 self._sent[digest] = entry
             new[name] = entry
-        if new == self.held and self.tag != remote.NEW:
+        if new == self.held and self.tag != object_store.NEW:
             return
         self._replace(new)
 
@@ -192,8 +194,8 @@ class Snapshots:
         except ChangedError:
             theirs = Snapshots(self.storage, self.name, self.names)
             theirs.look()
-            if theirs.tag == remote.NEW:
-                self.tag, self.held, self._sent = remote.NEW, {}, {}
+            if theirs.tag == object_store.NEW:
+                self.tag, self.held, self._sent = object_store.NEW, {}, {}
                 raise StorageError(f"{self.storage.name}/{key} was removed meanwhile") from None
             if _hashes(theirs.held) == _hashes(new):  # a retry of our own, whose first answer was lost
                 tag, new = theirs.tag, dict(theirs.held)
@@ -234,6 +236,6 @@ def _digest(content: bytes | None) -> str | None:
 
 def _read(folder: Path, name: str, most: float) -> bytes | None:
     """The content of a file here; None if there is no regular file of at most so many bytes."""
-    with suppress(stored.UnreadableError), stored.opened(folder / name, most, inner=1 + name.count("/")) as file:
+    with suppress(safe_read.UnreadableError), safe_read.opened(folder / name, most, inner=1 + name.count("/")) as file:
         return None if file is None else file.read()
     return None

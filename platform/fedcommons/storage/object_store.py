@@ -16,7 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedcommons.files import sha256, stored, write_bytes
+from fedcommons.errors import clean
+from fedcommons.storage import safe_read
+from fedcommons.storage.atomic_files import sha256, write_bytes
 
 ATTEMPTS = 5
 """How often a request is tried, with growing waits of up to 20 s in all: botocore's ``standard`` mode."""
@@ -187,7 +189,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return f"access was denied ({code or kind})"
     said = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
-    return stored.clean(f"{said[:150] or kind} ({code or kind})")
+    return clean(f"{said[:150] or kind} ({code or kind})")
 
 
 class Disk:
@@ -198,15 +200,15 @@ class Disk:
 
     def look(self, key: str) -> tuple[int, str] | None:
         """See ``Bucket``."""
-        found = self.read(key, stored.LARGEST_JSON + 1)
+        found = self.read(key, safe_read.LARGEST_JSON + 1)
         return None if found is None else (len(found), sha256(found))
 
     def read(self, key: str, most: int) -> bytes | None:
         """See ``Bucket``."""
         try:
-            with stored.opened(Path(self.name) / key, float("inf"), inner=2) as file:
+            with safe_read.opened(Path(self.name) / key, float("inf"), inner=2) as file:
                 return None if file is None else file.read(most)
-        except (OSError, stored.UnreadableError) as error:
+        except (OSError, safe_read.UnreadableError) as error:
             raise StorageError(_of_disk(error)) from None
 
     def write(self, key: str, content: bytes, tag: str | None = None) -> str:

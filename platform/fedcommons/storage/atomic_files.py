@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.files import stored
+from fedcommons.storage import safe_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,12 +93,12 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
 
     facts_path = path.with_name(path.name + ".json")
     try:
-        facts = stored.json_of(facts_path, inner)
-    except stored.UnreadableError:
+        facts = safe_read.json_of(facts_path, inner)
+    except safe_read.UnreadableError:
         raise
     except ValueError as error:
         raise ValueError(f"{path} is incomplete: {error}") from None
-    with stored.opened(path, memory(), inner) as file:
+    with safe_read.opened(path, memory(), inner) as file:
         if file is None and facts is None:
             return None
         if file is None or facts is None:
@@ -128,7 +128,7 @@ def memory() -> int:
 
 def _is_whole(file: BufferedReader) -> bool:
     """Whether a safetensors file is as long as its header says: a file of holes is not read to its end to find out."""
-    if (length := int.from_bytes(file.read(8), "little")) > stored.LARGEST_JSON:
+    if (length := int.from_bytes(file.read(8), "little")) > safe_read.LARGEST_JSON:
         return False
     try:
         told = [tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"]

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fedcommons.errors import UserError, lacks_memory, sentence
-from fedcommons.federation import kinds, scratch
+from fedcommons.runtime import cpu_kind, tempdirs
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
@@ -101,9 +101,9 @@ def _start(num_cpus: int | None) -> None:
         # Ray reads the mode at its import, which may have been long ago. Without a mode ray.init sets it to token.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-    folder = scratch.make(_base())
+    folder = tempdirs.make(_base())
     atexit.register(ray.shutdown)  # before its folder goes: Ray's own may come after that
-    with scratch.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
+    with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
             address="local",  # never somebody else's Ray on this machine
             job_config=_job(),
@@ -129,7 +129,7 @@ def _base() -> str:
     """
     asked = os.environ.get("RAY_TMPDIR", "")
     base = os.path.realpath(asked or tempfile.gettempdir())
-    socket = f"/{scratch.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    socket = f"/{tempdirs.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
     room = (103 if sys.platform == "darwin" else 107) - len(socket)
     if not asked:
         return base if len(os.fsencode(base)) <= room else "/tmp"
@@ -219,9 +219,9 @@ def describe(gpus_per_actor: float | str) -> str:
     import ray
 
     nodes, pin = ray.nodes(), pinned(gpus_per_actor)
-    resources = kinds.resources(nodes, pin)
+    resources = cpu_kind.resources(nodes, pin)
     gpus = int(resources["GPU"])
-    return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {kinds.described(nodes, pin)}"
+    return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {cpu_kind.described(nodes, pin)}"
 
 
 def bundle(gpus_per_actor: float | str) -> dict[str, float]:
@@ -234,7 +234,7 @@ def pinned(gpus_per_actor: float | str) -> dict[str, str]:
     """The labels of the nodes that all our processes go to, as bits depend on the CPU; see ``kinds.chosen``."""
     import ray
 
-    return kinds.chosen(ray.nodes(), gpu_share(gpus_per_actor))
+    return cpu_kind.chosen(ray.nodes(), gpu_share(gpus_per_actor))
 
 
 def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
@@ -242,7 +242,7 @@ def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
     import ray
 
     pin = pinned(gpus_per_actor) if ray.is_initialized() else {}
-    return [pin[kinds.CPU]] if pin else []
+    return [pin[cpu_kind.CPU]] if pin else []
 
 
 def reserve(
@@ -310,7 +310,7 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
     """
     import ray
 
-    resources = kinds.resources(ray.nodes(), pinned(gpus_per_actor))
+    resources = cpu_kind.resources(ray.nodes(), pinned(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU

@@ -9,12 +9,13 @@ import os
 import re
 import stat
 import sys
-import unicodedata
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+from fedcommons.errors import clean
 
 LARGEST_JSON = 64 * 2**20
 """The most bytes of a JSON file: the partition of 10^5 clients over 62 classes has 40 MB."""
@@ -35,9 +36,6 @@ _KINDS = {
     stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket",
     stat.S_IFREG: "a file",
 }  # fmt: skip
-
-_TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that turn the direction of what follows them."""
 
 
 class UnreadableError(ValueError):
@@ -187,16 +185,6 @@ def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
         if not is_right and (is_folder or re.fullmatch(files, entry.name)):
             return _is_no_file(folder / entry.name, entry.stat(follow_symlinks=False).st_mode)
     return None
-
-
-def clean(text: str) -> str:
-    """Text for a screen, a table or a picture: control characters, halves of characters and turns are escaped."""
-    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
-
-
-def _shown(c: str) -> str:
-    is_odd = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING
-    return c.encode("unicode_escape").decode() if is_odd else c
 
 
 def cleaned(value: Any, left: int = DEEPEST) -> Any:

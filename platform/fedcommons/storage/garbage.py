@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedcommons.files import remote, unfinished
-from fedcommons.files.snapshots import MANIFEST, OBJECT, Snapshots
+from fedcommons.storage import object_store
+from fedcommons.storage.atomic_files import unfinished
+from fedcommons.storage.snapshots import MANIFEST, OBJECT, Snapshots
 
 OLDEST_S = 24 * 3600.0
 """The age in seconds that garbage has at least. A clock that is wrong by hours changes nothing."""
@@ -28,7 +29,7 @@ class Garbage:
     age: float
 
 
-def find(storage: remote.Bucket | remote.Disk) -> Iterator[Garbage]:
+def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
     """Return the garbage of a storage, or of a folder of artifacts.
 
     Raises:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, Warned, name_of
-from fedcommons.files import read_tensors, remote, sha256, write_tensors
-from fedcommons.files.snapshots import Snapshots
+from fedcommons.storage import object_store
+from fedcommons.storage.atomic_files import read_tensors, sha256, write_tensors
+from fedcommons.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,11 +132,14 @@ class Store:
                 if there is None:
                     there = self._there(kind, key)
                     there.look()
-                if (kind, key) in self._brought or there.tag == remote.NEW:  # else somebody has put it: of equal facts
+                if (
+                    kind,
+                    key,
+                ) in self._brought or there.tag == object_store.NEW:  # else somebody has put it: of equal facts
                     there.send(self.folder / kind)
-            except remote.ChangedError:
+            except object_store.ChangedError:
                 pass  # somebody has put it just now
-            except remote.StorageError as error:
+            except object_store.StorageError as error:
                 return self._told(f"{error}")
             else:
                 self._brought[kind, key] = there
@@ -150,7 +154,7 @@ class Store:
             if not there.look():
                 return False
             flaws = there.bring(self.folder / kind)
-        except remote.StorageError as error:
+        except object_store.StorageError as error:
             self._told(f"{error}")
             return False
         self._brought[kind, key] = there
@@ -160,7 +164,7 @@ class Store:
 
     def _there(self, kind: str, key: str) -> Snapshots:
         names = rf"{key}\.safetensors(\.json)?"
-        return Snapshots(remote.opened(self.storage or ""), f"artifacts/{kind}/{key}", names)
+        return Snapshots(object_store.opened(self.storage or ""), f"artifacts/{kind}/{key}", names)
 
     def _told(self, flaw: str) -> str:
         if not self._flaw:

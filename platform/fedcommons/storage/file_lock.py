@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fedcommons.errors import UserError
-from fedcommons.files import stored
+from fedcommons.errors import UserError, clean
+from fedcommons.storage import safe_read
 
 NAME = ".lock"
 
@@ -81,11 +81,11 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None], deadline: flo
 def holder(folder: Path) -> tuple[int, str] | None:
     """Process and host that hold ``folder`` or held it last; None if it has no lock file of ours."""
     try:
-        found = stored.json_of(folder / NAME)
+        found = safe_read.json_of(folder / NAME)
         pid, host = found["pid"], found["host"]
     except (ValueError, KeyError, TypeError):  # not there, no file, not JSON, not an object of ours
         return None
-    return (pid, stored.clean(host)) if type(pid) is int and isinstance(host, str) else None
+    return (pid, clean(host)) if type(pid) is int and isinstance(host, str) else None
 
 
 def strangers(folder: Path) -> list[str]:
@@ -96,8 +96,8 @@ def strangers(folder: Path) -> list[str]:
 
 def _is_empty(path: Path) -> bool:
     try:
-        return stored.content(path, 0) == b""
-    except stored.UnreadableError:
+        return safe_read.content(path, 0) == b""
+    except safe_read.UnreadableError:
         return False
 
 

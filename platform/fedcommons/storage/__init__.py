@@ -1,0 +1,1 @@
+"""Storage: atomic files, locks, the object store, snapshots, artifacts, and safe readers of files that others wrote."""
