@@ -36,7 +36,6 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.presets import experiment
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
@@ -47,6 +46,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runs import gpu_need
 from fedcommons.runtime import gpu_memory, ray_cluster
 from fedcommons.seeds import set_default_generator

@@ -19,14 +19,14 @@ from functools import partial
 import torch
 from round_time import cpu_name
 
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.core import dp_vectorised, salts
-from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.noise import Noise, Source
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import set_up_process
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.private import per_image
+from fedcommons.privacy import dp_sgd_vmap, salts
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.noise import Noise, Source
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from lightning_modules import ddpm
 
 SHAPES = ((8, (16, 32), 64, 1), (28, (8, 16), 64, 1), (28, (16, 32, 32), 32, 1), (28, (16, 32, 32), 16, 4))
@@ -47,7 +47,7 @@ def plain_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int) 
 def private_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int, salt: bytes = b"") -> Iterator[None]:
     """The same by DP-SGD; ``salt``: of secret noise."""
     loss, draw = per_image(model, draws)
-    for _ in dp_vectorised.steps(
+    for _ in dp_sgd_vmap.steps(
         model, model.configure_optimizers(), loss, [x, y], draw, DPSGD(1.0, 1.0),
         batch_size=len(x), epochs=1000, physical_batch=len(x), noise=Noise(Source(0, salt)).call("benchmark", x, y),
     ):  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedcommons.core.noise import CipherStream, Draws, Noise
+from fedcommons.privacy.noise import CipherStream, Draws, Noise
 
 STEPS = 10
 """Steps of one client in an audit; each step draws noise once."""

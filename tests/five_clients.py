@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.accounting.statement import statement
 from fedcommons.config.sections import Data, Partition
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.statement import statement
 from fedcommons.runs import inputs
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contribution

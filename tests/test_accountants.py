@@ -13,11 +13,11 @@ from scipy.stats import norm
 
 from fedcommons import experiment, load_runs, run
 from fedcommons.config.flat import choose, same_results
-from fedcommons.core import gaussian
-from fedcommons.core.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
-from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
+from fedcommons.privacy import gaussian
+from fedcommons.privacy.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.renyi import divergences
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
 from fedcommons.tracking.run_folder import read_config

@@ -20,10 +20,10 @@ from fedcommons.audits.pool import WHY, subjects
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding
-from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs.build import Assembled, assemble, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key

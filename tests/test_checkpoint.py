@@ -11,9 +11,9 @@ import pytest
 import torch
 from interrupted import require_resumed, small
 
-from fedcommons.accounting.communication import Traffic
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
+from fedcommons.core.communication import Traffic
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing

@@ -20,12 +20,12 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.convergence import estimators
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.pieces import Timed, pieces_of, prices, smaller_of
 from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
+from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runs import build, cost, experiment, inputs
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.cost import Prices

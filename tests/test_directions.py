@@ -15,12 +15,12 @@ from fedcommons.algorithms.codes import noisy_mean
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
 from fedcommons.audits.one_run import bound
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import CipherStream, Noise, Stream, of_audit
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import TrainedGenerator
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import CipherStream, Noise, Stream, of_audit
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 
 DELTA = 1e-5
 ABOVE, NOT_ABOVE = "above the reported one", "not above the reported one"

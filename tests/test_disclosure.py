@@ -13,8 +13,8 @@ import pytest
 
 import fedcommons
 from fedcommons.config import presets
-from fedcommons.core.accountants import composed
 from fedcommons.errors import UserError
+from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import epsilon_place
 from fedcommons.reports.frames import load_runs

@@ -19,11 +19,11 @@ from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.config.parts import make
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Noise, Source
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs.worker import local_loop, noise_key
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import Federation, LeastSquares

@@ -12,13 +12,14 @@ from torch.func import functional_call
 
 from fedcommons import experiment
 from fedcommons.config import parts
-from fedcommons.core import dp_vectorised
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.dp_sgd import DPSGD, clipped
-from fedcommons.core.dp_vectorised import clipped_sum, noisy_sum, require_examples_apart, steps
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source
+from fedcommons.core.step import Step
 from fedcommons.errors import UserError
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.dp_sgd import DPSGD, clipped
+from fedcommons.privacy.dp_sgd_vmap import clipped_sum, noisy_sum, require_examples_apart, steps
+from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
 from fedcommons.testing.batching import differences
@@ -142,7 +143,7 @@ def test_clients_of_every_method_send_what_they_send_one_example_at_a_time(
 ) -> None:
     federation = digits((11, 20, 7), method=quick(name)).training(replace(LOOP, epochs=1))
     work, data = federation.work(), federation.data.clients[0]
-    is_refused = dp_vectorised.flaw(work.module, work.named, (data.x[:2], data.y[:2])) is not None
+    is_refused = dp_sgd_vmap.flaw(Step(work.module), work.named, (data.x[:2], data.y[:2])) is not None
     assert is_refused == (name in NOT_AT_ONCE)
     if is_refused:
         return
@@ -206,4 +207,4 @@ def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> N
 def test_a_module_that_draws_is_refused_with_the_reason(digits: Callable[..., Federation]) -> None:
     """Under vmap examples would share a draw, or draw by their place in the batch."""
     work, data = (federation := digits((4,), dropout=0.5)).work(), federation.data.clients[0]
-    assert "random" in (dp_vectorised.flaw(work.module, work.named, (data.x[:2], data.y[:2])) or "")
+    assert "random" in (dp_sgd_vmap.flaw(Step(work.module), work.named, (data.x[:2], data.y[:2])) or "")

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from fedcommons import experiment, load_runs, run
-from fedcommons.accounting.mechanisms import accountants, columns, mechanisms
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.core.accountants import epsilon
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.privacy.accountants import epsilon
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.mechanisms import accountants, columns, mechanisms
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.measures import summarise
 from fedcommons.tracking.recorded import flaw_of_summary

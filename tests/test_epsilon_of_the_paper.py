@@ -10,7 +10,7 @@ import pytest
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from fedcommons.core.accountants import epsilon, noise_for
+from fedcommons.privacy.accountants import epsilon, noise_for
 
 PAGE = (Path(__file__).parent.parent / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
 DELTA = 1e-5

@@ -14,7 +14,7 @@ from fedcommons import Examples, TrainedGenerator, UserError
 from fedcommons.config import experiment as config
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, part_of
-from fedcommons.core.noise import Source
+from fedcommons.privacy.noise import Source
 from fedcommons.runs import inputs
 from fedcommons.sharing.needs import takes, takes_noise
 

@@ -12,10 +12,10 @@ from fedcommons.algorithms import matching
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.ball import around, project
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.features import Head
-from fedcommons.core.noise import SEED_ALONE, Draws
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import SEED_ALONE, Draws
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Layout, data, norm, sub
 from lightning_modules import Classifier

@@ -10,18 +10,18 @@ import pytest
 import torch
 from closed_forms import Digits
 
-from fedcommons.accounting.statement import statement
 from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Draws, Noise
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
+from fedcommons.privacy.accountants import composed, epsilon
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import Draws, Noise
+from fedcommons.privacy.statement import statement
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, data, flat, select
 from fedcommons.testing.spy import Spy

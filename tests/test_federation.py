@@ -14,9 +14,9 @@ from closed_forms import Digits, Problem
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.accounting.communication import Traffic
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Message, Replies, Reply, State
+from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.core.work import Work

@@ -12,7 +12,9 @@ import pytest
 import report_runs
 from sweep_runs import complete
 
-from fedcommons.accounting.communication import (
+from fedcommons.config import parts, presets
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.communication import (
     UntilTarget,
     images_nbytes,
     pool_nbytes,
@@ -20,8 +22,6 @@ from fedcommons.accounting.communication import (
     saved_percent,
     sent,
 )
-from fedcommons.config import parts, presets
-from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.tensors import flatten

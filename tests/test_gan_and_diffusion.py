@@ -16,12 +16,12 @@ from torch.nn.utils import parameters_to_vector
 
 from fedcommons import UserError, experiment, generator, set_default_generator
 from fedcommons.config.sections import Data
-from fedcommons.core.noise import Noise, Source
 from fedcommons.generators.ddpm import DDPM as Generator
 from fedcommons.generators.gan import GAN as GANGenerator
 from fedcommons.generators.gan import Course
 from fedcommons.generators.loop import batch_of
 from fedcommons.generators.private_gan import PrivateGAN
+from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 from lightning_modules.ddpm import DDPM

@@ -11,7 +11,7 @@ import report_runs
 from rich.console import Console
 from sweep_runs import rows_of
 
-from fedcommons.core.accountants import epsilon
+from fedcommons.privacy.accountants import epsilon
 from fedcommons.sweeping.display import Display
 from papers.fedcvae import report
 from papers.fedssyn.private_report import gains, is_fitted, spent

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
+from fedcommons.privacy.dp_sgd import DPSGD, Target
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.tensors import Payload, copy, data, flat, sub
 from fedcommons.testing import Federation
 

@@ -20,8 +20,9 @@ LAYERS = (
     {"seeds", "tensors"},
     {"runtime", "storage"},
     {"config", "data"},
+    {"privacy"},
     {"core"},
-    {"accounting", "algorithms", "generators"},
+    {"algorithms", "generators"},
     {"federation", "sharing"},
     {"audits", "convergence", "tracking"},
     {"runs", "testing"},
@@ -87,7 +88,15 @@ def is_allowed(path: Path, name: str) -> bool:
         and package_of(name) == "algorithms"
     ):
         return False  # methods are looked up by name
-    if "algorithms" in here and package_of(name) not in {None, "algorithms", "core", "data", *LAYERS[0], *LAYERS[1]}:
+    if "algorithms" in here and package_of(name) not in {
+        None,
+        "algorithms",
+        "core",
+        "data",
+        "privacy",
+        *LAYERS[0],
+        *LAYERS[1],
+    }:
         return False
     if {"algorithms", "data", "convergence"} & {*here} and top in {"ray", "wandb"}:
         return False

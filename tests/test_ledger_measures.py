@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from fedcommons import load_rounds, load_runs
-from fedcommons.accounting.privacy import Ledger, read
-from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
-from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy.accountants import composed, epsilon
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.ledger import Ledger, read
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Flat, flatten

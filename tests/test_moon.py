@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, Payload, flat
 from lightning_modules import Classifier

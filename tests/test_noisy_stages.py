@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedcommons.config.flat import choose
-from fedcommons.core.salts import name_of
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, secret
 from fedcommons.seeds import generator
 from fedcommons.sharing.dealt import Dealt

@@ -11,13 +11,13 @@ from cut_clients import SHAPE, clients, some
 from torch import Tensor
 
 from fedcommons import Contributions, Dealt, Examples, generator
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.accounting.statement import statement
-from fedcommons.core import gaussian
-from fedcommons.core.accountants import epsilon
-from fedcommons.core.dp_sgd import NoisySum
 from fedcommons.generators import condensation
 from fedcommons.generators.condensation import Networks, clipped
+from fedcommons.privacy import gaussian
+from fedcommons.privacy.accountants import epsilon
+from fedcommons.privacy.dp_sgd import NoisySum
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.statement import statement
 from fedcommons.seeds import keyed_globals
 from fedcommons.sharing import merf
 from fedcommons.sharing.merf import MERF

@@ -20,11 +20,11 @@ from fedcommons.config.sections import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import floating_buffers
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runs import inputs
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import data, to_device
@@ -71,7 +71,7 @@ def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone() 
     assert there == bits(two_rounds(*case(MOON(), DP)))
     for step in steps:
         assert step.waits == step.copies
-        assert _by_file(step.copies) == {"core/dp_sgd.py": 1, "core/local.py": 1}
+        assert _by_file(step.copies) == {"privacy/dp_sgd.py": 1, "core/local.py": 1}
 
 
 def _by_file(lines: Counter[str]) -> Counter[str]:

@@ -11,11 +11,11 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.audits.canaries import audit, audit_method
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalResult, LocalSGD
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Payload, flat, sub
 
 DP = DPSGD(noise_multiplier=2.0, clip=1.5)

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from fedcommons.accounting.privacy import Ledger, read
-from fedcommons.accounting.statement import in_short, statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import override
 from fedcommons.config.parts import KINDS
-from fedcommons.core.accountants import composed, epsilon
 from fedcommons.core.algorithm import Algorithm, Message, Reply, State
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Stream
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.accountants import composed, epsilon
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.ledger import Ledger, read
+from fedcommons.privacy.noise import Stream
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
 from fedcommons.tensors import Payload

@@ -12,12 +12,12 @@ from torch import Tensor
 from fedcommons.config import experiment as config
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
-from fedcommons.core.accountants import epsilon
-from fedcommons.core.noise import Source
-from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.private import PrivateDDPM
+from fedcommons.privacy.accountants import epsilon
+from fedcommons.privacy.noise import Source
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs import inputs
 from fedcommons.runs.build import prepare
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms import matching
 from fedcommons.config.parts import make
-from fedcommons.core import dp_vectorised
-from fedcommons.core.dp_sgd import DPSGD, NoisySum
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Draws, Noise, Source, Stream
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
+from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source, Stream
 from fedcommons.seeds import wide_generator
 from fedcommons.testing import digits
 from lightning_modules import Classifier
@@ -87,7 +87,7 @@ def local(dp: Counting, seed: int, batch_size: int = EXPECTED, blank: int = 0) -
 
 def vectorised(dp: Counting, seed: int, batch_size: int = EXPECTED, blank: int = 0) -> Divided:
     module, results = Pull(), []
-    for _ in dp_vectorised.steps(
+    for _ in dp_sgd_vmap.steps(
         module, module.configure_optimizers(), lambda named, x: torch.func.functional_call(module, named, x),
         [examples(blank)], lambda *_: [], dp, batch_size=batch_size, epochs=2, physical_batch=3,
         noise=Draws(SEED_ALONE, (seed,)),

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
 
-from fedcommons.accounting.privacy import Ledger, read, require_small_delta
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
-from fedcommons.core.accountants import epsilon
 from fedcommons.core.algorithm import Common
-from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
+from fedcommons.privacy.accountants import epsilon
+from fedcommons.privacy.ledger import Ledger, read, require_small_delta
+from fedcommons.privacy.release import Release
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.leaving import sent

@@ -15,9 +15,9 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
-from fedcommons.core import salts
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
+from fedcommons.privacy import salts
 from fedcommons.runs import build, secret
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay

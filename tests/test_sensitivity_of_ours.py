@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedcommons.config.parts import KINDS, constants, make
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Noise
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt, TrainedGenerator
+from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
+from fedcommons.privacy.noise import Noise
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, needs

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from fedcommons import Dealt, Examples, Facts, LocalSGD, Receipt, generator, seed_for
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.accounting.statement import statement
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
 from fedcommons.algorithms.one_shot import OneShot
-from fedcommons.core.release import SAMPLED_GAUSSIAN
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN
+from fedcommons.privacy.statement import statement
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.stage import Contribution, share
 from fedcommons.tensors import data, scalar, sub

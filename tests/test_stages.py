@@ -14,13 +14,13 @@ from five_clients import DATASET, RECEIPT, N, dealt
 from torch import Tensor
 
 from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, UserError
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_pool import OnPool
 from fedcommons.config import presets
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.at_server import AtServer
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.optimal import evened

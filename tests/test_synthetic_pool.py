@@ -13,13 +13,13 @@ from five_clients import DATASET, dealt
 from torch import Tensor
 
 from fedcommons import Clients, Dealt, Examples, Experiment, GeneratorRecipe, Need, UserError
-from fedcommons.accounting.privacy import Ledger
-from fedcommons.accounting.statement import statement
 from fedcommons.config.flat import override, part_of
-from fedcommons.core.accountants import composed
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
+from fedcommons.privacy.accountants import composed
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.statement import statement
 from fedcommons.runs import build, inputs
 from fedcommons.sharing.needs import contribution, largest_remainder
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic

@@ -21,15 +21,15 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from fedcommons.accounting.privacy import OUTLIVED, Ledger
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import parts
 from fedcommons.config.parts import KINDS
 from fedcommons.core import watched
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.written import STEERED, WRITTEN
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.ledger import OUTLIVED, Ledger
+from fedcommons.privacy.weight_guard import STEERED, WRITTEN
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier

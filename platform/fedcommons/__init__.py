@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     )
     from fedcommons.core.executor import Executor
     from fedcommons.core.local import Correction, LocalSGD
-    from fedcommons.core.release import Release
     from fedcommons.core.work import Work
     from fedcommons.core.worker import RunData
     from fedcommons.data.clients import ClientData, Clients
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from fedcommons.errors import ClientError, UserError
     from fedcommons.federation.stragglers import Rule
     from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
+    from fedcommons.privacy.release import Release
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
     from fedcommons.reports.page import report
@@ -94,7 +94,7 @@ _HOMES = {
     "core.algorithm": "Algorithm ChoosesClients Common Facts Message Personal Replies Reply Shares State TellsWork",
     "core.executor": "Executor",
     "core.local": "Correction LocalSGD",
-    "core.release": "Release",
+    "privacy.release": "Release",
     "core.work": "Work",
     "core.worker": "RunData",
     "data.clients": "ClientData Clients",

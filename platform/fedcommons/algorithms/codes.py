@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcommons.core.dp_sgd import NoisySum, clipped
-from fedcommons.core.noise import Stream
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import NoisySum, clipped
+from fedcommons.privacy.noise import Stream
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import generator
 
 CHUNK = 500  # images that are encoded at once

@@ -30,10 +30,10 @@ from fedcommons.algorithms.decoders import Drawing, Lesson, Networks, Training, 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD, onednn
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload, flat, scalar, zeros_like
 from fedcommons.tensors import data as values
 

@@ -33,10 +33,10 @@ from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload, flat
 from fedcommons.tensors import data as data_of
 

@@ -38,10 +38,10 @@ from fedcommons.algorithms import codes
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Payload, flat, put, scale, select, sub
 from fedcommons.tensors import data as data_of

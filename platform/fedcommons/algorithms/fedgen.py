@@ -51,10 +51,10 @@ from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, head_parameters
 from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import generator
 from fedcommons.tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
 from fedcommons.tensors import data as values

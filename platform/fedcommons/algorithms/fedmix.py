@@ -26,10 +26,10 @@ from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local import Batch
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import generator, numpy_generator
 from fedcommons.tensors import Flat, Payload, flat
 

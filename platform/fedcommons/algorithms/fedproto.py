@@ -27,9 +27,9 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local import Batch
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload
 from fedcommons.tensors import data as values
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.core.ball import around
-from fedcommons.core.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.core.features import Head
 from fedcommons.core.local import onednn
-from fedcommons.core.noise import Draws
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
+from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import generator, set_default_generator
 from fedcommons.tensors import Flat
 

@@ -19,10 +19,10 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.executor import Executor
 from fedcommons.core.local import constant
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from fedcommons.audits.directed import STEEP
 from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
-from fedcommons.core.accountants import composed
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.local import Batch, LocalSGD
-from fedcommons.core.noise import Draws, Source, of_audit
-from fedcommons.core.release import Release
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy.accountants import composed
+from fedcommons.privacy.noise import Draws, Source, of_audit
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.tensors import data as numbers
 

@@ -14,12 +14,12 @@ from torch.func import functional_call
 
 from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import coins
-from fedcommons.core import dp_vectorised
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Draws, Noise, of_audit
 from fedcommons.core.work import Work, trained
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import Draws, Noise, of_audit
 from fedcommons.seeds import numpy_generator
 
 STEEP = 10.0
@@ -82,7 +82,7 @@ def of_vectorised_steps(
     """The same by the steps that train generators."""
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, dp.clip, seed)
     steps, releases = [], []
-    for release in dp_vectorised.steps(
+    for release in dp_sgd_vmap.steps(
         directed, directed.configure_optimizers(), lambda named, *row: functional_call(directed, named, row),
         [torch.arange(k), torch.from_numpy(inside).float()], lambda *_: [], dp,
         batch_size=batch_size, epochs=epochs, physical_batch=k, noise=Draws(of_audit(seed), (seed,)),

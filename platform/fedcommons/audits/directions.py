@@ -30,8 +30,8 @@ from math import exp, inf, isinf, log, sqrt
 import numpy as np
 
 from fedcommons.audits.lower_bound import apart, verdict
-from fedcommons.core.accountants import composed
-from fedcommons.core.release import Release
+from fedcommons.privacy.accountants import composed
+from fedcommons.privacy.release import Release
 
 CONFIDENCE = 0.95
 """Of mu's interval, both ends together."""

@@ -16,10 +16,10 @@ import torch
 
 from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import Score
-from fedcommons.core.accountants import composed
-from fedcommons.core.noise import Noise, of_audit
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
+from fedcommons.privacy.accountants import composed
+from fedcommons.privacy.noise import Noise, of_audit
 from fedcommons.seeds import numpy_generator, seed_for
 from fedcommons.sharing.needs import takes_noise
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, batch_norm_parameters
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.release import Release
 from fedcommons.core.weighting import total_weight
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload, nbytes
 
 State = Payload

@@ -21,10 +21,10 @@ from torch.func import functional_call
 from fedcommons.core.clock import NO_NUMBER, NoClock
 from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, onednn
 from fedcommons.core.plain_step import plain_step
-from fedcommons.core.release import UNCOVERED
 from fedcommons.core.step import Step
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ends, sentence
+from fedcommons.privacy.release import UNCOVERED
 from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from fedcommons.core.clock import NO_NUMBER, NoClock
 from fedcommons.core.local import KINDS, Batch, Correction, LocalResult, autocast
 from fedcommons.core.plain_step import plain_step
-from fedcommons.core.release import UNCOVERED
 from fedcommons.core.step import Step
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
+from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeds import set_default_generator
 from fedcommons.tensors import Flat, copy

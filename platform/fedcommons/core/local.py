@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from fedcommons.core import dp_vectorised
-from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.noise import Draws
 from fedcommons.core.plain_step import plain_step
-from fedcommons.core.release import UNCOVERED, Release
-from fedcommons.core.written import WRITTEN, Written
+from fedcommons.core.step import Step
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.release import UNCOVERED, Release
+from fedcommons.privacy.weight_guard import WRITTEN, Written
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeds import generator, keyed_besides_torch, set_default_generator
 from fedcommons.tensors import Flat
@@ -190,7 +191,7 @@ class LocalSGD:
                         batch, seeds = batch
                         expected, noise = min(self.batch_size, n), private.stream("noise", len(losses))
                         if dp.at_once > 1 and loss is None:
-                            total, sums = dp_vectorised.of_step(dp, module, work.named, batch, number)
+                            total, sums = dp_sgd_vmap.of_step(dp, Step(module), work.named, batch, number)
                             value = sums.pop("loss") / max(len(batch[1]), 1)
                             logged.add(sums, len(batch[1]))
                             protections.add(dp.put(total, parameters, expected, noise))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.algorithm import Message, Reply, State
-from fedcommons.core.release import Release
 from fedcommons.errors import given, shown
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import EMPTY, Flat, Layout, Payload, data, require_payload
 
 

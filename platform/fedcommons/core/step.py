@@ -17,6 +17,7 @@ class Step(nn.Module):
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.inner = module
+        self.training = module.training
         self.metrics = [one for one in Metrics(module).objects if isinstance(one, Metric)]
 
     def forward(self, batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, dict[str, Tensor]]:

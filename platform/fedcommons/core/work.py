@@ -13,11 +13,11 @@ from fedcommons.core.clock import Clock
 from fedcommons.core.digests import is_users
 from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
 from fedcommons.core.logged import Logged
-from fedcommons.core.noise import SEED_ALONE, Noise, Source
 from fedcommons.core.optimizers import Schedulers
-from fedcommons.core.release import Release
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData, contents
+from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, copy, layout_of
 
 ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)

@@ -17,14 +17,14 @@ from torch import Tensor
 from fedcommons.core import batched, watched
 from fedcommons.core.algorithm import BUFFERS, Message, Reply, trains_locally
 from fedcommons.core.local import LocalResult
-from fedcommons.core.noise import Noise
 from fedcommons.core.reduction import BlockSum, Total
-from fedcommons.core.release import Release, uncovered
 from fedcommons.core.returned import require_reply
 from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, ends, name_of
+from fedcommons.privacy.noise import Noise
+from fedcommons.privacy.release import Release, uncovered
 from fedcommons.runtime import gpu_memory
 from fedcommons.seeds import keyed_besides_torch, seed_for, set_default_generator
 from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device

@@ -8,8 +8,6 @@ from operator import index
 import torch
 from torch import Tensor
 
-from fedcommons.accounting.communication import Traffic
-from fedcommons.accounting.privacy import Ledger
 from fedcommons.core.algorithm import (
     BUFFERS,
     Algorithm,
@@ -22,9 +20,9 @@ from fedcommons.core.algorithm import (
     takes_partial,
 )
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.reduction import add_blocks, cut
-from fedcommons.core.release import Release
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, given, somebodys
@@ -34,6 +32,8 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.stragglers import Rule
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import seed_for
 from fedcommons.tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.dp_sgd import NoisySum
-from fedcommons.core.noise import Draws
 from fedcommons.data.examples import Examples
+from fedcommons.privacy.dp_sgd import NoisySum
+from fedcommons.privacy.noise import Draws
 from fedcommons.seeds import generator, keyed_globals
 from lightning_modules.random_convnet import RandomConvNet, blocks
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedcommons.core import dp_vectorised
-from fedcommons.core.accountants import noise_for, require_reachable
-from fedcommons.core.dp_sgd import DPSGD
-from fedcommons.core.noise import Noise, Source
-from fedcommons.core.release import Release
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.accountants import noise_for, require_reachable
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import Noise, Source
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import wide_key
 from fedcommons.storage.artifact_store import constants
 
@@ -142,8 +142,8 @@ class ByDPSGD:
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        loss: dp_vectorised.Loss,
-        draw: dp_vectorised.Draw,
+        loss: dp_sgd_vmap.Loss,
+        draw: dp_sgd_vmap.Draw,
         examples: Examples,
         epochs: Collection[int],
         noise: Noise,
@@ -160,7 +160,7 @@ class ByDPSGD:
         """
         n, kept, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
         of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device
-        steps: Iterator[Release] = dp_vectorised.steps(
+        steps: Iterator[Release] = dp_sgd_vmap.steps(
             module,
             optimizer,
             loss,

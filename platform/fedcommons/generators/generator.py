@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.release import Release
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 
 Weights = Mapping[str, Tensor]
 

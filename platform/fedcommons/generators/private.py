@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core import dp_vectorised
-from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM, Diffusion
 from fedcommons.generators.dp_constants import ByDPSGD
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.noise import Noise
 from fedcommons.runtime import memory_limit
 from fedcommons.seeds import set_default_generator
 
@@ -80,14 +80,14 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         return self.plain.losses(weights, examples, n_classes, seed)
 
 
-def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_vectorised.Loss, dp_vectorised.Draw]:
+def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
     """The loss of one image, mean over its draws, and what is drawn for so many images."""
 
     def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
         rows = image.expand(draws, *image.shape), label.expand(draws)
         return functional_call(model, named, (*rows, *drawn))
 
-    def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+    def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
         return [part.unflatten(0, (images, draws))[rows] for part in model.draw(images * draws)]
 
     return loss, draw

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core import dp_vectorised
-from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import CVAE, Autoencoder
 from fedcommons.generators.dp_constants import ByDPSGD
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, state_of
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
             rows = image.expand(self.draws, *image.shape), label.expand(self.draws)
             return functional_call(model, named, (*rows, *drawn))
 
-        def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+        def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
             return [part.unflatten(0, (images, self.draws))[rows] for part in model.draw(images * self.draws)]
 
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core import dp_vectorised
-from fedcommons.core.noise import Noise
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.dp_constants import ByDPSGD
 from fedcommons.generators.gan import GAN, Adversarial, Course
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
+from fedcommons.privacy import dp_sgd_vmap
+from fedcommons.privacy.noise import Noise
 from fedcommons.seeds import seed_for
 
 
@@ -62,7 +62,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
             rows = image.expand(draws, *image.shape), label.expand(draws)
             return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *drawn))
 
-        def draw(images: int, rows: dp_vectorised.Rows) -> list[Tensor]:
+        def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
             n = images * draws
             of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
             of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.accounting.communication import UntilTarget
 from fedcommons.config.flat import is_ignored, own_fields
+from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import UserError, shown, unknown
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.accounting.mechanisms import columns
 from fedcommons.config import target
 from fedcommons.config.flat import effective, recorded
-from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, clean, shown
 from fedcommons.federation.rejections import told
+from fedcommons.privacy.mechanisms import columns
+from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read
 from fedcommons.tracking.recorded import flaw_of_config, flaw_of_line, flaw_of_summary
 from fedcommons.tracking.run_folder import (

@@ -7,8 +7,8 @@ from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.convergence.names import NAMES
-from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError, unknown
+from fedcommons.privacy.salts import IF_SECRET
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
-from fedcommons.core.salts import IF_SECRET
 from fedcommons.errors import UserError
+from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
 from fedcommons.reports.columns import identified, key, of_clients, place, setting, text, variant, without_sharing
 from fedcommons.reports.series import value

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.accounting import privacy
-from fedcommons.accounting.privacy import Ledger
 from fedcommons.audits import pool
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import part_of
 from fedcommons.config.sections import Data
-from fedcommons.core import salts
 from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
@@ -28,9 +25,7 @@ from fedcommons.core.algorithm import (
 )
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
-from fedcommons.core.noise import Source
 from fedcommons.core.returned import require_state
-from fedcommons.core.salts import SECRET
 from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
@@ -42,6 +37,10 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.privacy import ledger, salts
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.noise import Source
+from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import inputs, modules
 from fedcommons.runs.checks import (
     check,
@@ -193,7 +192,7 @@ def prepare(config: Experiment) -> Prepared:
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
     if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
-        privacy.refuse_large_delta(config.dp.delta, sizes)
+        ledger.refuse_large_delta(config.dp.delta, sizes)
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:

@@ -13,11 +13,11 @@ from fedcommons.config import parts, weights
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
 from fedcommons.config.flat import fields_for
-from fedcommons.core.accountants import require_reachable
 from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
+from fedcommons.privacy.accountants import require_reachable
 from fedcommons.runs.stopping import stop_of
 from fedcommons.sharing.stage import Stage, serves_pool
 

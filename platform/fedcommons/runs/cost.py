@@ -27,7 +27,6 @@ from fedcommons.config import parts, presets
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
-from fedcommons.core.noise import SEED_ALONE
 from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
@@ -40,6 +39,7 @@ from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import central, experiment
 from fedcommons.runs.build import Assembled, Prepared
 from fedcommons.runs.counting import Counts

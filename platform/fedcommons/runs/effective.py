@@ -10,15 +10,15 @@ All functions return plain values by the names of fields. A value that differs b
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcommons.accounting.privacy import Ledger
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.release import Release
 from fedcommons.data import shift
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import default_n_aux
 from fedcommons.federation.rounds import Plan
+from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.release import Release
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 from fedcommons.tensors import Flat

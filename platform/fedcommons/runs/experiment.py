@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 
-from fedcommons.accounting.privacy import Ledger, require_small_delta
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import parts_of_own
 from fedcommons.config.target import NotLogged
-from fedcommons.core import salts
 from fedcommons.core.algorithm import Algorithm, State
 from fedcommons.core.batched import asked
 from fedcommons.core.executor import Executor
-from fedcommons.core.salts import IF_SECRET, SECRET
 from fedcommons.core.work import Work, module_with
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
@@ -33,6 +30,9 @@ from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.privacy import salts
+from fedcommons.privacy.ledger import Ledger, require_small_delta
+from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.runs import extended, inputs, measures, models, secret
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fedcommons.config import parts
 from fedcommons.config.flat import same_results
-from fedcommons.core.salts import SECRET
 from fedcommons.core.work import trained
 from fedcommons.errors import UserError, somebodys
 from fedcommons.federation.participation import participants
+from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import secret
 from fedcommons.runs.build import Prepared, begin, plan_of
 from fedcommons.runs.checks import depends_on_rounds

@@ -12,12 +12,12 @@ import torch
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.estimators import BATCH, mean_gradient
-from fedcommons.core.noise import SEED_ALONE
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
 from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
+from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import build, cost
 from fedcommons.runs.worker import build_worker
 from fedcommons.runtime import cpu_kind, ray_cluster

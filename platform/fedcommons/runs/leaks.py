@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from fedcommons.core.digests import is_users
-from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION
+from fedcommons.privacy.release import Release
 from fedcommons.runs.stopping import Stop
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Contributions, Stage

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedcommons.accounting.mechanisms import mechanisms
-from fedcommons.accounting.statement import statement
 from fedcommons.config import parts, target
 from fedcommons.config.flat import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
@@ -17,6 +15,8 @@ from fedcommons.federation import rejections
 from fedcommons.federation.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Standing
+from fedcommons.privacy.mechanisms import mechanisms
+from fedcommons.privacy.statement import statement
 from fedcommons.runs import effective
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.own_measure import measured

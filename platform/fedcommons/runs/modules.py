@@ -12,17 +12,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedcommons.config import parts
-from fedcommons.core import batched, dp_vectorised, graphs, hooks
+from fedcommons.core import batched, graphs, hooks
 from fedcommons.core.algorithm import Algorithm, needed, needs_pool, trains_locally
 from fedcommons.core.features import seen
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.logged import Logged
 from fedcommons.core.module_state import gradient_hooks
+from fedcommons.core.step import Step
 from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.federation.evaluation import judged
+from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.seeds import set_default_generator
 
 COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
@@ -298,5 +300,5 @@ def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dat
         raise UserError(f"client.batched must be false for model {model}: {why.rstrip('.')}.")
     if loop.graphs and (why := graphs.flaw(work, batch)):
         raise UserError(f"client.graphs must be false for model {model}: {why.rstrip('.')}.")
-    if loop.dp and loop.dp.at_once > 1 and (why := dp_vectorised.flaw(work.module, work.named, batch)):
+    if loop.dp and loop.dp.at_once > 1 and (why := dp_sgd_vmap.flaw(Step(work.module), work.named, batch)):
         raise UserError(f"dp.at_once must be 1 for model {model}: {why.rstrip('.')}.")

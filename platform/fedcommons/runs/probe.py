@@ -7,12 +7,12 @@ from itertools import chain
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.laboratory import Estimate, Laboratory
-from fedcommons.core.salts import SEEDED
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rejections import records, told
+from fedcommons.privacy.salts import SEEDED
 from fedcommons.runs import build
 from fedcommons.runtime import ray_cluster
 from fedcommons.seeds import seed_for

@@ -17,13 +17,13 @@ from fedcommons.config.flat import override, parts_of_own
 from fedcommons.core.algorithm import ChoosesClients, State
 from fedcommons.core.executor import Executor
 from fedcommons.core.reduction import add_blocks
-from fedcommons.core.salts import SECRET
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
+from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import secret
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcommons.core import salts
 from fedcommons.errors import UserError
+from fedcommons.privacy import salts
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_json
 

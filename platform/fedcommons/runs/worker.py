@@ -10,17 +10,18 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
 from fedcommons.config.flat import deciding, part_of
-from fedcommons.core import hooks, salts
+from fedcommons.core import hooks
 from fedcommons.core.algorithm import (
     Algorithm,
 )
-from fedcommons.core.dp_sgd import DPSGD, Target
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import Source
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, require_precision
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
+from fedcommons.privacy import salts
+from fedcommons.privacy.dp_sgd import DPSGD, Target
+from fedcommons.privacy.noise import Source
 from fedcommons.runs import weights
 from fedcommons.runs.checks import (
     depends_on_rounds,

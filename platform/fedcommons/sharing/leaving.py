@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcommons.accounting.communication import images_nbytes
-from fedcommons.core.release import Release
+from fedcommons.core.communication import images_nbytes
 from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
+from fedcommons.privacy.release import Release
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import Need
 

@@ -30,13 +30,13 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fedcommons.accounting.communication import images_nbytes
-from fedcommons.core import gaussian, salts
-from fedcommons.core.dp_sgd import NoisySum
-from fedcommons.core.noise import Noise, Source
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy import gaussian, salts
+from fedcommons.privacy.dp_sgd import NoisySum
+from fedcommons.privacy.noise import Noise, Source
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt

@@ -30,14 +30,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fedcommons.accounting.communication import images_nbytes
-from fedcommons.core import salts
-from fedcommons.core.accountants import noise_for, require_reachable
-from fedcommons.core.noise import Noise, Source
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
+from fedcommons.privacy import salts
+from fedcommons.privacy.accountants import noise_for, require_reachable
+from fedcommons.privacy.noise import Noise, Source
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt

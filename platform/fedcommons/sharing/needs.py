@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core import salts
-from fedcommons.core.noise import Noise, Source
-from fedcommons.core.release import SAMPLED_GAUSSIAN
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, somebodys
 from fedcommons.generators.generator import Generator, Receipt, of_client
+from fedcommons.privacy import salts
+from fedcommons.privacy.noise import Noise, Source
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runtime import memory_limit
 from fedcommons.seeds import numpy_generator, seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.core.release import Release
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.core.release import Release
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions

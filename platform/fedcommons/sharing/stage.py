@@ -18,14 +18,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from fedcommons.accounting.communication import Traffic
 from fedcommons.core.algorithm import Common, Shares
-from fedcommons.core.release import Release
+from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, name_of, shown, somebodys
 from fedcommons.generators.generator import Receipt
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import numpy_generator
 from fedcommons.sharing import leaving
 from fedcommons.sharing.dealt import Dealt

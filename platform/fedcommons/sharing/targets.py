@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fedcommons.core.release import SIGMAS
 from fedcommons.errors import UserError
+from fedcommons.privacy.release import SIGMAS
 
 
 class Noisy(Protocol):

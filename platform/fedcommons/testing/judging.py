@@ -15,7 +15,7 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
-from fedcommons.core.release import Release
+from fedcommons.privacy.release import Release
 from fedcommons.tensors import Flat, Payload, data
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind

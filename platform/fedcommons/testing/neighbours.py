@@ -1,7 +1,7 @@
 """Neighbouring data: the same but for one example of each client, which is blanked out or replaced.
 
 blanked: the example is nan. Clipping takes what is not finite for zero (``dp_sgd.clipped``), so the example keeps its
-place and adds nothing, as in ``accounting/privacy.py``; and whatever else reads it shows. A release moves by at most
+place and adds nothing, as in ``privacy/ledger.py``; and whatever else reads it shows. A release moves by at most
 its sensitivity. Floating examples only.
 zeroed: the image is black, which is as good as nan where pixels are summed up. uint8 images only.
 replaced: another example stands there, with another label where ``labels`` says so. It is blanked out and filled

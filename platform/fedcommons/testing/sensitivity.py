@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
-from fedcommons.core.dp_sgd import DPSGD
 from fedcommons.core.local import LocalSGD
-from fedcommons.core.noise import SEED_ALONE, Noise
 from fedcommons.core.reduction import BlockSum, add_blocks
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import RoundTask
+from fedcommons.privacy.dp_sgd import DPSGD
+from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.seeds import keyed_globals, seed_for
 from fedcommons.tensors import Payload, data, like
 from fedcommons.testing.comparing import differing, listed, raw, require

@@ -7,12 +7,12 @@ import numpy as np
 from torch import Tensor
 
 from fedcommons.core.algorithm import Shares
-from fedcommons.core.noise import SEED_ALONE, Noise
-from fedcommons.core.release import Release
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt
+from fedcommons.privacy.noise import SEED_ALONE, Noise
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import keyed_globals
 from fedcommons.tensors import data
 from fedcommons.testing.comparing import require

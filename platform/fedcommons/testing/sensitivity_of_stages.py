@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import generator, keyed_globals
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.dp_sgd import NoisySum
-from fedcommons.core.noise import Noise, Size, Stream
-from fedcommons.core.release import Release
+from fedcommons.privacy.dp_sgd import NoisySum
+from fedcommons.privacy.noise import Noise, Size, Stream
+from fedcommons.privacy.release import Release
 from fedcommons.seeds import wide_generator
 
 ROUNDING = 1e-3

@@ -82,7 +82,7 @@ def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
 
 
 def _is_table(table: Any) -> bool:
-    """Return whether ``table`` has the form of a table of ``accounting.mechanisms``."""
+    """Return whether ``table`` has the form of a table of ``privacy.mechanisms``."""
     if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in ("what", "in_words")):
         return False
     names = table.get("accountant")

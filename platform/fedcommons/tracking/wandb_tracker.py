@@ -15,12 +15,12 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlparse
 
-from fedcommons.accounting.mechanisms import columns
-from fedcommons.accounting.statement import in_short
 from fedcommons.config import flat
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.parts import label
 from fedcommons.errors import Warned
+from fedcommons.privacy.mechanisms import columns
+from fedcommons.privacy.statement import in_short
 from fedcommons.runtime import tempdirs
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text

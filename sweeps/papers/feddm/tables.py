@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.accounting import communication
+from fedcommons.core import communication
 from fedcommons.federation import checkpoint
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target

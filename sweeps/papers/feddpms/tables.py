@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedcommons.core.accountants import epsilon
 from fedcommons.federation.participation import joining
+from fedcommons.privacy.accountants import epsilon
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.accounting.communication import images_nbytes
 from fedcommons.config import cli, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.advisor import LocalWork, Prediction
+from fedcommons.core.communication import images_nbytes
 from fedcommons.federation.participation import joining
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached

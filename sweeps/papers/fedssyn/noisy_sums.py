@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fedcommons.audits.directions import Estimate, estimate, of_release
 from fedcommons.config import cli, presets
-from fedcommons.core.noise import of_audit
-from fedcommons.core.release import Release
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.privacy.noise import of_audit
+from fedcommons.privacy.release import Release
 from fedcommons.reports import tables
 from fedcommons.runs.build import Prepared, prepare
 from fedcommons.seeds import numpy_generator, seed_for

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import cli
-from fedcommons.core.salts import IF_SECRET, SECRET
+from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.storage.atomic_files import write_json, write_text
@@ -19,8 +19,8 @@ from papers.fedssyn import private_presets
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from torch import Tensor
 
-    from fedcommons.core.release import Release
     from fedcommons.data.examples import Examples
+    from fedcommons.privacy.release import Release
     from fedcommons.sharing.needs import Need
     from fedcommons.sharing.synthetic_pool import Contribution
 
@@ -79,7 +79,7 @@ def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
 
 def spent(cell: sweep.Trial) -> float | None:
     """The largest epsilon of the clients' pools by the ledger's accounting; None where nothing protects one."""
-    from fedcommons.core.accountants import epsilon
+    from fedcommons.privacy.accountants import epsilon
 
     receipts = [] if is_fitted(cell) else [made.receipt for made in images(cell)]
     events = releases(cell) if is_fitted(cell) else [r.release(0) for r in receipts if r is not None]
@@ -168,7 +168,7 @@ def _range(values: Sequence[float]) -> str:
 
 def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
     """Epsilon over epochs of each private pool, and the accuracy over rounds of each method with each pool."""
-    from fedcommons.core.accountants import epsilon
+    from fedcommons.privacy.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
     from fedcommons.reports.series import COLOURS

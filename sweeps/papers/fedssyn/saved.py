@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from fedcommons.accounting import communication
-from fedcommons.accounting.communication import UntilTarget
+from fedcommons.core import communication
+from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import unknown
 from fedcommons.federation.participation import joining
 from fedcommons.reports import columns, tables

@@ -7,9 +7,9 @@ An epsilon is a guarantee only where nobody can draw the noise again (``dp.noise
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcommons.accounting.privacy import Ledger, Released
-from fedcommons.core import gaussian
-from fedcommons.core.salts import IF_SECRET, SECRET, SEEDED
+from fedcommons.privacy import gaussian
+from fedcommons.privacy.ledger import Ledger, Released
+from fedcommons.privacy.salts import IF_SECRET, SECRET, SEEDED
 
 WORDS = {
     "delta": "model updates (delta)", "control": "control variates (control)", "buffers": "BatchNorm's statistics",

@@ -7,10 +7,10 @@ example adds to a sum before noise (the sensitivity).
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedcommons.accounting.privacy import Events, Ledger
-from fedcommons.accounting.statement import WORDS
-from fedcommons.core.accountants import accountant_of
-from fedcommons.core.release import Release
+from fedcommons.privacy.accountants import accountant_of
+from fedcommons.privacy.ledger import Events, Ledger
+from fedcommons.privacy.release import Release
+from fedcommons.privacy.statement import WORDS
 
 COLUMNS = ("sigma", "q", "steps")
 

@@ -17,9 +17,9 @@ from types import ModuleType
 
 import numpy as np
 
-from fedcommons.core import gaussian
-from fedcommons.core.renyi import divergences
 from fedcommons.errors import UserError
+from fedcommons.privacy import gaussian
+from fedcommons.privacy.renyi import divergences
 
 LARGEST_SIGMA = 100.0
 """A target that needs more noise is refused: nothing would be learnt."""

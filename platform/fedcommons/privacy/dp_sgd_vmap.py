@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedcommons.core.dp_sgd import DPSGD, NoisySum
-from fedcommons.core.noise import Draws
-from fedcommons.core.release import Release
-from fedcommons.core.step import Step
 from fedcommons.errors import UserError, sentence
+from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
+from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
 """(parameters by name, one example's row of each column) -> its loss; ``torch.func.functional_call`` helps."""
@@ -77,16 +75,16 @@ def noisy_sum(
 
 
 def of_step(
-    dp: DPSGD, module: LightningModule, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
+    dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
 ) -> tuple[NoisySum, dict[str, Tensor]]:
     """The clipped sum of a local step, before noise, and sums over its examples of the loss and of what they log.
 
+    step: the training step as a function of its weights (``functional_step.Step``).
     ``dp.at_once`` examples are one call, in which the module sees each alone, as a batch of one.
     """
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), dp.clip)
     sums: dict[str, Tensor] = {"loss": total.values.new_zeros(())}
-    step = Step(module)
 
     def loss(weights: Mapping[str, Tensor], *row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         of_one = tuple(t.unsqueeze(0) for t in row)
@@ -103,15 +101,15 @@ def of_step(
     return total, sums
 
 
-def flaw(module: LightningModule, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
+def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
     """Why examples of this module cannot be taken at once, tried on a batch of two; None where they can."""
-    training = module.training
+    training = step.training
     try:
-        of_step(DPSGD(0.0, 1.0, at_once=2), module.train(), named, batch, 0)
+        of_step(DPSGD(0.0, 1.0, at_once=2), step.train(), named, batch, 0)
     except Exception as error:  # whatever vmap or somebody's code raises
         return sentence(error)
     finally:
-        module.train(training)
+        step.train(training)
     return None
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedcommons.core.release import Release
+from fedcommons.privacy.release import Release
 
 WRITTEN = Release(why="the loss or add_to_grad writes the weights")
 """Of a training in which not only the optimizer has changed the weights: nothing protects it."""

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.accountants import noise_for, require_reachable
-from fedcommons.core.noise import Stream
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.accountants import noise_for, require_reachable
+from fedcommons.privacy.noise import Stream
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeds import set_default_generator
 
 

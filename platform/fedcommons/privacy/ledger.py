@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from fedcommons.core.accountants import Spent, composed
-from fedcommons.core.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.errors import UserError
+from fedcommons.privacy.accountants import Spent, composed
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

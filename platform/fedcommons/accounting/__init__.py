@@ -1,1 +1,0 @@
-"""Ledgers: the bytes that crossed the wire, and the privacy that they cost."""

@@ -1,0 +1,1 @@
+"""Differential privacy: noise, DP-SGD, accountants, releases, the ledger and its statement."""
