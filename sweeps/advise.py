@@ -12,12 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import asked
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.display import asked
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 from papers.fedssyn import authors
 from papers.fedssyn.advice_report import report
@@ -25,7 +25,7 @@ from papers.fedssyn.advice_report import report
 POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the advisor on top of every field of the experiment."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
@@ -37,10 +37,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser = grids.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
     parser.hide({"sharing.p"})
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     grids.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):
-        cli.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
+        parse.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
     if "partition.alpha" not in options.fields:
         raise UserError(f"partition.name {options.partition.name} has no alpha, for which the advice is given.")
     if options.settings not in POOLS:
@@ -56,25 +56,25 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def configs(options: cli.Options) -> list[Experiment]:
+def configs(options: parse.Options) -> list[Experiment]:
     """For every alpha the experiment with its pool, of the first seed."""
-    seed, base = cli.split("--seeds", options.seeds, int)[0], grids.base(options)
+    seed, base = parse.split("--seeds", options.seeds, int)[0], grids.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
-    alphas = cli.split("--alphas", options.alphas, float)
+    alphas = parse.split("--alphas", options.alphas, float)
     sweep.require_few(len(alphas) * len(options.seeds.split(",")) * len(options.check_p.split(",")))
     common = {**base, "seed": seed, "measure.every": max(1, options.measure.every), **pool}
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
 
 
-def probed(config: Experiment, options: cli.Options) -> Experiment:
+def probed(config: Experiment, options: parse.Options) -> Experiment:
     """What the probe of this experiment plays."""
     rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
     return override(config, rounds)
 
 
-def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
+def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
     """The runs of ``--check``: (alpha, p) to one for each seed."""
-    shares = dict.fromkeys((0.0, *cli.split("--check-p", options.check_p, float)))
+    shares = dict.fromkeys((0.0, *parse.split("--check-p", options.check_p, float)))
     runs = {}
     for c, p in product(configs(options), shares):
         sharing: dict[str, Any] = (
@@ -82,7 +82,7 @@ def cells(options: cli.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
         )
         if not options.measure.every:  # then samples are of the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
-        each = [{**c.flat, **sharing, "seed": seed} for seed in cli.split("--seeds", options.seeds, int)]
+        each = [{**c.flat, **sharing, "seed": seed} for seed in parse.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [authors.cell(options, one) for one in each]
     return runs
 
@@ -118,4 +118,4 @@ def advise(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(advise)
+    parse.main(advise)

@@ -13,20 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors, private_presets
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the audit on top of every field of the experiment."""
-    preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
+    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     setting = {"sharing.setting": "shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.parser(title, argv, {**presets.preset(preset, dataset), **setting})
+    parser = parse.parser(title, argv, {**presets.preset(preset, dataset), **setting})
     few = preset == "smoke"
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
@@ -50,13 +51,13 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="keep the audits that are already in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if options.seeds:
-        cli.refuse_fields(options, {"seed": "seeds"})
+        parse.refuse_fields(options, {"seed": "seeds"})
     field = options.fields["seed"]
-    seeds = cli.split("--seeds", options.seeds, int, field.allowed) if options.seeds else (options.seed,)
+    seeds = parse.split("--seeds", options.seeds, int, field.allowed) if options.seeds else (options.seed,)
     sweep.require_few(len(seeds))
-    flat = cli.flat(options)
+    flat = parse.flat(options)
     each = (choose({**flat, "seed": seed}, options.fields) for seed in seeds)
     options.configs = [authors.settled(options.preset, config, options.asked) for config in each]
     options.config = options.configs[0]
@@ -64,7 +65,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     setting = options.config.sharing.setting
     if not (options.of_sums or generates(setting)):
         raise UserError(f"sharing.setting {setting} trains no generators and sends no noisy sums: nothing to audit.")
-    if options.of_sums and (idle := cli.named(argv) & {"shadows", "resume"}):
+    if options.of_sums and (idle := parse.named(argv) & {"shadows", "resume"}):
         raise UserError(f"--{min(idle)} is for audits of generators, and sharing.setting {setting} trains none.")
     return options
 
@@ -89,7 +90,7 @@ def audit_pool(argv: Sequence[str]) -> int:
     return 0
 
 
-def _of_sums(options: cli.Options, display: Display) -> int:
+def _of_sums(options: parse.Options, display: Display) -> int:
     from fedcommons.sweeping import folders
     from papers.fedssyn import noisy_sums
 
@@ -102,4 +103,4 @@ def _of_sums(options: cli.Options, display: Display) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(audit_pool)
+    parse.main(audit_pool)

@@ -16,17 +16,17 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.display import Display
 from papers.commons import ways
 from papers.commons.report import report
 from papers.commons.ways import WAYS, Entry, Rates
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the comparison on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     if preset == "authors":
@@ -40,9 +40,9 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, lists, more, "commons", ways.base(preset, dataset))
     parser.set_defaults({"alphas": "0.1"})
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     for name in ("algorithms", "settings"):
-        if name in cli.named(argv):
+        if name in parse.named(argv):
             raise UserError(f"--{name} is not for commons: its rows name them; --ways chooses among rows.")
     grids.refuse_fields(options, {"client.lr": "lrs"})
     if options.data.validation == 0:
@@ -50,13 +50,13 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """Every row at every alpha, rate and seed; a row that cannot be played has the sentence that says why."""
-    for name in (chosen := cli.split("--ways", options.ways)):
+    for name in (chosen := parse.split("--ways", options.ways)):
         if name not in WAYS:
             raise unknown("way", name, WAYS)
-    alphas, seeds = cli.split("--alphas", options.alphas, float), cli.split("--seeds", options.seeds, int)
-    rates = cli.split("--lrs", options.lrs, float, own_fields()["client.lr"].allowed)
+    alphas, seeds = parse.split("--alphas", options.alphas, float), parse.split("--seeds", options.seeds, int)
+    rates = parse.split("--lrs", options.lrs, float, own_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
     sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
     found = []
@@ -69,7 +69,7 @@ def entries(options: cli.Options) -> list[Entry]:
     return found
 
 
-def _entry(options: cli.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
+def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
     from fedcommons.runs.build import prepare
 
     values = {
@@ -131,4 +131,4 @@ def commons(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(commons)
+    parse.main(commons)

@@ -7,7 +7,7 @@ python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR  
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_text
@@ -15,15 +15,15 @@ from fedcommons.sweeping import folders
 from papers.fedssyn import saved
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The options; ``from`` is given."""
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--from", type=str | None, help="a CSV of rounds, or a folder with runs, such as a Table 1 sweep"
     )
     parser.add_argument("--out", type=str | None, help="folder for communication_saved.md and .csv")
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if options["from"] is None:
         raise UserError("--from is missing: name a CSV of rounds or a folder with runs.")
     return options
@@ -52,4 +52,4 @@ def communication_saved(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(communication_saved, resumes=False)
+    parse.main(communication_saved, resumes=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import series
@@ -35,11 +35,11 @@ def arguments(argv: Sequence[str]):
     """The folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
+    parser = parse.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
     for name, (default, text) in AXES.items():
         parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name at least one folder with runs: compare.py DIR [DIR ...] --x NAME --y NAME")
     options.folders = [user_path("DIR", name) for name in named]
@@ -139,4 +139,4 @@ def compare(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(compare, resumes=False)
+    parse.main(compare, resumes=False)

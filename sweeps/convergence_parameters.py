@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.sweeping import grids, runner, sweep
@@ -25,14 +26,14 @@ TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smo
 """Fields that an option of the sweep sets; generator.steps is free without figure A.8."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the figures on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
     lists = {"settings": "real,shuffled_synthetic"}
-    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, fields, lists)
+    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields, lists)
     shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
     for name, kind, default, text in (
         ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
@@ -46,26 +47,26 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
+    parse.add_shared(parser)
     parser.hide(TAKEN)
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     has_a8 = options.generator_epochs != ""
-    cli.refuse_fields(options, {f: option for f, option in TAKEN.items() if has_a8 or f != "generator.steps"})
+    parse.refuse_fields(options, {f: option for f, option in TAKEN.items() if has_a8 or f != "generator.steps"})
     if options.measure.every < 1:
         raise UserError(f"measure.every must be at least 1 in this sweep, got {options.measure.every}.")
     return options
 
 
-def figure_a7(options: cli.Options) -> Figure:
+def figure_a7(options: parse.Options) -> Figure:
     """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
-    for p in sorted(cli.split("--p", options.p, float, "[0, 1)")):
+    for p in sorted(parse.split("--p", options.p, float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
         curves[f"p = {p:g}"] = shared if p else {"sharing.setting": "real"}
     return {label: _cells(options, fields) for label, fields in curves.items()}
 
 
-def figure_a8(options: cli.Options) -> Figure:
+def figure_a8(options: parse.Options) -> Figure:
     """Figure A.8: a curve for each number of epochs of the generators; none where it was not asked for."""
     given, p = options.generator_epochs, options.generator_p
     if given == "":
@@ -73,15 +74,15 @@ def figure_a8(options: cli.Options) -> Figure:
     if not 0 < p < 1:
         raise UserError(f"--generator-p must lie in (0, 1), got {p:g}: an empty pool has no delta^2.")
     shares = (max(1, round(share * options.generator.epochs)) for share in CHECKPOINTS)
-    epochs = shares if given is None else cli.split("--generator-epochs", given, int)
+    epochs = shares if given is None else parse.split("--generator-epochs", given, int)
     fields = {name: v for name, v in PAPER_A8.items() if options.preset == "paper" and name not in options.asked}
     fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
 
 
-def _cells(options: cli.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
+def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
     base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
-    seeds = cli.split("--seeds", options.seeds, int)
+    seeds = parse.split("--seeds", options.seeds, int)
     sweep.require_few(len(seeds) * len(options.p.split(",")))
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
@@ -95,4 +96,4 @@ def convergence_parameters(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(convergence_parameters)
+    parse.main(convergence_parameters)

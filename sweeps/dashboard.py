@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import UserError, shown
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.storage.paths import user_path
@@ -29,14 +29,14 @@ def arguments(argv: Sequence[str]):
     """The folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
+    parser = parse.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
     text = "W&B user or team; with it the workspace is made on W&B's server, which needs a login"
     parser.add_argument("--entity", type=str | None, default=None, help=text)
     text = "W&B project; default: that of the first run, or fedcommons"
     parser.add_argument("--project", type=str | None, default=None, help=text)
     parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
     parser.add_argument("--out", type=str, default="runs/dashboard.json", help="file for it, without --entity")
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named and options.entity is None:
         raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
     for option in ("entity", "project"):
@@ -107,4 +107,4 @@ def dashboard(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(dashboard, resumes=False)
+    parse.main(dashboard, resumes=False)

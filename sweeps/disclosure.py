@@ -14,7 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.cells import cells
@@ -22,11 +23,10 @@ from fedcommons.reports.disclosure import ACCURACY, draw, points, table
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.storage.paths import user_path
 from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the picture on top of every field of the experiment."""
     more = (
         ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples that others get copies of"),
@@ -40,10 +40,10 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser = grids.parser(title, argv, lists, more, "disclosure")
     smoke = grids.preset_and_dataset(argv)[0] == "smoke"
     parser.set_defaults({"alphas": "0.01", "federation.rounds": 3 if smoke else 20})
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     owned = {"sharing.c": "shares", "generator.rho": "rhos", "sharing.target_epsilon": "epsilons"}
     grids.refuse_fields(options, owned)
-    rounds = cli.flat(options)["federation.rounds"]
+    rounds = parse.flat(options)["federation.rounds"]
     options.round = rounds if options.round is None else options.round
     if not 0 <= options.round <= rounds:
         raise UserError(f"--round must lie in 0 ... federation.rounds = {rounds}, got {options.round}.")
@@ -51,14 +51,14 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def grid(options: cli.Options) -> list[sweep.Trial]:
+def grid(options: parse.Options) -> list[sweep.Trial]:
     """A cell for every value of the field by which its stage gives more or less away."""
     base, found = grids.base(options), []
-    shares, rhos = cli.split("--shares", options.shares, float), cli.split("--rhos", options.rhos, float)
-    epsilons = cli.split("--epsilons", options.epsilons, float)
+    shares, rhos = parse.split("--shares", options.shares, float), parse.split("--rhos", options.rhos, float)
+    epsilons = parse.split("--epsilons", options.epsilons, float)
     for alpha, algorithm, setting, seed in product(
-        cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
-        cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
+        parse.split("--alphas", options.alphas, float), parse.split("--algorithms", options.algorithms),
+        parse.split("--settings", options.settings), parse.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
@@ -76,7 +76,7 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     return grids.once(found)
 
 
-def report(cells_of_grid: Sequence[sweep.Trial], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and picture from the run folders, and show the table."""
     own = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
     if not own and not options.folders:
@@ -116,4 +116,4 @@ def disclosure(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(disclosure)
+    parse.main(disclosure)

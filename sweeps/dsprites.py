@@ -10,7 +10,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
@@ -22,14 +23,14 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 """Fields that an option sets."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset = cli.early(argv, "preset", "small")
+    preset = parse.early(argv, "preset", "small")
     if preset not in sprites_presets.FIELDS:
         raise unknown("preset", preset, sprites_presets.FIELDS)
-    dataset = cli.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
+    dataset = parse.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
     rhos, checkpoints, numbers, of = sprites_presets.LISTS[preset]
-    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, sprites_presets.fields(preset, dataset))
+    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, sprites_presets.fields(preset, dataset))
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
@@ -46,26 +47,26 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
+    parse.add_shared(parser)
     parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
     parser.hide(TAKEN)
-    options = cli.parse(parser, argv)
-    cli.refuse_fields(options, TAKEN)
+    options = parse.parse(parser, argv)
+    parse.refuse_fields(options, TAKEN)
     if "generator.epochs" not in options.fields:
         raise UserError("generator.name must name a generator that has epochs.")
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """No pool; then for each seed every rho and checkpoint, and every number of images after the last epoch."""
     base, epochs, found = grids.base(options), options["generator.epochs"], []
-    rhos = cli.split("--rhos", options.rhos, float, "(0, 1]")
-    shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
-    numbers = cli.split("--numbers", options.numbers, float, "(0, 1e6]")
-    of = cli.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
+    rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
+    shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
+    of = parse.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
     grid = list(product(rhos, early, [0.25])) + list(product(of, [epochs], numbers))
-    for seed in cli.split("--seeds", options.seeds, int):
+    for seed in parse.split("--seeds", options.seeds, int):
         at: dict[str, Any] = {**base, "seed": seed}
         found.append(Entry(None, 0, 0.0, grids.cell(options, {**at, "sharing.setting": "real"})))
         for rho, epoch, number in dict.fromkeys(grid):
@@ -82,4 +83,4 @@ def dsprites(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(dsprites)
+    parse.main(dsprites)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.sweeping import grids, runner, sweep
@@ -23,12 +24,12 @@ TAKEN = {
 """Fields that an option sets."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset = cli.early(argv, "preset", "small")
-    dataset = cli.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
+    preset = parse.early(argv, "preset", "small")
+    dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
     fields, title = presets.fields(preset, dataset), (__doc__ or "").partition("\n")[0]
-    parser = cli.parser(title, argv, fields, {"algorithms": presets.ALGORITHMS})
+    parser = parse.parser(title, argv, fields, {"algorithms": presets.ALGORITHMS})
     for name, default, text in (
         ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0", "seeds, separated by commas"),
@@ -39,11 +40,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=str, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
+    parse.add_shared(parser)
     parser.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds", "lr": "rates"}
     parser.hide(TAKEN)
-    options = cli.parse(parser, argv)
-    cli.refuse_fields(options, TAKEN)
+    options = parse.parse(parser, argv)
+    parse.refuse_fields(options, TAKEN)
     if (setting := options["sharing.setting"]) != "real":
         raise UserError(f"sharing.setting must be real: these methods have no pool, got {shown(setting)}.")
     if "partition.alpha" not in options.fields:
@@ -51,11 +52,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """A run for each alpha, method, rate and seed; FedCVAE, whose rates are the paper's, has one rate."""
     base, found = grids.base(options), []
-    alphas, rates = cli.split("--alphas", options.alphas, float), cli.split("--rates", options.rates, float)
-    seeds, methods = cli.split("--seeds", options.seeds, int), cli.split("--methods", options.methods)
+    alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
+    seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)
     for method in methods:
         if method not in presets.METHODS:
             raise unknown("method", method, presets.METHODS)
@@ -78,4 +79,4 @@ def fedcvae(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(fedcvae)
+    parse.main(fedcvae)

@@ -11,7 +11,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, shown
 from fedcommons.sweeping import grids, runner, sweep
@@ -23,12 +24,12 @@ OF_RATES = {"image_rates": "feddm.image_lr", "rates": "client.lr"}
 """The options that list rates to choose from, and the field of each."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
     title = (__doc__ or "").partition("\n")[0]
-    result = cli.parser(title, argv, fields, {"algorithms": ALGORITHMS})
+    result = parse.parser(title, argv, fields, {"algorithms": ALGORITHMS})
     for name, default, text in (
         ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0,1,2", "seeds, separated by commas"),
@@ -49,19 +50,19 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(result)
+    parse.add_shared(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds"}
-    options = cli.parse(result, argv)
+    options = parse.parse(result, argv)
     owners = {"seed": "seeds", "algorithm": "algorithms", "partition.alpha": "alphas"}
     if "feddm" not in result.chosen["algorithm"] and (options.ipcs or options.radii or options.sigmas):
         raise UserError("--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave them empty.")
     for name, field in OF_RATES.items():
-        if field in options.asked and name not in cli.named(argv):
+        if field in options.asked and name not in parse.named(argv):
             options[name] = ""  # the one that was asked for
         owners |= {field: _option(name)} if options[name] else {}
         if len(_rates(options, name)) > 1 and options.data.validation == 0:
             raise UserError(f"--{_option(name)} chooses by validation accuracy: data.validation must be above 0.")
-    cli.refuse_fields(options, owners)
+    parse.refuse_fields(options, owners)
     return options
 
 
@@ -69,24 +70,24 @@ def _option(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _rates(options: cli.Options, name: str) -> Sequence[float]:
+def _rates(options: parse.Options, name: str) -> Sequence[float]:
     """The rates that an option lists."""
     return _numbers(f"--{_option(name)}", options[name], float)
 
 
-def _alpha(options: cli.Options) -> float:
+def _alpha(options: parse.Options) -> float:
     """The alpha of the studies.
 
     Raises:
         UserError: it is not one number.
     """
-    alpha, *others = cli.split("--study-alpha", options.study_alpha, float)
+    alpha, *others = parse.split("--study-alpha", options.study_alpha, float)
     if others:
         raise UserError(f"--study-alpha takes one number, got {shown(options.study_alpha)}.")
     return alpha
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """All rows with their runs, table by table."""
     base = grids.base(options)
     found: list[Entry] = []
@@ -97,14 +98,14 @@ def entries(options: cli.Options) -> list[Entry]:
         own = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
         real = values["algorithm"] == "feddm" and values["feddm.iterations"] == 0
         rates = [None] if real else listed[own] or [values[own]]
-        for rate, seed in product(rates, cli.split("--seeds", options.seeds, int)):
+        for rate, seed in product(rates, parse.split("--seeds", options.seeds, int)):
             at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
             sweep.require_few(len(found) + 1)
             found.append(Entry(table, method, alpha, rate, grids.cell(options, {**values, **at})))
 
     alpha = _alpha(options)
-    algorithms = cli.split("--algorithms", options.algorithms)
-    for at, algorithm in product(cli.split("--alphas", options.alphas, float), algorithms):
+    algorithms = parse.split("--algorithms", options.algorithms)
+    for at, algorithm in product(parse.split("--alphas", options.alphas, float), algorithms):
         add("methods", algorithm, at, algorithm=algorithm)
         if algorithm == "feddm":
             add("methods", "REAL", at, algorithm="feddm", **{"feddm.iterations": 0})
@@ -120,7 +121,7 @@ def entries(options: cli.Options) -> list[Entry]:
     for radius in _numbers("--radii", options.radii, float):
         add("radius", f"feddm, radius {radius:g}", alpha, algorithm="feddm", **{"feddm.radius": radius})
     levels = _numbers("--sigmas", options.sigmas, float)
-    for sigma, algorithm in product([0.0, *levels] if levels else [], cli.split("--noisy", options.noisy)):
+    for sigma, algorithm in product([0.0, *levels] if levels else [], parse.split("--noisy", options.noisy)):
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
@@ -130,7 +131,7 @@ def entries(options: cli.Options) -> list[Entry]:
 
 
 def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
-    return cli.split(option, text, kind) if text else ()
+    return parse.split(option, text, kind) if text else ()
 
 
 def feddm(argv: Sequence[str]) -> int:
@@ -140,4 +141,4 @@ def feddm(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(feddm)
+    parse.main(feddm)

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedcommons.config import cli
-from fedcommons.config.reading import number
+from fedcommons.cli import parse
+from fedcommons.cli.values import number
 from fedcommons.errors import UserError, shown
 from fedcommons.sweeping import grids, runner, sweep
 from papers.feddpms import presets
@@ -29,7 +29,7 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 """Options that vary a constant of FedDPMS alone, one at a time: table 5 and figure 3."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the tables on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
@@ -48,29 +48,29 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
     parser = grids.parser(title, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
     parser.set_defaults({"alphas": "0.5"})
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
     if options.lrs is not None and options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
 
 
-def grid(options: cli.Options) -> dict[str, list[sweep.Trial]]:
+def grid(options: parse.Options) -> dict[str, list[sweep.Trial]]:
     """The cells of each table; a cell may stand in several."""
-    algorithms, alphas = cli.split("--algorithms", options.algorithms), cli.split("--alphas", options.alphas, float)
+    algorithms, alphas = parse.split("--algorithms", options.algorithms), parse.split("--alphas", options.alphas, float)
     found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
     found["Table 2"] = [
         cell
         for (n, images), a in product(_federations(options.clients), algorithms)
         for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
     ]
-    receives = cli.split("--receives", options.receives) if options.receives else []
+    receives = parse.split("--receives", options.receives) if options.receives else []
     ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
     found["Ablations"] = [c for alpha, (a, given) in product(alphas, ablated) for c in _cells(options, a, alpha, given)]
     found |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
         allowed = "[0, 1)" if option == "preliminary" else ""
-        for value in cli.split(f"--{option}", options[option], kind, allowed) if options[option] else ():
+        for value in parse.split(f"--{option}", options[option], kind, allowed) if options[option] else ():
             table = "Figure 3" if option == "preliminary" else "Table 5"
             if option == "preliminary":
                 value = _preliminary(value, options.federation.rounds)
@@ -84,7 +84,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
     Raises:
         UserError: they are none.
     """
-    pairs = [one.split(":") for one in cli.split("--clients", text)] if text else []
+    pairs = [one.split(":") for one in parse.split("--clients", text)] if text else []
     try:
         return [(number(int, n), number(int, images)) for n, images in pairs]
     except ValueError:
@@ -98,14 +98,14 @@ def _preliminary(share: float, rounds: int) -> int | None:
 
 
 def _cells(
-    options: cli.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
+    options: parse.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
 ) -> list[sweep.Trial]:
     """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     given = {} if "model.name" in options.asked else {"model.name": model}
-    rates = [options.client.lr] if options.lrs is None else cli.split("--lrs", options.lrs, float)
+    rates = [options.client.lr] if options.lrs is None else parse.split("--lrs", options.lrs, float)
     fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **given, **(values or {})}
-    seeds = cli.split("--seeds", options.seeds, int)
+    seeds = parse.split("--seeds", options.seeds, int)
     sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
     every = {**grids.base(options), **fixed}
     return [grids.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
@@ -118,4 +118,4 @@ def feddpms(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(feddpms)
+    parse.main(feddpms)

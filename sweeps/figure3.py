@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import central_models, grids, runner, sweep
-from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:
     from fedcommons.runs.central import Central
@@ -30,7 +30,7 @@ CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the figure on top of every field of the experiment."""
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
@@ -42,12 +42,12 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     )  # fmt: skip
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     grids.refuse_fields(options, {})
     return options
 
 
-def grid(options: cli.Options) -> list[sweep.Trial]:
+def grid(options: parse.Options) -> list[sweep.Trial]:
     """The federated runs, in the figure's order."""
     base = grids.base(options)
     asked = base.get("sharing.p")
@@ -55,8 +55,8 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     p_real = shared if options.p_real is None else options.p_real
     cells = []
     for alpha, algorithm, setting, seed in grids.combined(
-        options, cli.split("--alphas", options.alphas, float), cli.split("--algorithms", options.algorithms),
-        cli.split("--settings", options.settings), cli.split("--seeds", options.seeds, int),
+        options, parse.split("--alphas", options.alphas, float), parse.split("--algorithms", options.algorithms),
+        parse.split("--settings", options.settings), parse.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
@@ -66,7 +66,7 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
     return grids.once(cells)
 
 
-def central_lines(cells: Sequence[sweep.Trial], options: cli.Options) -> "list[Central]":
+def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list[Central]":
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
     from fedcommons.runs.central import Central
 
@@ -80,7 +80,7 @@ def central_lines(cells: Sequence[sweep.Trial], options: cli.Options) -> "list[C
     return list({line.name: line for line in lines}.values())  # many cells share a line
 
 
-def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: cli.Options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     c = cells[0].config
     notes = [
@@ -103,7 +103,7 @@ def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], 
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 
-def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, picture and summary from the folders, and show the table."""
     import pandas as pd
 
@@ -126,7 +126,7 @@ def report(cells: Sequence[sweep.Trial], options: cli.Options, out: Path, displa
 
 
 def play(
-    cells: Sequence[sweep.Trial], options: cli.Options, left: sweep.Todo, out: Path, display: Display
+    cells: Sequence[sweep.Trial], options: parse.Options, left: sweep.Todo, out: Path, display: Display
 ) -> sweep.Outcome:
     """Run what is left, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
@@ -145,4 +145,4 @@ def figure3(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(figure3)
+    parse.main(figure3)

@@ -12,24 +12,24 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fedcommons.config import cli
-from fedcommons.config.reading import number
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.cli.values import number
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import folders, kept
-from fedcommons.sweeping.display import Display
 from papers.agc.presets import PRESETS
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from papers.agc.gradient_coding import Setting
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The options, comma lists split; ``pairs``: (q, d); ``shares``: the c, with 0 among them."""
-    preset = cli.early(argv, "preset", "small")
+    preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, preset, f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of what follows"),
         ("dataset", str, chosen.dataset, "digits or mnist"),
@@ -51,11 +51,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     parser.add_argument("--resume", action="store_true", help="keep the curves that are already in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
-    options.shares = sorted({0.0, *cli.split("--shares", options.shares, float, "[0, 1]")})
-    options.pairs = [pair(text) for text in cli.split("--pairs", options.pairs)]
+    options.shares = sorted({0.0, *parse.split("--shares", options.shares, float, "[0, 1]")})
+    options.pairs = [pair(text) for text in parse.split("--pairs", options.pairs)]
     return options
 
 
@@ -71,7 +71,7 @@ def pair(text: str) -> tuple[float, int]:
     return found
 
 
-def settings(options: cli.Options) -> "dict[str, Setting]":
+def settings(options: parse.Options) -> "dict[str, Setting]":
     """The curves of figures 1 and 2 and the two of figure 3, and the name of the file of each."""
     from papers.agc.gradient_coding import PARTITIONS, Setting
 
@@ -92,7 +92,7 @@ def settings(options: cli.Options) -> "dict[str, Setting]":
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
-    from papers.agc.curves import load_problem, play_all, summed_up
+    from papers.agc.curves import load_problem, run_all, summed_up
     from papers.agc.gradient_coding import check
     from papers.agc.report import write_all
 
@@ -111,7 +111,7 @@ def gradient_coding(argv: Sequence[str]) -> int:
         facts = {name: {**of_all, **asdict(setting)} for name, setting in wanted.items()}
         curves = {name: curve for name in wanted if (curve := kept.read(files[name], facts[name], "curve"))}
         left = {name: setting for name, setting in wanted.items() if name not in curves}
-        for number, (name, played) in enumerate(play_all(problem, left, options), 1):
+        for number, (name, played) in enumerate(run_all(problem, left, options), 1):
             curves[name] = summed_up(left[name], played)
             kept.write(files[name], facts[name], "curve", curves[name])
             display.step("curves", number, len(left), name)
@@ -120,4 +120,4 @@ def gradient_coding(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(gradient_coding)
+    parse.main(gradient_coding)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.flat import own_fields
 from fedcommons.config.sections import Data
 from fedcommons.errors import UserError, unknown
@@ -18,7 +19,6 @@ from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.sweeping import folders
-from fedcommons.sweeping.display import Display
 from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture, table
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -27,13 +27,13 @@ if TYPE_CHECKING:  # torch takes seconds to import
 PRESETS = {"smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 60)}  # the paper names no rounds
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The options, comma lists split and values checked."""
-    preset = cli.early(argv, "preset", "small")
+    preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
@@ -50,18 +50,18 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
     for name, kind, allowed in (
         ("p", float, "[0, 1]"), ("epochs", int, "[1, 1e9]"), ("noise", float, "[0, inf)"),
         ("seeds", int, own_fields()["seed"].allowed),
     ):  # fmt: skip
-        options[name] = cli.split(f"--{name}", options[name], kind, allowed)
+        options[name] = parse.split(f"--{name}", options[name], kind, allowed)
     return options
 
 
-def train_all(datasets: "Mapping[int, Dataset]", options: cli.Options, display: Display) -> list[Curve]:
+def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display: Display) -> list[Curve]:
     """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
@@ -111,4 +111,4 @@ def mnist_softmax(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(mnist_softmax, resumes=False)
+    parse.main(mnist_softmax, resumes=False)

@@ -12,14 +12,15 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.errors import UserError
 from fedcommons.sweeping import grids, runner, sweep
 from papers.fedssyn import private_presets
 from papers.fedssyn.private_report import Entry, report
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment; ``generator.`` is the private one."""
     preset, dataset = grids.preset_and_dataset(argv)
     if preset not in private_presets.PRIVATE:
@@ -36,7 +37,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, lists, more, "private_fedssyn", fields)
     parser.set_defaults({"alphas": "0.1"})
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if "generator.epochs" not in options.fields:
         raise UserError(
             f"--settings must name one with generators, such as shuffled_synthetic, got {options.settings}."
@@ -44,14 +45,14 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     owners = {"generator.target_epsilon": "epsilons", "generator.noise_multiplier": "sigmas",
               "generator.target_epochs": "checkpoints", "generator.steps": "checkpoints"}  # fmt: skip
     grids.refuse_fields(options, owners)
-    options.shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    options.shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     return options
 
 
-def _levels(options: cli.Options) -> dict[str, dict[str, Any]]:
+def _levels(options: parse.Options) -> dict[str, dict[str, Any]]:
     """The private pools: what each is called, and its fields."""
     epsilons, sigmas = (
-        cli.split(f"--{name}", text, float) if (text := options[name]) else () for name in ("epsilons", "sigmas")
+        parse.split(f"--{name}", text, float) if (text := options[name]) else () for name in ("epsilons", "sigmas")
     )
     last = options["generator.epochs"]
     found: dict[str, dict[str, Any]] = {}
@@ -62,24 +63,24 @@ def _levels(options: cli.Options) -> dict[str, dict[str, Any]]:
     return found
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """No pool, the plain one, the private ones; with the first method private ones at checkpoints too."""
     base, found, epochs = grids.base(options), [], options["generator.epochs"]
     plain = private_presets.plain(options.preset, base["data.name"])
     early = sorted({max(1, round(share * epochs)) for share in options.shares} - {epochs})
-    seeds, algorithms = cli.split("--seeds", options.seeds, int), cli.split("--algorithms", options.algorithms)
-    settings = cli.split("--settings", options.settings)
+    seeds, algorithms = parse.split("--seeds", options.seeds, int), parse.split("--algorithms", options.algorithms)
+    settings = parse.split("--settings", options.settings)
 
     def add(pool: str, last: bool, **fields: Any) -> None:
         sweep.require_few(len(found) + 1)
         found.append(Entry(pool, last, grids.cell(options, {**base, **fields})))
 
-    for alpha, algorithm, seed in product(cli.split("--alphas", options.alphas, float), algorithms, seeds):
+    for alpha, algorithm, seed in product(parse.split("--alphas", options.alphas, float), algorithms, seeds):
         at: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
         for setting in settings:
             mine = {**at, "sharing.setting": setting}
             if setting in private_presets.OF_SUMS:
-                for e in cli.split("--epsilons", options.epsilons, float):
+                for e in parse.split("--epsilons", options.epsilons, float):
                     for noise, level in private_presets.of_sums(setting, options.preset, e).items():
                         add(f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}", True, **{**mine, **level})
                 continue
@@ -100,4 +101,4 @@ def private_fedssyn(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(private_fedssyn)
+    parse.main(private_fedssyn)

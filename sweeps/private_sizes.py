@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display, duration
+from fedcommons.config import parts, presets
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping.display import Display, duration
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
@@ -25,15 +26,15 @@ WAYS = ("plain", "private", "merf", "ndpdc")
 """Generators without and with privacy, and stages that fit images to clients' noisy sums."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options on top of every field of the experiment."""
-    preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
+    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     if preset not in private_presets.PRIVATE:
         raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
     one = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
            "data.validation": 0.0, "generator.target_epsilon": 10.0}  # fmt: skip
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **one}
-    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, fields)
+    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields)
     few = preset == "smoke"
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
@@ -47,16 +48,16 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and how long, and stop")
     parser.hide(TAKEN)
-    options = cli.parse(parser, argv)
-    cli.refuse_fields(options, TAKEN)
+    options = parse.parse(parser, argv)
+    parse.refuse_fields(options, TAKEN)
     if "generator.name" not in options:
         setting = options.sharing.setting
         raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
     for name, option in TAKEN.items():
-        cli.split(f"--{option}", options[option], options.fields[name].kinds[0], options.fields[name].allowed)
-    options.ways = cli.split("--ways", options.ways)
+        parse.split(f"--{option}", options[option], options.fields[name].kinds[0], options.fields[name].allowed)
+    options.ways = parse.split("--ways", options.ways)
     for name in options.ways:
         if name not in WAYS:
             raise unknown("way", name, WAYS)
@@ -87,4 +88,4 @@ def private_sizes(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(private_sizes, resumes=False)
+    parse.main(private_sizes, resumes=False)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.sweeping import folders
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_pictures import lines_picture, picture
@@ -27,13 +27,13 @@ from papers.fedssyn.quadratics_tables import FIXED, NOISES, chosen, over_seeds, 
 PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1.0), 250, 2)}  # p, rounds, seeds
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The options; ``shares``: the p, with 0 among them, to which theory refers."""
-    preset = cli.early(argv, "preset", "paper")
+    preset = parse.early(argv, "preset", "paper")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
@@ -48,18 +48,18 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     options.seeds, options.fit = (
-        cli.split("--seeds", options.seeds, int, own_fields()["seed"].allowed),
-        cli.split("--fit", options.fit),
+        parse.split("--seeds", options.seeds, int, own_fields()["seed"].allowed),
+        parse.split("--fit", options.fit),
     )
     if wrong := [kind for kind in options.fit if kind not in lines.FITS]:
         raise unknown("fit", wrong[0], lines.FITS)
-    options.shares = sorted({0.0, *(shares if options.p is None else cli.split("--p", options.p, float))})
+    options.shares = sorted({0.0, *(shares if options.p is None else parse.split("--p", options.p, float))})
     return options
 
 
-def swapped(options: cli.Options, seed: int, sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
+def swapped(options: parse.Options, seed: int, sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
     """The problem of a seed with each of these shares swapped."""
     own = q.draw(seed, options.zeta_sq, sigma_sq)
     return [q.swap(own, p, seed) for p in shares]
@@ -75,18 +75,18 @@ def quadratics(argv: Sequence[str]) -> int:
         print(f"{out}: {grid(options)} to compute")
         return 0
     with folders.open_folder(out), Display() as display:
-        return play_all(problems, out, options, display)
+        return run_all(problems, out, options, display)
 
 
-def grid(options: cli.Options) -> str:
+def grid(options: parse.Options) -> str:
     return (
         f"{len(q.STEP_SIZES)} step sizes x {len(options.shares)} p x {len(options.seeds)} seeds x at most "
         f"{options.rounds} rounds"
     )
 
 
-def play_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: cli.Options, display: Display) -> int:
-    """Play every cell, and write the tables, the pictures and the summary."""
+def run_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: parse.Options, display: Display) -> int:
+    """Run every configuration, and write the tables, the pictures and the summary."""
     play = partial(q.run, rounds=options.rounds, models=options.models)
     least = min(options.target, lines.TARGETS.min())  # nothing is asked about the rounds after it
     errors, curves = {}, []
@@ -126,4 +126,4 @@ def play_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options:
 
 
 if __name__ == "__main__":
-    cli.main(quadratics, resumes=False)
+    parse.main(quadratics, resumes=False)

@@ -13,11 +13,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:
     from fedcommons.config.experiment import Experiment
@@ -26,12 +27,12 @@ OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator
 """Lists, each of one field: a list that is not given has the field's value alone."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options on top of every field of the experiment, and the experiments whose pools are judged."""
-    preset, dataset = cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits")
+    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     title = (__doc__ or "").partition("\n")[0]
-    fields = presets.preset(preset, dataset, cli.early(argv, "generator.name", "ddpm"))
-    parser = cli.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
+    fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
+    parser = parse.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),
@@ -45,22 +46,22 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
-    options = cli.parse(parser, argv)
-    options.config = cli.experiment(options)
+    options = parse.parse(parser, argv)
+    options.config = parse.experiment(options)
     if not generates(options.config.sharing.setting):
         raise UserError(
             f"sharing.setting {options.config.sharing.setting} makes no images, so there are none to judge."
         )
-    cli.refuse_fields(options, {field: name for name, field in OF_FIELDS.items() if options[name]})
+    parse.refuse_fields(options, {field: name for name, field in OF_FIELDS.items() if options[name]})
     options.pools = pools(options)
     return options
 
 
-def pools(options: cli.Options) -> "list[Experiment]":
+def pools(options: parse.Options) -> "list[Experiment]":
     """The experiments whose pools are judged: of each seed, generator and rho those after each checkpoint."""
-    base, listed = cli.flat(options), partial(_listed, options)
+    base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")
-    rhos, shares = listed("rhos", float, "(0, 1]"), cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    rhos, shares = listed("rhos", float, "(0, 1]"), parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     sweep.require_few(len(seeds) * len(names) * len(rhos) * len(shares))
     found = []
     for seed, name, rho in product(seeds, names, rhos):
@@ -77,9 +78,9 @@ def pools(options: cli.Options) -> "list[Experiment]":
     return found
 
 
-def _listed(options: cli.Options, name: str, kind: Any = str, allowed: str = "") -> tuple[Any, ...]:
+def _listed(options: parse.Options, name: str, kind: Any = str, allowed: str = "") -> tuple[Any, ...]:
     """The values of a list of ``OF_FIELDS``."""
-    return cli.split(f"--{name}", options[name], kind, allowed) if options[name] else (options[OF_FIELDS[name]],)
+    return parse.split(f"--{name}", options[name], kind, allowed) if options[name] else (options[OF_FIELDS[name]],)
 
 
 def quality(argv: Sequence[str]) -> int:
@@ -99,4 +100,4 @@ def quality(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(quality, resumes=False)
+    parse.main(quality, resumes=False)

@@ -18,13 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts, presets
 from fedcommons.config.flat import part_of
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.sweeping import folders, sweep
-from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons import Algorithm, Experiment, Verdict
@@ -35,10 +36,10 @@ ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "
 """The row of table 1: digits of preset small, ten clients, a Dirichlet partition."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The method, then the options."""
     named = [word for word in argv[:1] if not word.startswith("-")]
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
     for name, kind, default, text in (
         ("constants", str, "", 'of the method, as "mu=0.1 layers=*"'),
@@ -56,7 +57,7 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         ("no-row", "no row of table 1 beside FedAvg's, which takes a minute"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name a method: referee.py METHOD [options], such as fedprox or my_lab.py:FedAvgM")
     options.method = named[0]
@@ -79,8 +80,8 @@ def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] 
     """The experiment of the row with this method; constants are read as they are on a command line."""
     words = [f"--{parts.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
-    parser = cli.parser("", argv, {**presets.preset("small", "digits"), **fields})
-    return cli.experiment(cli.parse(parser, argv))
+    parser = parse.parser("", argv, {**presets.preset("small", "digits"), **fields})
+    return parse.experiment(parse.parse(parser, argv))
 
 
 def is_theirs(method: str) -> bool:
@@ -115,7 +116,7 @@ def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm
     return part_of(chosen(method, valued(constants)), "algorithm")
 
 
-def special_case(options: cli.Options) -> "tuple[Algorithm, Algorithm] | None":
+def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None":
     """The method with the constants of ``--special-case``, and the method that it then is."""
     if options.special_case is None:
         return None
@@ -126,7 +127,7 @@ def special_case(options: cli.Options) -> "tuple[Algorithm, Algorithm] | None":
     return made(options.method, both, options.strategy), made(other.strip(), "")
 
 
-def row(options: cli.Options, out: Path, display: Display) -> "Verdict":
+def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
     """The method's row of table 1, and FedAvg's."""
     from fedcommons import Verdict, run
 
@@ -204,4 +205,4 @@ def page(name: str, verdicts: "Sequence[Verdict]") -> str:
 
 
 if __name__ == "__main__":
-    cli.main(referee, resumes=False)
+    parse.main(referee, resumes=False)

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import presets
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
 from papers.replications.rows import NOT_HERE, ROWS, Quantity
 
@@ -32,9 +33,9 @@ class Entry:
     cell: sweep.Trial
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """The options, rows and seeds split and checked."""
-    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("rows", str, SMALL, f"which to run, separated by commas, of {', '.join(ROWS)}"),
         ("seeds", str, "0,1,2,3,4", "seeds, separated by commas; with fewer than three there is no verdict"),
@@ -43,24 +44,24 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
-    options = cli.parse(parser, argv)
-    options.rows = cli.split("--rows", options.rows)
+    parse.add_shared(parser)
+    options = parse.parse(parser, argv)
+    options.rows = parse.split("--rows", options.rows)
     for name in options.rows:
         if name in NOT_HERE:
             raise UserError(f"--rows {name} is not run here: {NOT_HERE[name]}.")
         if name not in ROWS:
             raise unknown("row", name, ROWS)
-    cli.split("--seeds", options.seeds, int, own_fields()["seed"].allowed)
+    parse.split("--seeds", options.seeds, int, own_fields()["seed"].allowed)
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """The runs, in the order of the page."""
     found = []
     for name in options.rows:
         for variant, fields in ROWS[name].variants.items():
-            for seed in cli.split("--seeds", options.seeds, int):
+            for seed in parse.split("--seeds", options.seeds, int):
                 values: dict[str, Any] = {**fields, "seed": seed, "data.dir": options.data_dir, "tracking.wandb": "off"}
                 found.append(Entry(name, variant, sweep.cell(presets.experiment("small", "mnist", values), VARIED)))
     return found
@@ -74,7 +75,7 @@ def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | N
     return {q.words: summary["rounds_to_target"] if q.round is None else accuracy[q.round] for q in quantities}
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write the page from the run folders, and show its table."""
     from papers.replications.report import compared, write
 
@@ -95,4 +96,4 @@ def replicate(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(replicate)
+    parse.main(replicate)

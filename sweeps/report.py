@@ -7,7 +7,7 @@ python sweeps/report.py runs/table1 runs/tune runs/mine --out report.html --titl
 from collections.abc import Sequence
 from itertools import takewhile
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
@@ -16,10 +16,10 @@ def arguments(argv: Sequence[str]):
     """The folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")
+    parser = parse.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")
     parser.add_argument("--out", type=str, default="report.html", help="the file; an earlier report is replaced")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name at least one folder with runs: report.py RUNS [RUNS ...] --out report.html")
     options.folders = [user_path("RUNS", name) for name in named]
@@ -36,4 +36,4 @@ def report(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(report, resumes=False)
+    parse.main(report, resumes=False)

@@ -13,42 +13,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display, asked
+from fedcommons.cli.run_output import Rounds, ending
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.sweeping.display import Display, asked
-from fedcommons.sweeping.screen import Rounds, ending
 from fedcommons.tracking.run_folder import is_run, read_rounds
 from papers.fedssyn import authors
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options on top of every field of the experiment."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
-    defaults = presets.preset(*(cli.early(argv, *one) for one in chosen))
+    defaults = presets.preset(*(parse.early(argv, *one) for one in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
-    parser = cli.parser(f"Run one federated experiment. {again}", argv, defaults)
+    parser = parse.parser(f"Run one federated experiment. {again}", argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else to stdout")
     parser.add_argument("--export", default=None, type=str | None, help="onnx: write the model to model.onnx too")
-    cli.add_screen(parser)
-    return cli.parse(parser, argv)
+    parse.add_screen(parser)
+    return parse.parse(parser, argv)
 
 
 def run(argv: Sequence[str]) -> int:
-    given = cli.named(argv)
+    given = parse.named(argv)
     if "replay" in given:
         return play_again(argv)
     if "round" in given:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
     options = arguments(argv)
-    config = authors.settled(options.preset, cli.experiment(options), options.asked)
+    config = authors.settled(options.preset, parse.experiment(options), options.asked)
     if options.export is not None:
         exports.require(options.export)
     with asked(options, to_stderr=options.json) as display:
@@ -95,10 +96,10 @@ def dry_run(config: Experiment, out: Path, display: Display) -> int:
 
 def play_again(argv: Sequence[str]) -> int:
     choosing = [kind.field for kind in KINDS.values()]
-    names = {SHORT_NAMES.get(name, name) for name in cli.named(argv)}
+    names = {SHORT_NAMES.get(name, name) for name in parse.named(argv)}
     if other := sorted(names - {"replay", "round", "client", "pdb", "help", "data.dir", *choosing}):
         raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
-    parser = cli.Parser(description="Run one client of one round of a run again.")
+    parser = parse.Parser(description="Run one client of one round of a run again.")
     parser.add_argument("--replay", type=str, help="run folder")
     parser.add_argument("--round", type=int, help="R, counted from 1")
     parser.add_argument("--client", type=int, help="I, counted from 0")
@@ -106,7 +107,7 @@ def play_again(argv: Sequence[str]) -> int:
     for field in choosing:
         parser.add_argument(f"--{field}", type=str, help="a part of your own that the run has: it is executed")
     parser.add_argument("--data.dir", type=str, help="the folder of data that the run has: it is read")
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")
     from fedcommons.runs import replay
@@ -122,4 +123,4 @@ def play_again(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(run)
+    parse.main(run)

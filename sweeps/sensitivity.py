@@ -14,11 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.sweeping import central_models, grids, runner, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import sensitivity_presets as presets
 from papers.fedssyn.sensitivity_report import Entry, report
 
@@ -31,14 +32,14 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 """Fields that an option sets."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset = cli.early(argv, "preset", "small")
+    preset = parse.early(argv, "preset", "small")
     if preset not in presets.FIELDS:
         raise unknown("preset", preset, presets.FIELDS)
-    dataset = cli.early(argv, "data.name", "cifar10" if preset == "paper" else "digits")
+    dataset = parse.early(argv, "data.name", "cifar10" if preset == "paper" else "digits")
     rhos, numbers, checkpoints, clients, generators = presets.LISTS[preset]
-    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, presets.fields(preset, dataset))
+    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, presets.fields(preset, dataset))
     for name, default, text in (
         ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0", "seeds, separated by commas"),
@@ -51,32 +52,32 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         parser.add_argument(f"--{name}", type=str, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
+    parse.add_shared(parser)
     parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
     parser.hide([*TAKEN, "partition.alpha"])
-    options = cli.parse(parser, argv)
-    cli.refuse_fields(options, TAKEN)
-    if "partition.alpha" in cli.named(argv):
+    options = parse.parse(parser, argv)
+    parse.refuse_fields(options, TAKEN)
+    if "partition.alpha" in parse.named(argv):
         raise UserError("partition.alpha is not for figure 4: it is 0.1 in (a), 0.01 in (b) and (c).")
     if "partition.alpha" not in options.fields:
         raise UserError(f"figure 4 varies partition.alpha, which {options['partition.name']} has not.")
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """For each seed the pools of (a), (b), (c), and what stands beside them: each federation without a pool."""
     base, epochs, found = grids.base(options), options["generator.epochs"], []
-    rhos = cli.split("--rhos", options.rhos, float, "(0, 1]")
-    numbers = cli.split("--numbers", options.numbers, float, "(0, 1e6]")
-    shares = cli.split("--checkpoints", options.checkpoints, float, "(0, 1]")
-    clients = cli.split("--clients", options.clients, int, "[2, 1e6]")
+    rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
+    numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
+    shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    clients = parse.split("--clients", options.clients, int, "[2, 1e6]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
     made_by = "ddpm"
     pools = [("a", clients[0], made_by, rho, number, epochs) for rho, number in product(rhos, numbers)]
     pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
-    kinds = {g: presets.generator(g, options.preset, epochs) for g in cli.split("--generators", options.generators)}
+    kinds = {g: presets.generator(g, options.preset, epochs) for g in parse.split("--generators", options.generators)}
     pools += [("c", clients[0], name, 1.0, 1.0, of["generator.epochs"]) for name, of in kinds.items()]
-    for seed in cli.split("--seeds", options.seeds, int):
+    for seed in parse.split("--seeds", options.seeds, int):
         federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
         for panel, n in federations:
             at = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
@@ -120,4 +121,4 @@ def sensitivity(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(sensitivity)
+    parse.main(sensitivity)

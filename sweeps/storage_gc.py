@@ -8,7 +8,7 @@ python sweeps/storage_gc.py runs/artifacts --remove
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import ClientError, UserError
 from fedcommons.storage import garbage, object_store
 from fedcommons.storage.paths import user_path
@@ -17,9 +17,9 @@ from fedcommons.storage.paths import user_path
 def storage_gc(argv: Sequence[str]) -> int:
     named = [word for word in argv[:1] if not word.startswith("-")]
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="storage_gc.py STORAGE [options]")
+    parser = parse.Parser(description=title, usage="storage_gc.py STORAGE [options]")
     parser.add_argument("--remove", action="store_true", help="remove what is listed")
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: storage_gc.py STORAGE [--remove].")
     if object_store.is_url(named[0]):
@@ -52,4 +52,4 @@ def storage_gc(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(storage_gc, resumes=False)
+    parse.main(storage_gc, resumes=False)

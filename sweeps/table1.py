@@ -9,7 +9,7 @@ python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # a
 from collections.abc import Sequence
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, shown
 from fedcommons.sweeping import grids, runner, sweep
@@ -21,7 +21,7 @@ ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"
 COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the table on top of every field of the experiment."""
     preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
@@ -37,14 +37,14 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
     parser = grids.parser(title, argv, defaults, more, "table1")
     parser.hide(_taken(parser.get_defaults()))
-    options = cli.parse(parser, argv)
+    options = parse.parse(parser, argv)
     grids.refuse_fields(options, _taken(options))
     if options.lrs is not None and "," in options.lrs and options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
 
 
-def _taken(options: cli.Options) -> dict[str, str]:
+def _taken(options: parse.Options) -> dict[str, str]:
     """The fields that these options of the table set, and their options."""
     taken = {"client.lr": "lrs"} if options.lrs is not None else {}
     if options.federations is not None:
@@ -52,26 +52,26 @@ def _taken(options: cli.Options) -> dict[str, str]:
     return taken
 
 
-def grid(options: cli.Options) -> list[sweep.Trial]:
+def grid(options: parse.Options) -> list[sweep.Trial]:
     """The table's runs, in its order."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
     federations = [
         _federation(t)
-        for t in (cli.split("--federations", options.federations) if options.federations is not None else pairs)
+        for t in (parse.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
     if len(set(federations)) < len(federations):
         raise UserError(f"--federations takes different pairs N:C, got {shown(options.federations)}.")
-    rates = cli.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
+    rates = parse.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target
     )  # unless another target is asked for
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     for (n, c), alpha, algorithm, setting, rate, seed in grids.combined(
-        options, federations, cli.split("--alphas", options.alphas, float),
-        cli.split("--algorithms", options.algorithms), cli.split("--settings", options.settings), rates,
-        cli.split("--seeds", options.seeds, int),
+        options, federations, parse.split("--alphas", options.alphas, float),
+        parse.split("--algorithms", options.algorithms), parse.split("--settings", options.settings), rates,
+        parse.split("--seeds", options.seeds, int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
@@ -85,7 +85,7 @@ def grid(options: cli.Options) -> list[sweep.Trial]:
 def _federation(text: str) -> tuple[int, float]:
     n, _, c = text.partition(":")
     try:
-        (clients,), (share,) = cli.split("N", n, int), cli.split("C", c, float)
+        (clients,), (share,) = parse.split("N", n, int), parse.split("C", c, float)
         return clients, share
     except (UserError, ValueError):
         raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {shown(text)}.") from None
@@ -99,4 +99,4 @@ def table1(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(table1)
+    parse.main(table1)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
@@ -24,13 +25,13 @@ OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
 """The options that list rates to choose from, and the field of each."""
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     title = (__doc__ or "").partition("\n")[0]
     lists = {"algorithms": presets.ALGORITHMS, "settings": "real,shuffled_synthetic"}
-    result = cli.parser(title, argv, fields, lists)
+    result = parse.parser(title, argv, fields, lists)
     for name, default, text in (
         ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0", "seeds, separated by commas"),
@@ -42,37 +43,39 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(result)
+    parse.add_shared(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds"}
-    options, owners = cli.parse(result, argv), dict(OWNERS)
-    for method in cli.split("--methods", options.methods):
+    options, owners = parse.parse(result, argv), dict(OWNERS)
+    for method in parse.split("--methods", options.methods):
         if method not in presets.METHODS:
             raise unknown("methods", method, presets.METHODS)
     for name, field in OF_RATES.items():
         option = name.replace("_", "-")
-        if field in options.asked and name not in cli.named(argv):
+        if field in options.asked and name not in parse.named(argv):
             options[name] = ""  # the one that was asked for
         owners |= {field: option} if options[name] else {}
         if "," in options[name] and options.data.validation == 0:
             raise UserError(f"--{option} chooses by validation accuracy: data.validation must be above 0.")
-    cli.refuse_fields(options, owners)
+    parse.refuse_fields(options, owners)
     return options
 
 
-def entries(options: cli.Options) -> list[Entry]:
+def entries(options: parse.Options) -> list[Entry]:
     """A run for each alpha, method, rate and seed."""
     base, found = grids.base(options), []
     targets = {}
     if options.preset == "paper" and options.target == Experiment().target:  # those of Table 1
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
-    for alpha, method in product(cli.split("--alphas", options.alphas, float), cli.split("--methods", options.methods)):
+    for alpha, method in product(
+        parse.split("--alphas", options.alphas, float), parse.split("--methods", options.methods)
+    ):
         of = presets.METHODS[method]
         name = "image_rates" if of["algorithm"] == "feddm" else "rates"
-        rates = cli.split(f"--{name.replace('_', '-')}", options[name], float) if options[name] else ()
+        rates = parse.split(f"--{name.replace('_', '-')}", options[name], float) if options[name] else ()
         field = OF_RATES[name]
         values = {**base, **of, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
-        for rate, seed in product(rates or [base[field]], cli.split("--seeds", options.seeds, int)):
+        for rate, seed in product(rates or [base[field]], parse.split("--seeds", options.seeds, int)):
             cell = grids.cell(options, {**values, field: rate, "seed": seed})
             found.append(Entry(method, alpha, rate, cell))
     return found
@@ -85,4 +88,4 @@ def table2(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(table2)
+    parse.main(table2)

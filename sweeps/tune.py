@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedcommons.config import cli, presets, search_space
+from fedcommons.cli import parse, search_space
+from fedcommons.cli.display import Display
+from fedcommons.config import presets
 from fedcommons.config.flat import SHORT_NAMES, choose
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import metrics
 from fedcommons.sweeping import grids, runner, sweep, tuned
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.search import Optuna, asha, proposed, require_optuna
 from fedcommons.sweeping.swept import around, space
 from papers.fedssyn import authors
@@ -23,11 +24,11 @@ from papers.fedssyn import authors
 CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
 
 
-def arguments(argv: Sequence[str]) -> cli.Options:
+def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
-    defaults = presets.preset(*(cli.early(argv, *one) for one in chosen))
-    parser = cli.parser((__doc__ or "").partition("\n")[0], argv, defaults)
+    defaults = presets.preset(*(parse.early(argv, *one) for one in chosen))
+    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
         "--space", action="append", type=str, default=[],
@@ -50,8 +51,8 @@ def arguments(argv: Sequence[str]) -> cli.Options:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(parser)
-    options = cli.parse(parser, argv)
+    parse.add_shared(parser)
+    options = parse.parse(parser, argv)
     options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode
     for name, known in CHOICES.items():
         if options[name] not in known:
@@ -62,11 +63,11 @@ def arguments(argv: Sequence[str]) -> cli.Options:
         if options.scheduler == "asha":
             raise UserError("--search optuna needs --scheduler fifo: it learns from finished runs only.")
         require_optuna()
-    options.base = sweep.tracked(cli.flat(options), Path(options.out))
+    options.base = sweep.tracked(parse.flat(options), Path(options.out))
     return options
 
 
-def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[sweep.Trial]:
+def made(points: Sequence[Mapping[str, Any]], options: parse.Options) -> list[sweep.Trial]:
     """The cells of these points."""
     asked = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
@@ -75,7 +76,7 @@ def made(points: Sequence[Mapping[str, Any]], options: cli.Options) -> list[swee
     return list({c.name: c for c in made}.values())
 
 
-def cells(options: cli.Options) -> tuple[list[sweep.Trial], list[str]]:
+def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     """The runs of a random search, or the ends of Optuna's space; and the fields that vary.
 
     Raises:
@@ -97,7 +98,7 @@ def cells(options: cli.Options) -> tuple[list[sweep.Trial], list[str]]:
     return found, list(swept)
 
 
-def batches(options: cli.Options, out: Path) -> Iterator[list[sweep.Trial]]:
+def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     """What runs side by side: all cells; with ASHA those of an environment; with Optuna its next points."""
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
@@ -142,4 +143,4 @@ def tune(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(tune)
+    parse.main(tune)

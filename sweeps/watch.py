@@ -7,7 +7,7 @@ python sweeps/watch.py runs/table1 runs/tune --port 8765
 from collections.abc import Sequence
 from itertools import takewhile
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import UserError, shown
 from fedcommons.storage.paths import user_path
 
@@ -16,10 +16,10 @@ def arguments(argv: Sequence[str]):
     """The folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
-    parser = cli.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")
+    parser = parse.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: one that is free")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
-    options = cli.parse(parser, argv[len(named) :])
+    options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
     if not 0 <= options.port < 2**16:
@@ -49,4 +49,4 @@ def watch(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main(watch, resumes=False)
+    parse.main(watch, resumes=False)

@@ -120,14 +120,14 @@ def command(sweeps: Callable[[str], ModuleType]) -> Callable[..., subprocess.Com
     def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         from forked import forked
 
-        from fedcommons.config import cli
+        from fedcommons.cli import parse
 
         script = getattr(sweeps(name), name)
 
         def action() -> None:
             os.environ.pop("FEDCOMMONS_PARTS", None)
             sys.argv = [f"{name}.py", *words]
-            cli.main(script)
+            parse.main(script)
 
         ended = forked(action, cwd)
         return subprocess.CompletedProcess([name, *words], ended.code, ended.out, ended.err)

@@ -127,11 +127,11 @@ def warm_up() -> None:
 
 def call(script: Script, *words: str) -> None:
     """Run a script of sweeps/ as from the command line."""
-    from fedcommons.config import cli
+    from fedcommons.cli import parse
 
     os.environ.pop("FEDCOMMONS_PARTS", None)
     sys.argv = ["script.py", *words]
-    cli.main(script)
+    parse.main(script)
 
 
 def words(fields: Mapping[str, str]) -> list[str]:

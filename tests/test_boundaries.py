@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedcommons import Experiment, experiment
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Reply
 from fedcommons.core.returned import require_reply
 from fedcommons.runs import experiment as runs
 from fedcommons.sweeping import planned
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
 
 RAISES = {
@@ -152,7 +152,7 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
         return 0
 
     try:
-        cli.main(script)
+        parse.main(script)
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:  # pytest would show its frames, whose values may raise again

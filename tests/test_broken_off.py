@@ -15,11 +15,11 @@ from ray.util import placement_group_table
 
 from fedcommons import experiment, run, sweep
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.cli.display import Display
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.ray_actors import RayActors
 from fedcommons.runtime import ray_cluster
 from fedcommons.sweeping import progress
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.progress import Progress
 from fedcommons.testing import digits
 

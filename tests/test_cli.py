@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedcommons.config import cli, presets, search_space
+from fedcommons.cli import parse, search_space
+from fedcommons.config import presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
@@ -16,17 +17,17 @@ from fedcommons.tracking.recorded import flaw_of_config
 from fedcommons.tracking.run_folder import read_config, read_run
 from papers.fedssyn import authors
 
-FIELDS = cli.parser("a test", ["--sharing.setting", "shuffled_synthetic"], {}).fields
+FIELDS = parse.parser("a test", ["--sharing.setting", "shuffled_synthetic"], {}).fields
 
 
 def flat_of(argv: list[str]) -> Mapping[str, Any]:
     """Return the fields of the experiment that ``run.py`` would run."""
-    defaults = presets.preset(cli.early(argv, "preset", "small"), cli.early(argv, "data.name", "digits"))
-    parser = cli.parser("a test", argv, defaults)
+    defaults = presets.preset(parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits"))
+    parser = parse.parser("a test", argv, defaults)
     parser.add_argument("--preset", type=str, default="small")
     parser.add_argument("--resume", action="store_true")
-    options = cli.parse(parser, argv)
-    return authors.settled(options.preset, cli.experiment(options), options.asked).flat
+    options = parse.parse(parser, argv)
+    return authors.settled(options.preset, parse.experiment(options), options.asked).flat
 
 
 SMOKE = {"target": 0.2, "data.limit": 200, "partition.n_clients": 4, "client.lr": 0.1, "client.epochs": 5,
@@ -85,9 +86,9 @@ REFUSED = r"""
 def test_an_experiment_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
     words, _, parts = line.partition(" -> ")
     argv = words.split()
-    parser = cli.parser("a test", argv, presets.preset("smoke", "digits"))
+    parser = parse.parser("a test", argv, presets.preset("smoke", "digits"))
     with pytest.raises(UserError) as error:
-        build.prepare(cli.experiment(cli.parse(parser, argv)))
+        build.prepare(parse.experiment(parse.parse(parser, argv)))
     assert [part for part in parts.split() if part not in str(error.value)] == [], str(error.value)
     assert "\n" not in str(error.value)
 
@@ -135,18 +136,18 @@ BAD_SPACES = {
 def test_the_limits_of_a_search_space() -> None:
     for text, words in BAD_SPACES.items():
         with pytest.raises(UserError, match=words):
-            search_space.parse([text], FIELDS, {})
+            search_space.read_space([text], FIELDS, {})
     texts = ["lr=loguniform(1e-300,1e300)", "p=uniform(-1e300,1e300)", f"seed=randint(0,{2**62})"]
-    assert search_space.parse(texts, FIELDS, {}).keys() == {"client.lr", "sharing.p", "seed"}
+    assert search_space.read_space(texts, FIELDS, {}).keys() == {"client.lr", "sharing.p", "seed"}
 
 
 def test_search_points_are_keyed_and_within_their_bounds() -> None:
-    space = search_space.parse(["alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)"], FIELDS, {})
+    space = search_space.read_space(["alpha=0.01,0.1", "p=uniform(0,0.5)", "lr=loguniform(0.01,0.1)"], FIELDS, {})
     few, many = search_space.points(space, 3, 0), search_space.points(space, 6, 0)
     assert len(few) == 6
     assert few == search_space.points(space, 3, 0) != search_space.points(space, 3, 1)
     assert [p for p in many if p in few] == few  # more samples keep the points there were
-    whole = search_space.parse(["seed=randint(1,5)", "lr=uniform(0.1,0.2)"], FIELDS, {})
+    whole = search_space.read_space(["seed=randint(1,5)", "lr=uniform(0.1,0.2)"], FIELDS, {})
     assert {point["seed"] for point in search_space.ends(whole)} == {1, 4}
     assert all(0 <= p["sharing.p"] < 0.5 and 0.01 <= p["client.lr"] <= 0.1 for p in many)
     assert search_space.count({"seed": [0] * 300, "alpha": [0] * 60, "lr": None}, 10) == 180_000

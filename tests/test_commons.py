@@ -11,9 +11,9 @@ import pytest
 import report_runs
 
 import fedcommons
+from fedcommons.cli.display import Display
 from fedcommons.reports.frames import load_runs
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
 from papers.commons.measured import at_rates, best_of, best_rates, rounds_to_target
 from papers.commons.ways import WAYS

@@ -6,20 +6,20 @@ from types import ModuleType
 
 import pytest
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.parser import Options
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
-from fedcommons.config.options import Options
 from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
 
 def parsed(*argv: str) -> Options:
-    parser = cli.parser("a test", argv, {})
+    parser = parse.parser("a test", argv, {})
     parser.add_argument("--preset", type=str)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--out", type=str, default="runs/x")
-    return cli.parse(parser, argv)
+    return parse.parse(parser, argv)
 
 
 REFUSED = {
@@ -61,7 +61,7 @@ def test_a_config_file_sets_these_fields(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     for text, fields in ACCEPTED.items():
         path.write_bytes(text.encode())
-        assert cli.experiment(parsed("--config", str(path))) == override(Experiment(), fields)
+        assert parse.experiment(parsed("--config", str(path))) == override(Experiment(), fields)
 
 
 def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_a_config_file_stands_for_its_options_where_it_stands(tmp_path: Path) ->
     first.write_text("preset: paper\nseed: 1\nresume: true\ndata: {dir: }\nmodel: {channels: [8, 16]}\n")
     second.write_text("client.lr: 1e-1\nfederation: {rounds: 7}\nresume: false\n")
     argv = ["--preset", "smoke", "--seed", "9", "--config", str(first), "--seed=3", f"--config={second}"]
-    assert cli.early(argv, "preset", "small") == "paper"
+    assert parse.early(argv, "preset", "small") == "paper"
     options = parsed(*argv)
     assert not options.resume
     assert options.asked == {"seed", "data.dir", "model.channels", "client.lr", "federation.rounds"}
     fields = {"seed": 3, "model.channels": (8, 16), "client.lr": 0.1, "federation.rounds": 7,
               "tracking.preset": "paper"}  # fmt: skip
-    assert cli.experiment(options) == override(Experiment(), fields)
+    assert parse.experiment(options) == override(Experiment(), fields)
     assert parsed("--client.lr", "2", "--config", str(second)).client.lr == 0.1
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import fedcommons
+from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.errors import UserError
 from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import epsilon_place
 from fedcommons.reports.frames import load_runs
-from fedcommons.sweeping.display import Display
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.sweeping import predecessors, sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.many import named
 
 FIELDS = {

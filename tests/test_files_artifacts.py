@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.config.flat import override
 from fedcommons.errors import UserError, clean
 from fedcommons.runs.replay import replay
@@ -214,7 +215,7 @@ def test_a_config_file_is_bounded(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=of_run):
         read_config(tmp_path)
     with pytest.raises(UserError, match=rf"config\.yaml.*({of_user})"):
-        cli.read([f"--config={tmp_path / 'config.yaml'}"])
+        parse.read([f"--config={tmp_path / 'config.yaml'}"])
 
 
 def test_a_message_is_written_to_a_plain_file_only(tmp_path: Path) -> None:

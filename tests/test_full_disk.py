@@ -15,7 +15,7 @@ from forked import Script, call, forked, warm_up
 from interrupted import outputs
 from torch import Tensor
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import ClientError
 
 OPTIONS = [
@@ -122,7 +122,7 @@ def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, caps
         for begun in ("error: out of memory: ", "error: client 3, round 1, fedavg: "):
             raised.append(ClientError.of(error, "client 3, round 1, fedavg") if "client" in begun else error)
             with pytest.raises(SystemExit) as ended:
-                cli.main(fail)
+                parse.main(fail)
             assert ended.value.code == 1
             (said,) = capsys.readouterr().err.splitlines()
             assert said.startswith(begun)
@@ -130,7 +130,7 @@ def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, caps
             assert len(said) < 260
     raised.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
-        cli.main(fail)
+        parse.main(fail)
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ import report_runs
 from rich.console import Console
 from sweep_runs import rows_of
 
+from fedcommons.cli.display import Display
 from fedcommons.privacy.accountants import epsilon
-from fedcommons.sweeping.display import Display
 from papers.fedcvae import report
 from papers.fedssyn.private_report import gains, is_fitted, spent
 from papers.fedssyn.sizes import jobs

@@ -25,7 +25,7 @@ LAYERS = (
     {"algorithms", "generators"},
     {"federation", "sharing"},
     {"audits", "convergence", "tracking"},
-    {"runs", "testing"},
+    {"cli", "runs", "testing"},
     {"reports"},
     {"sweeping"},
 )

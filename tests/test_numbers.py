@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedcommons.config import cli, search_space
+from fedcommons.cli import parse, search_space
+from fedcommons.cli.argv import Given
+from fedcommons.cli.values import value_of
 from fedcommons.config.fields import Field
-from fedcommons.config.given import Given
-from fedcommons.config.reading import value_of
 from fedcommons.errors import UserError
 
 FLOATS = {"12": 12.0, "٠.٥": 0.5, "1_0.5": 10.5, " 5 ": 5.0, "+5": 5.0, "1e3": 1000.0, ".5": 0.5, "5.": 5.0,
@@ -24,15 +24,15 @@ TAKEN = [*((float, *one) for one in FLOATS.items()), *((int, *one) for one in IN
 def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]:
     """Return what reads a number: an option, a key of a file, a member of a list, an option that lists, a space."""
     (folder / "c.yaml").write_text(f"x: '{text}'\n")
-    parser = cli.Parser("a test")
+    parser = parse.Parser("a test")
     parser.add_argument("--x", type=kind, default=None)
     known = {"client.lr": Field(kind, None)}
     return {
-        "option": lambda: cli.parse(parser, [f"--x={text}"]).x,
-        "file": lambda: cli.parse(parser, ["--config", str(folder / "c.yaml")]).x,
+        "option": lambda: parse.parse(parser, [f"--x={text}"]).x,
+        "file": lambda: parse.parse(parser, ["--config", str(folder / "c.yaml")]).x,
         "member": lambda: value_of(Given("x", [text]), tuple[kind, ...])[0],
-        "list": lambda: cli.split("--x", text, kind)[0],
-        "space": lambda: search_space.parse([f"client.lr={text}"], known, {})["client.lr"][0],  # pyright: ignore
+        "list": lambda: parse.split("--x", text, kind)[0],
+        "space": lambda: search_space.read_space([f"client.lr={text}"], known, {})["client.lr"][0],  # pyright: ignore
     }
 
 

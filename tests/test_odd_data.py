@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedcommons import Examples, Source, UserError, experiment
 from fedcommons import run as whole_run
+from fedcommons.cli.display import Display
 from fedcommons.config import parts
 from fedcommons.config.flat import choose, override
 from fedcommons.config.sections import Data
@@ -29,7 +30,6 @@ from fedcommons.data import datasets, own
 from fedcommons.data.examples import Dataset
 from fedcommons.runs import build
 from fedcommons.runs.inputs import load
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial, todo
 
 DRAWS = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedcommons
-from fedcommons.sweeping import command
+from fedcommons.cli import main
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -139,4 +139,4 @@ def test_the_installed_command_lists_the_sweeps_and_runs_them(builds: list[list[
     done = fedcommons("run", "--preset=smoke", "--wandb=off", "--federation.rounds=1", "--data.limit=60", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 1
-    assert command.folder() == ROOT / "sweeps"  # in a clone those of the clone
+    assert main.folder() == ROOT / "sweeps"  # in a clone those of the clone

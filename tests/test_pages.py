@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -61,7 +61,7 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     for command in found:
         _, script, *words = shlex.split(command)
         if "--replay" in words:  # no other option goes with it
-            assert cli.named(words) <= {"replay", "round", "client", "pdb"}
+            assert parse.named(words) <= {"replay", "round", "client", "pdb"}
         elif "fedavgg" not in command:
             load(Path(script).stem).arguments(words)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from inline_snapshot import snapshot
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 
 WORDS = {"{long}": "x" * 5000, "{digits}": "9" * 4000, "{nul}": "\0", "{escape}": "\x1b[31m", "{surrogate}": "\udc80"}
 """Placeholders in a command, besides ``{tmp}`` for the folder."""
@@ -72,7 +72,7 @@ def refusal(
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
         script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
         with pytest.raises(SystemExit) as ended:
-            cli.main(script)
+            parse.main(script)
         signal.signal(signal.SIGTERM, handler)
         printed = capsys.readouterr().err.replace(str(folder), "{tmp}").splitlines()
         assert ended.value.code == 2, printed

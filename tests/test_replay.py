@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.core.algorithm import Facts, Message, Reply
@@ -147,7 +148,7 @@ def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_ag
         return 0
 
     with pytest.raises(SystemExit) as end:
-        cli.main(main)
+        parse.main(main)
     assert end.value.code == 1
     hint, message = capsys.readouterr().err.splitlines()[-2:]  # the traceback is in error.txt
     assert re.fullmatch(f"error: {SENTENCE}", message)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial, todo
 
 ROOT = Path(__file__).parent.parent

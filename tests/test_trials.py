@@ -18,16 +18,16 @@ from report_runs import quiet
 from rich.console import Console
 
 from fedcommons import experiment
+from fedcommons.cli.display import EVERY, Display, duration
+from fedcommons.cli.run_output import Rounds, ending, line
 from fedcommons.config import presets
 from fedcommons.config.flat import override, to_dict
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
 from fedcommons.sweeping import kept, trials
 from fedcommons.sweeping import sweep as tuning
-from fedcommons.sweeping.display import EVERY, Display, duration
 from fedcommons.sweeping.order import InOrder, Lacking
 from fedcommons.sweeping.progress import Pile, Progress
-from fedcommons.sweeping.screen import Rounds, ending, line
 
 FIELDS = {"wandb": "off", "data.limit": 80, "client.epochs": 1, "measure.every": 0, "federation.rounds": 1}
 QUICK = ["--preset=smoke", *(f"--{name}={value}" for name, value in FIELDS.items())]

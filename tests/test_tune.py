@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.flat import same_results
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
 from fedcommons.sweeping import tuned
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Outcome, together
 from fedcommons.tracking.run_folder import read_summary
 from papers.fedssyn import authors
@@ -146,7 +146,7 @@ def test_the_printed_command_of_a_winner_runs_it(tune: ModuleType, sweeps: Calla
     for cell in tune.cells(options)[0]:
         words = shlex.split(tuned.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
         found = run.arguments(words)
-        again = authors.settled(found.preset, cli.experiment(found), found.asked)
+        again = authors.settled(found.preset, parse.experiment(found), found.asked)
         assert same_results(again, cell.config) == []
         assert again.data.dir == cell.config.data.dir == "a b"
 

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedcommons.storage.paths import sweeps_folder
+
 PACKAGES = ("diffusers", "numpy", "opacus", "pytorch-lightning", "scikit-learn", "scipy", "torch", "torchvision")
 """Installed packages that compute results."""
 
@@ -30,13 +32,6 @@ def hashes() -> Mapping[str, str]:
     }
     hashed = {name: hash_ for name, folder in folders.items() if folder for name, hash_ in _hashed(name, folder)}
     return hashed | {name: version(name).partition("+")[0] for name in PACKAGES}
-
-
-def sweeps_folder() -> Path | None:
-    """Return the folder of the sweeps' scripts, in the clone or in the installed wheel; None if there is none."""
-    package = Path(__file__).resolve().parent.parent
-    folders = (package.parent.parent / "sweeps", package.parent / "fedcommons_sweeps")
-    return next((one for one in folders if (one / "run.py").is_file() and (one / "papers").is_dir()), None)
 
 
 def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:

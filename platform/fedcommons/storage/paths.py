@@ -26,3 +26,10 @@ def user_path(what: str, text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise UserError(f"{what} cannot be {shown(text)} ({reason}).") from None
     return path
+
+
+def sweeps_folder() -> Path | None:
+    """Return the folder of the sweeps' scripts, in the clone or in the installed wheel; None if there is none."""
+    package = Path(__file__).resolve().parent.parent
+    folders = (package.parent.parent / "sweeps", package.parent / "fedcommons_sweeps")
+    return next((one for one in folders if (one / "run.py").is_file() and (one / "papers").is_dir()), None)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.cli.display import Display
 from fedcommons.config import parts
 from fedcommons.errors import sentence
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, parts, presets, search_space, target
+from fedcommons.cli import parse, search_space
+from fedcommons.config import parts, presets, target
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, same_results
 from fedcommons.config.parts import KINDS
@@ -29,8 +30,8 @@ VARIED = {
 
 def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
     """What decides the defaults of the other options."""
-    preset = cli.early(argv, "preset", "small")
-    return preset, cli.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
+    preset = parse.early(argv, "preset", "small")
+    return preset, parse.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
 
 
 def parser(
@@ -40,7 +41,7 @@ def parser(
     more: Iterable[tuple[str, Any, Any, str]],
     stem: str,
     fields: Mapping[str, Any] | None = None,
-) -> cli.Parser:
+) -> parse.Parser:
     """The options of a grid on top of every field of its parts.
 
     defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
@@ -48,8 +49,8 @@ def parser(
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    made_by = cli.early(argv, "generator.name", "ddpm")
-    result = cli.parser(title, argv, fields or presets.preset(preset, dataset, made_by), lists)
+    made_by = parse.early(argv, "generator.name", "ddpm")
+    result = parse.parser(title, argv, fields or presets.preset(preset, dataset, made_by), lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
@@ -61,28 +62,28 @@ def parser(
     ):
         result.add_argument(f"--{name}", type=kind, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    cli.add_shared(result)
+    parse.add_shared(result)
     result.short = {**SHORT_NAMES, "alpha": "alphas", "setting": "settings", "sharing": "settings"}
     result.hide(GRID.values())
     return result
 
 
-def refuse_fields(options: cli.Options, more: Mapping[str, str]) -> None:
+def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
     """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option."""
-    cli.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
+    parse.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
-def base(options: cli.Options) -> dict[str, Any]:
+def base(options: parse.Options) -> dict[str, Any]:
     """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
-    return sweep.tracked(cli.flat(options), Path(options.out))
+    return sweep.tracked(parse.flat(options), Path(options.out))
 
 
-def cell(options: cli.Options, fields: Mapping[str, Any]) -> sweep.Trial:
+def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
     """The cell of these fields."""
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
-def combined(options: cli.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The combinations of these lists; with ``--dry-run``, of more than ``sweep.TOLD`` a few, which stand for all.
 
     Raises:
@@ -94,7 +95,7 @@ def combined(options: cli.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...
     return list(product(*lists))
 
 
-def counted(options: cli.Options, n: int) -> bool:
+def counted(options: parse.Options, n: int) -> bool:
     """Whether n cells are only counted, in a dry run, which is told their number as ``options.total``."""
     options.total = n if options.dry_run and n > sweep.TOLD else None
     return options.total is not None
@@ -183,11 +184,11 @@ def title(cells: Sequence[Experiment]) -> str:
     return f"{datasets}, target {reach}{of}, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def is_smoke(options: cli.Options) -> bool:
+def is_smoke(options: parse.Options) -> bool:
     """Whether the runs are too small to say anything: their tables and pictures are stamped."""
     return options.preset == "smoke"
 
 
-def stamped(text: str, options: cli.Options) -> str:
+def stamped(text: str, options: parse.Options) -> str:
     """A table, with the stamp above it if its runs are too small to say anything."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text

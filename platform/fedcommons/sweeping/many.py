@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedcommons.cli.display import Display
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import is_ignored
 from fedcommons.core.worker import only_thread
 from fedcommons.errors import ClientError, UserError, shown
 from fedcommons.reports.frames import folder_path, load_runs
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 

@@ -9,6 +9,7 @@ import pandas as pd
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
+from fedcommons.cli.display import log
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import part_of
@@ -23,7 +24,6 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import exports, inputs, models, worker
-from fedcommons.sweeping.display import log
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from fedcommons.cli.display import Display, duration
 from fedcommons.config.experiment import Experiment
 from fedcommons.runs import build, cost
 from fedcommons.runs.build import Prepared
@@ -23,7 +24,6 @@ from fedcommons.runtime import ray_cluster
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.storage.artifact_store import Store
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display, duration
 from fedcommons.tracking.run_folder import read_summary
 
 RAY_S = 6.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from ray.tune import Callback
 
+from fedcommons.cli.display import Display, duration
 from fedcommons.errors import ClientError, UserError
-from fedcommons.sweeping.display import Display, duration
 
 PLACE_S = 600.0
 """Seconds for which a sweep that has begun goes on without a running trial."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display, asked
 from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.sweeping import sweep
-from fedcommons.sweeping.display import Display, asked
 from fedcommons.sweeping.sweep import Outcome, Todo, Trial
 from fedcommons.sweeping.sweep_mirror import SweepMirror
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
 
 def run(
-    options: cli.Options,
+    options: parse.Options,
     stem: str,
     cells: Sequence[Trial],
     report: Callable[[Path, Display], None],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config.search_space import SearchSpace
+from fedcommons.cli.search_space import SearchSpace
 from fedcommons.errors import UserError
 from fedcommons.seeds import seed_for
 from fedcommons.sweeping.sweep import Trial

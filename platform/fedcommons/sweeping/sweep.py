@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.cli.display import Display
 from fedcommons.config import flat, parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import FEW as FEW_NAMES
@@ -15,7 +16,6 @@ from fedcommons.federation.rejections import told
 from fedcommons.runtime import ray_cluster
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.folders import LATE_S, has_come, holds_runs, open_folder, require_shared
 from fedcommons.sweeping.predecessors import copy, predecessors
 from fedcommons.sweeping.sweep_mirror import SweepMirror

@@ -2,24 +2,24 @@
 
 from typing import Any
 
-from fedcommons.config import cli, search_space
+from fedcommons.cli import parse, search_space
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import ENVIRONMENT
 
 
-def space(options: cli.Options) -> dict[str, Any]:
+def space(options: parse.Options) -> dict[str, Any]:
     """What is swept, seeds included.
 
     Raises:
         UserError: a field that cannot be swept.
     """
-    found = dict(search_space.parse(options.space, options.fields, options.chosen))
-    cli.refuse_fields(options, dict.fromkeys(found, "space"))
+    found = dict(search_space.read_space(options.space, options.fields, options.chosen))
+    parse.refuse_fields(options, dict.fromkeys(found, "space"))
     if options.seeds is not None:
         if "seed" in found:
             raise UserError("--seeds and --space seed both name the seeds; use one of them.")
-        cli.refuse_fields(options, {"seed": "seeds"})
-        found = {**found, "seed": list(cli.split("--seeds", options.seeds, int))}
+        parse.refuse_fields(options, {"seed": "seeds"})
+        found = {**found, "seed": list(parse.split("--seeds", options.seeds, int))}
     if not options.dp.local and any(name.startswith("dp.") for name in found):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     drawn = [n for n, values in around(found).items() if not isinstance(values, list)]

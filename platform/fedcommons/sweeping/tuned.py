@@ -6,10 +6,12 @@ from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.cli.parser import written
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
-from fedcommons.config.options import written
 from fedcommons.config.parts import KINDS
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
@@ -17,7 +19,6 @@ from fedcommons.reports.cells import counted
 from fedcommons.reports.frames import load_runs
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids
-from fedcommons.sweeping.display import Display
 from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.run_folder import is_run
 
@@ -56,7 +57,7 @@ def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
     return fmean(values) if len(values) == len(cells) else None
 
 
-def report(cells: Sequence[Trial], fields: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
+def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
     """Write the tables, the picture and the summary, and show them; fields: those that vary."""
     import pandas as pd
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.sections import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.federation import hosts
@@ -16,7 +16,7 @@ CHUNK = 100  # repetitions of a job, a multiple of the study's BLOCK
 Curve = dict[str, Any]
 
 
-def load_problem(options: cli.Options) -> Problem:
+def load_problem(options: parse.Options) -> Problem:
     """The images of the preset."""
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
@@ -30,7 +30,7 @@ def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Pl
     return play(problem, setting, repetitions, seed)
 
 
-def play_all(problem: Problem, wanted: Mapping[str, Setting], options: cli.Options) -> Iterator[tuple[str, Played]]:
+def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Options) -> Iterator[tuple[str, Played]]:
     """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
     chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
     if options.workers == 1:

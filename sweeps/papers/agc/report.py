@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.reports import plots, tables
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping.display import Display
 from papers.agc import coding
 from papers.agc.curves import Curve
 from papers.agc.gradient_coding import Problem
@@ -20,7 +20,7 @@ def only(curve: Curve, *quantities: str) -> Curve:
     }
 
 
-def report(curves: Sequence[Curve], problem: Problem, options: cli.Options) -> str:
+def report(curves: Sequence[Curve], problem: Problem, options: parse.Options) -> str:
     """The table, and what a reader must know."""
     preset = PRESETS[options.preset]
     images = "the first" if preset.first else "random"
@@ -43,7 +43,7 @@ share nothing, at the same q. All curves and c: gradient_coding_table.csv; each 
     return coding.table(curves) + notes
 
 
-def write_all(curves: Sequence[Curve], problem: Problem, options: cli.Options, display: Display) -> None:
+def write_all(curves: Sequence[Curve], problem: Problem, options: parse.Options, display: Display) -> None:
     """The summary, the tables and the pictures; the last two curves are figure 3's."""
     grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
     figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]

@@ -6,11 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, target
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from papers.commons import decide
 from papers.commons.ways import Entry, Rates, budget
 
@@ -23,7 +24,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def report(entries: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write all from the run folders that are done, and show table and guide."""
     from papers.commons.measured import measured
 
@@ -132,7 +133,7 @@ def _record(one: "Measured", seconds: float) -> dict[str, Any]:
     return {**found, **{f"best_accuracy_seed{seed}": value for seed, value in row.best.items()}}
 
 
-def _notes(rows: "Sequence[Measured]", options: cli.Options) -> list[str]:
+def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
     config = rows[0].config
     c, goal = config.client, target.in_words(config.target)
     return [

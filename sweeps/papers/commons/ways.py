@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.sweeping.sweep import Trial
 from papers.fedssyn import private_presets
 
@@ -184,7 +185,7 @@ def base(preset: str, dataset: str) -> dict[str, Any]:
     return {**presets.preset(preset, dataset), **_OF_PRESET[preset]}
 
 
-def fields(way: Way, options: cli.Options) -> dict[str, Any]:
+def fields(way: Way, options: parse.Options) -> dict[str, Any]:
     """What a row sets on top of the base; options: those of the sweep."""
     preset, found = options["preset"], dict(way.fields)
     if found["algorithm"] in ONE_SHOT:

@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.intervals import ends, student
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
@@ -82,7 +83,7 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
     return text + tables.numbered(notes)
 
 
-def notes(found: Sequence[Entry], frame: Any, options: cli.Options) -> list[str]:
+def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     config = next((e.cell.config for e in found if e.method != "fedavg"), found[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]
@@ -134,7 +135,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     plots.save(drawing, path, 120, smoke)
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write tables, CSV and picture from the run folders, and show the tables."""
     frame = rows(found, out, display.say)
     if frame.empty:

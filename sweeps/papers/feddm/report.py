@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli, target
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
 
 
-def notes(frame: Any, options: cli.Options) -> list[str]:
+def notes(frame: Any, options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     goal = target.plain(options.target)
     reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
@@ -61,7 +62,7 @@ def notes(frame: Any, options: cli.Options) -> list[str]:
     return [*said, *tables.rejected_notes(frame.drop_duplicates("run"))]
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and show the tables."""
     from papers.feddm import tables as own
 

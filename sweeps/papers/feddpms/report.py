@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import cells
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 
 
-def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: cli.Options, out: Path, display: Display) -> None:
+def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Options, out: Path, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders that are done, and show the tables."""
     from papers.feddpms import exchange
     from papers.feddpms import tables as own

@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.config import cli, parts
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.core.communication import images_nbytes
@@ -16,7 +18,6 @@ from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.build import Prepared
@@ -64,7 +65,7 @@ def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
 
 
 def report(
-    found: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: cli.Options, out: Path,
+    found: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
     display: Display,
 ) -> None:  # fmt: skip
     """Write the tables, the picture and the summary, and show them; found: by alpha, of which pool at the end."""

@@ -13,7 +13,7 @@ from fedcommons.audits.closeness import Subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import deciding
 from fedcommons.core.local import LocalSGD
@@ -96,7 +96,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
 
 
 def audited(
-    prepared: Prepared, one: int, options: cli.Options, say: Callable[[str], None], on_step: OnStep | None
+    prepared: Prepared, one: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
     """The audit of one seed, as plain values, all that tables and pictures need."""
     config, needs = prepared.config, prepared.needs
@@ -122,7 +122,7 @@ def audited(
     }  # fmt: skip
 
 
-def price(found: Prepared, one: int, options: cli.Options, say: Callable[[str], None]) -> None:
+def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str], None]) -> None:
     """Say what the audit of a seed trains, and how long that takes."""
     store = Store(Path(found.config.artifacts), say, found.config.storage)
     jobs = synthetic_pool.missing(store, found.needs)
@@ -135,7 +135,7 @@ def price(found: Prepared, one: int, options: cli.Options, say: Callable[[str], 
     )
 
 
-def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
+def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
     """The audits of all seeds, each kept in ``--out``, their tables and pictures."""
     out = Path(options.out)
     ready = {config.seed: checked(config, options.attacked) for config in options.configs}

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedcommons.audits.closeness import Compared
 from fedcommons.audits.membership import Attack
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
 from fedcommons.storage.atomic_files import write_text
@@ -43,7 +44,7 @@ def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def report(records: Mapping[int, Record], options: cli.Options, out: Path) -> str:
+def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> str:
     """Write the table, the CSVs and the pictures; the table with its notes is returned. ``records``: by seed."""
     smoke = options.preset == "smoke"
     text = table(records) + words(records, options.shadows)

@@ -11,7 +11,8 @@ number of rounds (theirs is 102). Our store samples whole multiples of n/N image
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
@@ -38,7 +39,7 @@ _FEDERATIONS = ((10, 1.0), (10, 0.4), (40, 0.2), (100, 0.1))
 _ALPHAS = (0.01, 0.1)
 
 
-def cell(options: cli.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
+def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
     """The cell of these fields in a grid, whatever its preset; ``owned``: those that an option of the sweep sets."""
     from fedcommons.sweeping import grids, sweep
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 
 Figure = Mapping[str, Sequence[sweep.Trial]]
 """The curves of a figure, each with a cell for every seed."""
@@ -36,7 +36,7 @@ L_NOTE = (
 )
 
 
-def footnotes(a7: Figure, a8: Figure, options: cli.Options) -> list[str]:
+def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
     c = configs[0]
@@ -62,7 +62,7 @@ def footnotes(a7: Figure, a8: Figure, options: cli.Options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(a7: Figure, a8: Figure, options: cli.Options, out: Path, display: Display) -> None:
+def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: Display) -> None:
     """Write the tables, the pictures and the summary from the run folders, and show the tables."""
     from fedcommons.reports.plots import save
     from papers.fedssyn import courses

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedcommons.audits.quality import Quality, pool_quality
-from fedcommons.config import cli, parts, presets
+from fedcommons.cli import parse
+from fedcommons.config import parts, presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.local import LocalSGD
 from fedcommons.core.work import Work
@@ -49,7 +50,7 @@ def _checked(config: Experiment) -> Prepared:
     return prepared
 
 
-def price(options: cli.Options, say: Callable[[str], None]) -> None:
+def price(options: parse.Options, say: Callable[[str], None]) -> None:
     """Say what would be trained, and for how long."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = synthetic_pool.missing(store, [need for config in options.pools for need in _checked(config).needs])
@@ -57,7 +58,7 @@ def price(options: cli.Options, say: Callable[[str], None]) -> None:
     say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
 
 
-def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
+def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
     """Make the pools that are not stored, judge each, and write all into ``--out``."""
     store, records, pictures = Store(Path(options.config.artifacts), say, options.config.storage), [], []
     for seed, of in groupby(options.pools, key=lambda config: config.seed):
@@ -81,7 +82,7 @@ def work(options: cli.Options, say: Callable[[str], None], on_step: OnStep | Non
     say("\n" + text)
 
 
-def _judged(prepared: Prepared, pool: Examples, options: cli.Options) -> Quality:
+def _judged(prepared: Prepared, pool: Examples, options: parse.Options) -> Quality:
     c, data = prepared.config, prepared.dataset
     loop = LocalSGD(options.epochs, c.client.batch_size, onednn=c.client.onednn)
     trainer = Work(build_module(c, data), default_device(), loop)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedcommons.audits.directions import Estimate, estimate, of_release
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -88,7 +89,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     return stated, of_ndpdc(stage, *given)
 
 
-def work(options: cli.Options, say: Callable[[str], None]) -> None:
+def work(options: parse.Options, say: Callable[[str], None]) -> None:
     """The audit of each seed, as a table, and in ``--out``.
 
     Raises:

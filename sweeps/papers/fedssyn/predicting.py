@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.flat import override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import Prediction
@@ -10,11 +11,10 @@ from fedcommons.runs import build
 from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
-from fedcommons.sweeping.display import Display
 from papers.fedssyn.advice_report import local_work
 
 
-def predictions(ready: build.Prepared, options: cli.Options, display: Display) -> tuple[list[Prediction], str]:
+def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
     known = not synthetic_pool.missing(store, ready.needs)
@@ -22,6 +22,6 @@ def predictions(ready: build.Prepared, options: cli.Options, display: Display) -
     pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
     found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
     work = local_work(config, [len(rows) for rows in ready.partition.rows])
-    shares = cli.split("--p", options.p, float)
-    checked = cli.split("--check-p", options.check_p, float) if options.check else ()
+    shares = parse.split("--p", options.p, float)
+    checked = parse.split("--check-p", options.check_p, float) if options.check else ()
     return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool

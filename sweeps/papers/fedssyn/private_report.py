@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
@@ -263,7 +263,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     plots.save(drawing, path, 110, smoke)
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, curves and pictures from the run folders and the store, and show the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_tables import FIXED, Rows, chosen, over_seeds
@@ -19,7 +19,7 @@ COLOURS = {"plain": "#2e6da4", "authors": "#d98c21"}
 RED = "#c0392b"
 
 
-def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options) -> bytes:
+def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> bytes:
     """Figure 2: medians over seeds, and bands from the least to the most."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options
     return png(figure)
 
 
-def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: cli.Options) -> bytes:
+def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Options) -> bytes:
     """Figure B.3, of the first seed: fewest rounds over 1/sqrt(eps), and the lines of each fit."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: cli.Options
     return png(figure)
 
 
-def heading(options: cli.Options) -> str:
+def heading(options: parse.Options) -> str:
     """What every panel shares."""
     n_clients, n, d = q.SHAPE
     seeds = f"{len(options.seeds)} seeds: median, and band or line from the least to the most"

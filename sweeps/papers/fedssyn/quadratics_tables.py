@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.reports import tables
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
@@ -18,7 +18,7 @@ Band = tuple[float, float, float]  # median, least, most
 
 
 def table(
-    problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: cli.Options
+    problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
     """A row for each p of a seed: what the grid has shown, and what theory says."""
     to = [lines.rounds_to(found) for found in errors]
@@ -84,7 +84,7 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
     )
 
 
-def report(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options) -> str:
+def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> str:
     """The table, and what a reader must know; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
     bands = over_seeds(rows)
     head = [name for name in bands[0] if name not in {f"{of}_{kind}" for of in "AB" for kind in options.fit}]
@@ -110,6 +110,6 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: cli.Options)
     return text + tables.numbered(notes)
 
 
-def chosen(options: cli.Options, n: int) -> list[int]:
+def chosen(options: parse.Options, n: int) -> list[int]:
     """Indices of up to ``n`` shares, evenly from the first to the last."""
     return sorted({round(k) for k in np.linspace(0, len(options.shares) - 1, n)})

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import student
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from fedcommons.tracking.run_folder import read_summary
 
 
@@ -115,7 +115,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
     plots.save(drawing, path, 120, smoke)
 
 
-def report(found: Sequence[Entry], central: Sequence[str], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and picture from the run folders, and show the table; central: folders of these models."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
@@ -23,23 +23,23 @@ from fedcommons.sweeping.sweep import require_few
 from papers.fedssyn import private_presets
 
 
-def configs(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
+def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
     """The plain generator of n images, and a private one for each epsilon."""
-    at = {**cli.flat(options), "data.limit": n, "seed": seed}
+    at = {**parse.flat(options), "data.limit": n, "seed": seed}
     found = {}
     if "plain" in options.ways:
         found["plain"] = choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)
-    for epsilon in cli.split("--epsilons", options.epsilons, float) if "private" in options.ways else ():
+    for epsilon in parse.split("--epsilons", options.epsilons, float) if "private" in options.ways else ():
         found[f"epsilon {epsilon:g}"] = choose({**at, "generator.target_epsilon": epsilon}, options.fields)
     return found
 
 
-def released(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
+def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
     """Noisy sums of one client with n images, and of ``--clients`` of them; those of FedMERF with summed noise, too."""
-    flat = {name: value for name, value in cli.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
+    flat = {name: value for name, value in parse.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     found = {}
     chosen = [way for way in options.ways if way in private_presets.OF_SUMS]
-    for epsilon, way in product(cli.split("--epsilons", options.epsilons, float), chosen):
+    for epsilon, way in product(parse.split("--epsilons", options.epsilons, float), chosen):
         name, levels = private_presets.OF_SUMS[way], private_presets.of_sums(way, options.preset, epsilon)
         pools = {"alone": (1, levels["local"])}
         if (many := options.clients) > 1:
@@ -53,13 +53,13 @@ def released(options: cli.Options, n: int, seed: int) -> dict[str, Experiment]:
 _NOT_OF_SUMS = ("generator", "sharing")
 
 
-def jobs(options: cli.Options) -> list[Job]:
+def jobs(options: parse.Options) -> list[Job]:
     """The trainings that are not in the store yet.
 
     Raises:
         UserError: a generator that cannot be met, or not one that draws images.
     """
-    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
     of_each = [prepare(config).needs for config in every]
@@ -69,13 +69,13 @@ def jobs(options: cli.Options) -> list[Job]:
     return missing(store, [need for needs in of_each for need in needs])
 
 
-def of_sums(options: cli.Options) -> Iterator[Prepared]:
+def of_sums(options: parse.Options) -> Iterator[Prepared]:
     """The pools of noisy sums, checked: noise for a target is solved for.
 
     Raises:
         UserError: one cannot be met.
     """
-    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
     return (ready for config in every if (ready := enough(config)))
 
@@ -133,10 +133,10 @@ def taught(examples: Examples, test: Examples) -> float:
 
 
 def study(
-    options: cli.Options, say: Callable[[str], None], on_step: OnStep | None = None
+    options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None
 ) -> Iterator[list[dict[str, Any]]]:
     """A record for each size and pool, with accuracies by seed and the noise multiplier: after each size all so far."""
-    sizes, seeds = (cli.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     records = []
     for n in sizes:
         found: dict[str, dict[str, Any]] = {}

@@ -5,14 +5,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import shown
 from fedcommons.storage.atomic_files import write_text
 from papers.fedssyn import private_presets
 
 
-def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -> str:
+def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
     """Table, CSV and picture; the table is returned."""
     from fedcommons.reports import tables
 
@@ -31,9 +32,9 @@ def report(records: Sequence[dict[str, Any]], options: cli.Options, out: Path) -
     return text
 
 
-def notes(options: cli.Options) -> list[str]:
+def notes(options: parse.Options) -> list[str]:
     """What a reader must know of the accuracies and of each way's pools."""
-    g = choose(cli.flat(options), options.fields).flat
+    g = choose(parse.flat(options), options.fields).flat
     of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
     many = options.clients
     together = f", or of {many} with so many images each, if there are as many real ones" if many > 1 else ""
@@ -55,9 +56,9 @@ def notes(options: cli.Options) -> list[str]:
     ]
 
 
-def by_seed(records: Sequence[dict[str, Any]], options: cli.Options) -> list[dict[str, Any]]:
+def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
     """A row for each size, pool and seed."""
-    seeds = cli.split("--seeds", options.seeds, int)
+    seeds = parse.split("--seeds", options.seeds, int)
     return [
         {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
         for r in records

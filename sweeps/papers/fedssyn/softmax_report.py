@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.reports import tables
 
 if TYPE_CHECKING:  # torch and matplotlib take seconds to import, and --help needs neither
@@ -35,7 +35,7 @@ def band(values: Sequence[float], form: str) -> str:
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
-def table(cells: Sequence[Curve], dataset: "Dataset", options: cli.Options) -> str:
+def table(cells: Sequence[Curve], dataset: "Dataset", options: parse.Options) -> str:
     """A line for each curve, and what a reader must know."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
@@ -59,19 +59,19 @@ all coordinates of a step's gradient, the same draws for every p and both kinds 
     return tables.markdown(head, lines) + notes
 
 
-def seeds(options: cli.Options, several: str) -> str:
+def seeds(options: parse.Options, several: str) -> str:
     some = ", ".join(map(str, options.seeds))
     return f"Seed {some}" if len(options.seeds) == 1 else f"Seeds {some}: {several}"
 
 
-def picture(cells: Sequence[Curve], options: cli.Options) -> bytes:
+def picture(cells: Sequence[Curve], options: parse.Options) -> bytes:
     """A PNG of ``drawn``."""
     from fedcommons.reports.plots import png
 
     return png(drawn(cells, options), 110)
 
 
-def drawn(cells: Sequence[Curve], options: cli.Options) -> "Figure":
+def drawn(cells: Sequence[Curve], options: parse.Options) -> "Figure":
     """Test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from the least to the most.

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 
 if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neither
     import numpy as np
@@ -129,7 +129,7 @@ def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
     return [*images, *[None] * (SHOWN - len(images))]
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and pictures from the run folders and the store, and show the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):

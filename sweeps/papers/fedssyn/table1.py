@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 
@@ -22,7 +23,7 @@ VARIED = {*grids.GRID.values(), "partition.n_clients", "federation.participation
 """Fields in which the cells of the table differ, or may."""
 
 
-def footnotes(cells: Sequence[sweep.Trial], options: cli.Options) -> list[str]:
+def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs = [cell.config for cell in cells]
     rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
@@ -46,7 +47,7 @@ def footnotes(cells: Sequence[sweep.Trial], options: cli.Options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: cli.Options) -> str:
+def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: parse.Options) -> str:
     """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
     import pandas as pd
 
@@ -86,7 +87,7 @@ def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
 class Growing:
     """The table while the cells run: it is written whenever one has ended, and every row that is complete is said."""
 
-    def __init__(self, cells: Sequence[sweep.Trial], options: cli.Options) -> None:
+    def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
         self.said: set[tuple] = set()
         self.rows: dict[str, dict[str, Any]] = {}  # of the frame, by the cell's name: a finished run is read once
@@ -127,7 +128,7 @@ class Growing:
         return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
 
 
-def published(cells: Sequence[sweep.Trial], options: cli.Options) -> Mapping[tuple, str]:
+def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:
     """The paper's rounds, only where every field but those of the grid is the preset's: the paper's or the authors'."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}

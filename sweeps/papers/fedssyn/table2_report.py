@@ -6,14 +6,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import cli, presets
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import presets
 from fedcommons.config.flat import choose, same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.sweeping import grids, sweep
-from fedcommons.sweeping.display import Display
 from papers.fedssyn.published import fedssyn_table2
 from papers.fedssyn.table2_presets import FIELDS, METHODS
 
@@ -113,7 +114,7 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
     return [(pair, runs) for pair, runs in cells if not runs.empty]
 
 
-def notes(found: Sequence[Entry], frame: Any, options: cli.Options) -> list[str]:
+def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
     """What a reader must know to read the numbers."""
     configs = [e.cell.config for e in found]
     return [
@@ -132,7 +133,7 @@ def notes(found: Sequence[Entry], frame: Any, options: cli.Options) -> list[str]
     ]  # fmt: skip
 
 
-def is_papers(found: Sequence[Entry], options: cli.Options) -> bool:
+def is_papers(found: Sequence[Entry], options: parse.Options) -> bool:
     """Whether all fields but those of the grid are the preset's."""
     if options.preset != "paper":
         return False
@@ -141,7 +142,7 @@ def is_papers(found: Sequence[Entry], options: cli.Options) -> bool:
     return not any(set(same_results(one, c)) - VARIED for one, c in zip(papers, configs, strict=True))
 
 
-def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Display) -> None:
+def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and figures from the run folders, and show the table."""
     frame = rows(found, out, display.say)
     if frame.empty:
@@ -157,7 +158,7 @@ def report(found: Sequence[Entry], options: cli.Options, out: Path, display: Dis
     display.say("\n" + text)
 
 
-def draw(frame: Any, path: Path, title: str, options: cli.Options) -> None:
+def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
     """Accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from least to most."""
     from fedcommons.reports import plots, series
 

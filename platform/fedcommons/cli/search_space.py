@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.config.fields import Field
 from fedcommons.config.flat import SHORT_NAMES, full_name, is_ignored, of_others
 from fedcommons.errors import UserError, shown, unknown
@@ -25,7 +25,7 @@ SearchSpace = Mapping[str, "list[Any] | Any"]
 """Dotted field to a list of values or one of Ray Tune's distributions."""
 
 
-def parse(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> SearchSpace:
+def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> SearchSpace:
     """The space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of one.
 
     Raises:
@@ -100,7 +100,7 @@ def _values(field: str, its: Field, text: str) -> Any:
     if kind is tuple:
         raise UserError(f"--space: {field} is a list and cannot be swept.")
     if not call:
-        return list(cli.split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
+        return list(parse.split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)
@@ -110,7 +110,7 @@ def _values(field: str, its: Field, text: str) -> Any:
         raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
     least, most, need = LIMITS[name]
     try:
-        low, high = cli.split(f"--space {field}", arguments, kind)
+        low, high = parse.split(f"--space {field}", arguments, kind)
         if not least <= low < high <= most:
             raise ValueError
     except (UserError, ValueError):

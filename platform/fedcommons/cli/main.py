@@ -10,13 +10,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-import fedcommons
-from fedcommons.config import cli
+from fedcommons.cli import parse
 from fedcommons.errors import UserError, unknown
-from fedcommons.federation.source_files import sweeps_folder
+from fedcommons.storage.paths import sweeps_folder
 
 
 def folder() -> Path:
@@ -27,7 +27,7 @@ def folder() -> Path:
     """
     if found := sweeps_folder():
         return found
-    package = Path(fedcommons.__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     raise UserError(f"there are no sweeps beside {package}: install the wheel of fedcommons, or its clone.")
 
 
@@ -56,7 +56,7 @@ def command(argv: Sequence[str]) -> int:
     """
     name, *words = argv or ("--help",)
     if name in ("-h", "--help", "--version"):
-        print(f"fedcommons {fedcommons.__version__}" if name == "--version" else listing())
+        print(f"fedcommons {version('fedcommons')}" if name == "--version" else listing())
         return 0
     known = scripts()
     if name.replace("-", "_") not in known:
@@ -70,4 +70,4 @@ def command(argv: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """What the installed script calls."""
-    cli.main(command)
+    parse.main(command)

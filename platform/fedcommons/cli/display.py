@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedcommons.config.options import Options
+from fedcommons.cli.parser import Options
 from fedcommons.errors import UserError, Warned, sentence
 
 WIDTH = 80

@@ -9,7 +9,7 @@ from math import isinf
 from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
-from fedcommons.config.given import Given
+from fedcommons.cli.argv import Given
 from fedcommons.errors import UserError, shown
 
 NULLS = ("null", "Null", "NULL", "~")
