@@ -47,12 +47,12 @@ from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.runs import gpu_need
 from fedcommons.runtime import gpu_memory, ray_cluster
 from fedcommons.seeds import set_default_generator
 from fedcommons.testing.comparing import bits, differing
 from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on, two_rounds
+from fedcommons.tune import gpu_share
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
@@ -243,8 +243,8 @@ def actors() -> Seen:
 
 def a_share() -> Seen:
     with patch.dict(os.environ):  # it is made for a task of its own
-        need, total = gpu_need.measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
-    share = gpu_need.share(need, total, 4, 1)
+        need, total = gpu_share.measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
+    share = gpu_share.share(need, total, 4, 1)
     return 0 < need < total and share == 0.25, f"{need / 2**20:.0f} of {total / 2**20:.0f} MiB: a share of {share:g}"
 
 

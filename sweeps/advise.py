@@ -17,8 +17,8 @@ from fedcommons.cli.display import asked
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import grids, runner, sweep
-from fedcommons.sweeping.sweep_mirror import SweepMirror
+from fedcommons.tune import grid, main, sweep
+from fedcommons.tune.remote_sweep import SweepMirror
 from papers.fedssyn import authors
 from papers.fedssyn.advice_report import report
 
@@ -34,11 +34,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
     )
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
+    parser = grid.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
     parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
     parser.hide({"sharing.p"})
     options = parse.parse(parser, argv)
-    grids.refuse_fields(options, {"sharing.p": "p"})
+    grid.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):
         parse.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
     if "partition.alpha" not in options.fields:
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def configs(options: parse.Options) -> list[Experiment]:
     """For every alpha the experiment with its pool, of the first seed."""
-    seed, base = parse.split("--seeds", options.seeds, int)[0], grids.base(options)
+    seed, base = parse.split("--seeds", options.seeds, int)[0], grid.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
     alphas = parse.split("--alphas", options.alphas, float)
     sweep.require_few(len(alphas) * len(options.seeds.split(",")) * len(options.check_p.split(",")))
@@ -95,7 +95,7 @@ def advise(argv: Sequence[str]) -> int:
     with asked(options) as display:
         if options.dry_run:
             probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
-            runner.dry_run([*probes, *several], out, display, options.on_cores)
+            main.dry_run([*probes, *several], out, display, options.on_cores)
             return 0
         mirror = SweepMirror(several, out, display.say)
         mirror.begin(options.resume)
@@ -112,7 +112,7 @@ def advise(argv: Sequence[str]) -> int:
                 return 0
             ended = sweep.run_cells(left, out, display)
             report(found, runs, options, out, display)
-            code = runner.conclude(ended, started, out, "advise", display)
+            code = main.conclude(ended, started, out, "advise", display)
             mirror.end()
             return code
 

@@ -18,7 +18,7 @@ from fedcommons.cli.display import Display
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
-from fedcommons.sweeping import sweep
+from fedcommons.tune import sweep
 from papers.fedssyn import authors, private_presets
 
 
@@ -74,7 +74,7 @@ def audit_pool(argv: Sequence[str]) -> int:
     started, options = time.perf_counter(), arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
-        from fedcommons.sweeping import folders
+        from fedcommons.tune import sweep_folder
 
         if options.of_sums:
             return _of_sums(options, display)
@@ -84,20 +84,20 @@ def audit_pool(argv: Sequence[str]) -> int:
             for config in options.configs:
                 price(*checked(config, options.attacked), options, display.say)
             return 0
-        with folders.open_folder(Path(options.out)):
+        with sweep_folder.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
         display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
     return 0
 
 
 def _of_sums(options: parse.Options, display: Display) -> int:
-    from fedcommons.sweeping import folders
+    from fedcommons.tune import sweep_folder
     from papers.fedssyn import noisy_sums
 
     if options.dry_run:
         display.say("Nothing is trained: the noisy sums are drawn anew.")
         return 0
-    with folders.open_folder(Path(options.out)):
+    with sweep_folder.open_folder(Path(options.out)):
         noisy_sums.work(options, display.say)
     return 0
 

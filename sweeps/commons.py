@@ -20,7 +20,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
 from papers.commons import ways
 from papers.commons.report import report
 from papers.commons.ways import WAYS, Entry, Rates
@@ -28,7 +28,7 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the comparison on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors is of one paper: use paper, small or smoke.")
     more = (
@@ -38,13 +38,13 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     )  # fmt: skip
     lists = {"algorithms": "fedavg", "settings": "shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, lists, more, "commons", ways.base(preset, dataset))
+    parser = grid.parser(title, argv, lists, more, "commons", ways.base(preset, dataset))
     parser.set_defaults({"alphas": "0.1"})
     options = parse.parse(parser, argv)
     for name in ("algorithms", "settings"):
         if name in parse.named(argv):
             raise UserError(f"--{name} is not for commons: its rows name them; --ways chooses among rows.")
-    grids.refuse_fields(options, {"client.lr": "lrs"})
+    grid.refuse_fields(options, {"client.lr": "lrs"})
     if options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
@@ -73,14 +73,14 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
     from fedcommons.runs.build import prepare
 
     values = {
-        **grids.base(options),
+        **grid.base(options),
         **ways.fields(WAYS[name], options),
         **dict(rates),
         "partition.alpha": alpha,
         "seed": seed,
     }
     try:
-        cell = grids.cell(options, values)
+        cell = grid.cell(options, values)
         prepare(cell.config)
     except UserError as error:
         return Entry(name, alpha, rates, seed, str(error))
@@ -109,7 +109,7 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
     while rest:
         outcomes.append(sweep.run_cells(sweep.todo(rest, out, display), out, display))
         tried |= {cell.name for cell in rest}
-        at_best = at_rates(found, best_rates(found, grids.finished(_cells(found), out, display.say), out))
+        at_best = at_rates(found, best_rates(found, grid.finished(_cells(found), out, display.say), out))
         rest = [cell for cell in _cells(at_best) if cell.name not in tried and not sweep.is_done(cell, out)]
     outcome = sweep.together(outcomes)
     has_row = {(e.way, e.alpha) for e in at_best}
@@ -121,13 +121,13 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
 
 def _cells(found: Sequence[Entry]) -> list[sweep.Trial]:
     """The runs of those that can be played, each once."""
-    return grids.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
+    return grid.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
 
 
 def commons(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "commons", expected(found), partial(report, found, options), play=partial(play, found))
+    return main.run(options, "commons", expected(found), partial(report, found, options), play=partial(play, found))
 
 
 if __name__ == "__main__":

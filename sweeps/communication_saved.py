@@ -11,7 +11,7 @@ from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.sweeping import folders
+from fedcommons.tune import sweep_folder
 from papers.fedssyn import saved
 
 
@@ -44,7 +44,7 @@ def communication_saved(argv: Sequence[str]) -> int:
     table += tables.numbered(notes)
     if options.out:
         out = Path(options.out)
-        with folders.open_folder(out):
+        with sweep_folder.open_folder(out):
             write_text(out / "communication_saved.md", table)
             write_text(out / "communication_saved.csv", tables.to_csv(lines))
     print(table, end="")

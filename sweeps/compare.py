@@ -18,7 +18,7 @@ from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.storage.paths import user_path
-from fedcommons.sweeping import folders
+from fedcommons.tune import sweep_folder
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -130,7 +130,7 @@ def compare(argv: Sequence[str]) -> int:
         raise UserError(f"no run has a number for --y {options.y}.")
     if said := hint(runs, compared, names):
         print(said)
-    with folders.open_folder(out):
+    with sweep_folder.open_folder(out):
         write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
         legend = words(names["colour"]) if "colour" in names else ""
         series.draw(out / "compare.png", drawn, names["y"], legend, series.title(runs))

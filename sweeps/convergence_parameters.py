@@ -13,7 +13,7 @@ from fedcommons.cli import parse
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
 from papers.fedssyn.courses_report import NAMED, Figure, report
 
 PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho n_i = 4500 (A.3.5)
@@ -28,7 +28,7 @@ TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smo
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the figures on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
@@ -81,7 +81,7 @@ def figure_a8(options: parse.Options) -> Figure:
 
 
 def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
-    base = {**grids.base(options), **fields, "measure.smoothness": options.hessians}
+    base = {**grid.base(options), **fields, "measure.smoothness": options.hessians}
     seeds = parse.split("--seeds", options.seeds, int)
     sweep.require_few(len(seeds) * len(options.p.split(",")))
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
@@ -91,8 +91,8 @@ def convergence_parameters(argv: Sequence[str]) -> int:
     options = arguments(argv)
     a7, a8 = figure_a7(options), figure_a8(options)
     # by name: a run that both figures show is played once
-    cells = grids.once(c for figure in (a7, a8) for several in figure.values() for c in several)
-    return runner.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
+    cells = grid.once(c for figure in (a7, a8) for several in figure.values() for c in several)
+    return main.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
 
 
 if __name__ == "__main__":

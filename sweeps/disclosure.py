@@ -22,7 +22,8 @@ from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import ACCURACY, draw, points, table
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.storage.paths import user_path
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import main, sweep
 from papers.fedssyn import authors
 
 
@@ -112,7 +113,7 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
 def disclosure(argv: Sequence[str]) -> int:
     options = arguments(argv)
     cells_of_grid = grid(options)
-    return runner.run(options, "disclosure", cells_of_grid, partial(report, cells_of_grid, options))
+    return main.run(options, "disclosure", cells_of_grid, partial(report, cells_of_grid, options))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from fedcommons.cli import parse
 from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import main, sweep
 from papers.fedssyn import sprites_presets
 from papers.fedssyn.sprites_report import Entry, report
 
@@ -79,7 +80,7 @@ def entries(options: parse.Options) -> list[Entry]:
 def dsprites(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "dsprites", grids.once(e.cell for e in found), partial(report, found, options))
+    return main.run(options, "dsprites", grids.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

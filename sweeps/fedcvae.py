@@ -13,7 +13,7 @@ from fedcommons.cli import parse
 from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, shown, unknown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
 from papers.fedcvae import presets
 from papers.fedcvae.report import Entry, report
 
@@ -54,7 +54,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """A run for each alpha, method, rate and seed; FedCVAE, whose rates are the paper's, has one rate."""
-    base, found = grids.base(options), []
+    base, found = grid.base(options), []
     alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
     seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)
     for method in methods:
@@ -68,14 +68,14 @@ def entries(options: parse.Options) -> list[Entry]:
         of = {**base, **row, "partition.alpha": alpha}
         for rate, seed in product([None] if row["algorithm"] == "fedcvae" else rates, seeds):
             at = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
-            found.append(Entry(method, alpha, rate, grids.cell(options, {**of, **at})))
+            found.append(Entry(method, alpha, rate, grid.cell(options, {**of, **at})))
     return found
 
 
 def fedcvae(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "fedcvae", grids.once(e.cell for e in found), partial(report, found, options))
+    return main.run(options, "fedcvae", grid.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from fedcommons.cli import parse
 from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, shown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
 from papers.feddm import presets
 from papers.feddm.report import Entry, report
 
@@ -26,7 +26,7 @@ OF_RATES = {"image_rates": "feddm.image_lr", "rates": "client.lr"}
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
     title = (__doc__ or "").partition("\n")[0]
     result = parse.parser(title, argv, fields, {"algorithms": ALGORITHMS})
@@ -89,7 +89,7 @@ def _alpha(options: parse.Options) -> float:
 
 def entries(options: parse.Options) -> list[Entry]:
     """All rows with their runs, table by table."""
-    base = grids.base(options)
+    base = grid.base(options)
     found: list[Entry] = []
     listed = {field: _rates(options, name) for name, field in OF_RATES.items()}
 
@@ -101,7 +101,7 @@ def entries(options: parse.Options) -> list[Entry]:
         for rate, seed in product(rates, parse.split("--seeds", options.seeds, int)):
             at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
             sweep.require_few(len(found) + 1)
-            found.append(Entry(table, method, alpha, rate, grids.cell(options, {**values, **at})))
+            found.append(Entry(table, method, alpha, rate, grid.cell(options, {**values, **at})))
 
     alpha = _alpha(options)
     algorithms = parse.split("--algorithms", options.algorithms)
@@ -137,7 +137,7 @@ def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
 def feddm(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "feddm", grids.once(e.cell for e in found), partial(report, found, options))
+    return main.run(options, "feddm", grid.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.cli.values import number
 from fedcommons.errors import UserError, shown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import main, sweep
 from papers.feddpms import presets
 from papers.feddpms.report import once, report
 
@@ -114,7 +115,7 @@ def _cells(
 def feddpms(argv: Sequence[str]) -> int:
     options = arguments(argv)
     of_tables = grid(options)
-    return runner.run(options, "feddpms", once(of_tables), partial(report, of_tables, options))
+    return main.run(options, "feddpms", once(of_tables), partial(report, of_tables, options))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import central_models, grids, runner, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import main, sweep
+from papers.fedssyn import central_trials
 
 if TYPE_CHECKING:
-    from fedcommons.runs.central import Central
+    from papers.fedssyn.central import Central
 
 P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
 SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the figure's
@@ -68,7 +70,7 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
 
 def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list[Central]":
     """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
-    from fedcommons.runs.central import Central
+    from papers.fedssyn.central import Central
 
     lines = []
     for c in cells:
@@ -130,7 +132,7 @@ def play(
 ) -> sweep.Outcome:
     """Run what is left, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
-    failures = {**outcome.failures, **central_models.train(central_lines(cells, options), out, display)}
+    failures = {**outcome.failures, **central_trials.train(central_lines(cells, options), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
     return replace(outcome, seconds=seconds, failures=failures)
 
@@ -138,10 +140,10 @@ def play(
 def figure3(argv: Sequence[str]) -> int:
     options = arguments(argv)
     cells = grid(options)
-    lines = partial(central_lines, cells, options)
-    return runner.run(
-        options, "figure3", cells, partial(report, cells, options), play=partial(play, cells, options), centrals=lines
-    )
+    return main.run(
+        options, "figure3", cells, partial(report, cells, options), play=partial(play, cells, options),
+        extra=lambda: central_trials.extra_jobs(central_lines(cells, options)),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.cli.values import number
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import folders, kept
+from fedcommons.tune import cached_results, sweep_folder
 from papers.agc.presets import PRESETS
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -102,18 +102,18 @@ def gradient_coding(argv: Sequence[str]) -> int:
     if options.dry_run:
         print(f"{out}: {len(wanted)} curves of {options.repetitions} repetitions to compute")
         return 0
-    with folders.open_folder(out), Display() as display:
+    with sweep_folder.open_folder(out), Display() as display:
         (out / "curves").mkdir(exist_ok=True)
         files = {name: out / "curves" / f"{name}.json" for name in wanted}
         if not options.resume and any(file.exists() for file in files.values()):
             raise UserError(f"--out: {out} holds curves already; add --resume to keep them or name another folder.")
         of_all = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed")}
         facts = {name: {**of_all, **asdict(setting)} for name, setting in wanted.items()}
-        curves = {name: curve for name in wanted if (curve := kept.read(files[name], facts[name], "curve"))}
+        curves = {name: curve for name in wanted if (curve := cached_results.read(files[name], facts[name], "curve"))}
         left = {name: setting for name, setting in wanted.items() if name not in curves}
         for number, (name, played) in enumerate(run_all(problem, left, options), 1):
             curves[name] = summed_up(left[name], played)
-            kept.write(files[name], facts[name], "curve", curves[name])
+            cached_results.write(files[name], facts[name], "curve", curves[name])
             display.step("curves", number, len(left), name)
         write_all([{**curves[name], "lr": wanted[name].lr} for name in wanted], problem, options, display)
     return 0

@@ -18,7 +18,7 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
-from fedcommons.sweeping import folders
+from fedcommons.tune import sweep_folder
 from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture, table
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -98,7 +98,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
         n = len(PARTITIONS) * len(options.p) * len(options.epochs) * len(options.noise) * len(options.seeds)
         print(f"{out}: {n} curves of {options.rounds} rounds on {len(dataset.train)} images to compute")
         return 0
-    with folders.open_folder(out), Display() as display:
+    with sweep_folder.open_folder(out), Display() as display:
         cells = train_all(datasets, options, display)
         facts = {name: options[name] for name in ("preset", "dataset", "seeds", "lr", "rounds", "target")}
         images = len(dataset.train) // dataset.classes

@@ -15,14 +15,14 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
 from papers.fedssyn import private_presets
 from papers.fedssyn.private_report import Entry, report
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment; ``generator.`` is the private one."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     if preset not in private_presets.PRIVATE:
         known = ", ".join(private_presets.PRIVATE)
         raise UserError(f"--preset must be one of {known}: no code of private generators was released.")
@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     )
     lists = {"algorithms": "fedavg,scaffold", "settings": "real,shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]
-    parser = grids.parser(title, argv, lists, more, "private_fedssyn", fields)
+    parser = grid.parser(title, argv, lists, more, "private_fedssyn", fields)
     parser.set_defaults({"alphas": "0.1"})
     options = parse.parse(parser, argv)
     if "generator.epochs" not in options.fields:
@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         )
     owners = {"generator.target_epsilon": "epsilons", "generator.noise_multiplier": "sigmas",
               "generator.target_epochs": "checkpoints", "generator.steps": "checkpoints"}  # fmt: skip
-    grids.refuse_fields(options, owners)
+    grid.refuse_fields(options, owners)
     options.shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     return options
 
@@ -65,7 +65,7 @@ def _levels(options: parse.Options) -> dict[str, dict[str, Any]]:
 
 def entries(options: parse.Options) -> list[Entry]:
     """No pool, the plain one, the private ones; with the first method private ones at checkpoints too."""
-    base, found, epochs = grids.base(options), [], options["generator.epochs"]
+    base, found, epochs = grid.base(options), [], options["generator.epochs"]
     plain = private_presets.plain(options.preset, base["data.name"])
     early = sorted({max(1, round(share * epochs)) for share in options.shares} - {epochs})
     seeds, algorithms = parse.split("--seeds", options.seeds, int), parse.split("--algorithms", options.algorithms)
@@ -73,7 +73,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
     def add(pool: str, last: bool, **fields: Any) -> None:
         sweep.require_few(len(found) + 1)
-        found.append(Entry(pool, last, grids.cell(options, {**base, **fields})))
+        found.append(Entry(pool, last, grid.cell(options, {**base, **fields})))
 
     for alpha, algorithm, seed in product(parse.split("--alphas", options.alphas, float), algorithms, seeds):
         at: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
@@ -84,7 +84,7 @@ def entries(options: parse.Options) -> list[Entry]:
                     for noise, level in private_presets.of_sums(setting, options.preset, e).items():
                         add(f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}", True, **{**mine, **level})
                 continue
-            if "generator.rho" not in grids.cell(options, {**base, **mine, **plain}).config.flat:
+            if "generator.rho" not in grid.cell(options, {**base, **mine, **plain}).config.flat:
                 add("none", True, **mine)
                 continue
             add("plain", True, **mine, **plain)
@@ -97,7 +97,7 @@ def entries(options: parse.Options) -> list[Entry]:
 def private_fedssyn(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "private_fedssyn", grids.once(e.cell for e in found), partial(report, found, options))
+    return main.run(options, "private_fedssyn", grid.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

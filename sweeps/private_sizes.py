@@ -68,16 +68,16 @@ def private_sizes(argv: Sequence[str]) -> int:
     started, options = time.perf_counter(), arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
-        from fedcommons.sweeping import folders, planned
+        from fedcommons.tune import dry_run, sweep_folder
         from papers.fedssyn.sizes import jobs, of_sums, seconds, study
 
         left, pools = jobs(options), sum(1 for _ in of_sums(options))  # refuses what cannot be, before any work
         if options.dry_run:
-            needed = duration(planned.generators(left) + seconds(of_sums(options)))
+            needed = duration(dry_run.generators(left) + seconds(of_sums(options)))
             what = f"{len(left)} generators to make, {pools} pools to fit to noisy sums"
             display.say(f"{what}, in about {needed} here on one core.")
             return 0
-        with folders.open_folder(out := Path(options.out)):
+        with sweep_folder.open_folder(out := Path(options.out)):
             text = ""
             for found in study(options, display.say, partial(display.step, ends=False)):
                 text = report(found, options, out)  # after each size, so that what is judged is kept

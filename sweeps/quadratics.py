@@ -18,7 +18,7 @@ from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
-from fedcommons.sweeping import folders
+from fedcommons.tune import sweep_folder
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_pictures import lines_picture, picture
@@ -74,7 +74,7 @@ def quadratics(argv: Sequence[str]) -> int:
     if options.dry_run:
         print(f"{out}: {grid(options)} to compute")
         return 0
-    with folders.open_folder(out), Display() as display:
+    with sweep_folder.open_folder(out), Display() as display:
         return run_all(problems, out, options, display)
 
 

@@ -18,7 +18,7 @@ from fedcommons.cli.display import Display
 from fedcommons.config import parts, presets
 from fedcommons.config.flat import choose, generates
 from fedcommons.errors import UserError
-from fedcommons.sweeping import sweep
+from fedcommons.tune import sweep
 
 if TYPE_CHECKING:
     from fedcommons.config.experiment import Experiment
@@ -87,13 +87,13 @@ def quality(argv: Sequence[str]) -> int:
     started, options = time.perf_counter(), arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
-        from fedcommons.sweeping import folders
+        from fedcommons.tune import sweep_folder
         from papers.fedssyn.judged import price, work
 
         if options.dry_run:
             price(options, display.say)
             return 0
-        with folders.open_folder(Path(options.out)):
+        with sweep_folder.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
         display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
     return 0

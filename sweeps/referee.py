@@ -25,7 +25,7 @@ from fedcommons.config.flat import part_of
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.sweeping import folders, sweep
+from fedcommons.tune import sweep, sweep_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons import Algorithm, Experiment, Verdict
@@ -162,7 +162,7 @@ def referee(argv: Sequence[str]) -> int:
         said = options.exact, options.down, options.up, options.private, options.rate
         claims = Claims(special_case(options), *said)
         name, verdicts = parts.label(options.method), []
-        with folders.open_folder(out := Path(options.out)):
+        with sweep_folder.open_folder(out := Path(options.out)):
             for verdict in judge(method, claims):
                 verdicts.append(verdict)
                 display.say(f"{verdict.word}  {verdict.check}: {verdict.said}")

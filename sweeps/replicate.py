@@ -15,8 +15,8 @@ from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.flat import own_fields
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import grids, runner, sweep
 from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
+from fedcommons.tune import grid, main, sweep
 from papers.replications.rows import NOT_HERE, ROWS, Quantity
 
 SMALL = "R1,R4,R5,R6,R10"
@@ -91,8 +91,8 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
 def replicate(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    cells = grids.once(entry.cell for entry in found)
-    return runner.run(options, "replicate", cells, partial(report, found, options))
+    cells = grid.once(entry.cell for entry in found)
+    return main.run(options, "replicate", cells, partial(report, found, options))
 
 
 if __name__ == "__main__":

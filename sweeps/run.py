@@ -57,9 +57,9 @@ def run(argv: Sequence[str]) -> int:
             return dry_run(config, Path(options.out), display)
         summary = play(config, Path(options.out), options.resume, display)
     if options.export:
-        from fedcommons.sweeping import one
+        from fedcommons.tune.api import Result
 
-        one.Result(Path(options.out), config, summary).export(options.export)
+        Result(Path(options.out), config, summary).export(options.export)
     if options.json:
         print(json.dumps(summary))
     return 0
@@ -72,10 +72,13 @@ def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mappi
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
     from fedcommons.runs import experiment
+    from fedcommons.tune.gpu_share import with_share
 
     started, show = time.perf_counter(), Rounds(display, config.federation.rounds)
     on_step = partial(display.step, ends=False)
-    summary = experiment.run(config, out, resume=resume, say=display.say, on_round=show, on_step=on_step)
+    summary = experiment.run(
+        config, out, resume=resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
+    )
     plots.partition_of(out)
     for line in ending(summary, read_rounds(out), time.perf_counter() - started, out, display.width):
         display.say(line)
@@ -85,12 +88,12 @@ def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mappi
 def dry_run(config: Experiment, out: Path, display: Display) -> int:
     """Say what a run would do and cost."""
     display.say("Loading torch and the data ...")
-    from fedcommons.sweeping import planned
-    from fedcommons.sweeping.sweep import Trial
+    from fedcommons.tune.dry_run import print_costs
+    from fedcommons.tune.sweep import Trial
 
     rounds, clients = config.federation.rounds, config.partition.n_clients
     display.say(f"{out}: {rounds} rounds of {clients} clients")
-    planned.dry_run([Trial(out.name, config)], out.parent, display, in_ray=False)
+    print_costs([Trial(out.name, config)], out.parent, display, in_ray=False)
     return 0
 
 

@@ -19,12 +19,13 @@ from fedcommons.cli.display import Display
 from fedcommons.config import parts
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import central_models, grids, runner, sweep
+from fedcommons.tune import grid, main, sweep
+from papers.fedssyn import central_trials
 from papers.fedssyn import sensitivity_presets as presets
 from papers.fedssyn.sensitivity_report import Entry, report
 
 if TYPE_CHECKING:
-    from fedcommons.runs.central import Central
+    from papers.fedssyn.central import Central
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
@@ -66,7 +67,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """For each seed the pools of (a), (b), (c), and what stands beside them: each federation without a pool."""
-    base, epochs, found = grids.base(options), options["generator.epochs"], []
+    base, epochs, found = grid.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
     shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
@@ -81,19 +82,19 @@ def entries(options: parse.Options) -> list[Entry]:
         federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
         for panel, n in federations:
             at = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
-            real = grids.cell(options, {**at, "sharing.setting": "real"})
+            real = grid.cell(options, {**at, "sharing.setting": "real"})
             found.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
             for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
                 fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
                 fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-                found.append(Entry(panel, n, name, rho, number, epoch, grids.cell(options, {**at, **fields})))
+                found.append(Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**at, **fields})))
     sweep.require_few(len(found))
     return found
 
 
 def central_lines(found: Sequence[Entry]) -> "list[Central]":
     """For each seed a model on all real images in one place, with as many steps as all clients together."""
-    from fedcommons.runs.central import Central
+    from papers.fedssyn.central import Central
 
     lines = []
     for e in found:
@@ -105,7 +106,7 @@ def central_lines(found: Sequence[Entry]) -> "list[Central]":
 def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
     """Run what is left, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
-    failures = {**outcome.failures, **central_models.train(central_lines(found), out, display)}
+    failures = {**outcome.failures, **central_trials.train(central_lines(found), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
     return replace(outcome, seconds=seconds, failures=failures)
 
@@ -113,10 +114,10 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
 def sensitivity(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(
-        options, "sensitivity", grids.once(e.cell for e in found),
+    return main.run(
+        options, "sensitivity", grid.once(e.cell for e in found),
         lambda out, display: report(found, [line.name for line in central_lines(found)], options, out, display),
-        play=partial(play, found), centrals=partial(central_lines, found),
+        play=partial(play, found), extra=lambda: central_trials.extra_jobs(central_lines(found)),
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, shown
-from fedcommons.sweeping import grids, runner, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import main, sweep
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table1 import Growing, pairs_first
@@ -95,7 +96,7 @@ def table1(argv: Sequence[str]) -> int:
     options = arguments(argv)
     cells = grid(options)
     growing, ordered = Growing(cells, options), cells if options.dry_run else pairs_first(cells)
-    return runner.run(options, "table1", ordered, growing.report, play=growing.play)
+    return main.run(options, "table1", ordered, growing.report, play=growing.play)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
-from fedcommons.sweeping import grids, runner
+from fedcommons.tune import grid, main
 from papers.fedssyn import table2_presets as presets
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import Entry, report
@@ -27,7 +27,7 @@ OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Options of the sweep on top of every field of the experiment."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     title = (__doc__ or "").partition("\n")[0]
     lists = {"algorithms": presets.ALGORITHMS, "settings": "real,shuffled_synthetic"}
@@ -62,7 +62,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """A run for each alpha, method, rate and seed."""
-    base, found = grids.base(options), []
+    base, found = grid.base(options), []
     targets = {}
     if options.preset == "paper" and options.target == Experiment().target:  # those of Table 1
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
@@ -76,7 +76,7 @@ def entries(options: parse.Options) -> list[Entry]:
         field = OF_RATES[name]
         values = {**base, **of, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
         for rate, seed in product(rates or [base[field]], parse.split("--seeds", options.seeds, int)):
-            cell = grids.cell(options, {**values, field: rate, "seed": seed})
+            cell = grid.cell(options, {**values, field: rate, "seed": seed})
             found.append(Entry(method, alpha, rate, cell))
     return found
 
@@ -84,7 +84,7 @@ def entries(options: parse.Options) -> list[Entry]:
 def table2(argv: Sequence[str]) -> int:
     options = arguments(argv)
     found = entries(options)
-    return runner.run(options, "table2", grids.once(e.cell for e in found), partial(report, found, options))
+    return main.run(options, "table2", grid.once(e.cell for e in found), partial(report, found, options))
 
 
 if __name__ == "__main__":

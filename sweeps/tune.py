@@ -16,9 +16,8 @@ from fedcommons.config import presets
 from fedcommons.config.flat import SHORT_NAMES, choose
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import metrics
-from fedcommons.sweeping import grids, runner, sweep, tuned
-from fedcommons.sweeping.search import Optuna, asha, proposed, require_optuna
-from fedcommons.sweeping.swept import around, space
+from fedcommons.tune import grid, main, results, sweep
+from fedcommons.tune.search import Optuna, around, asha, proposed, require_optuna, space
 from papers.fedssyn import authors
 
 CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
@@ -86,7 +85,7 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     n = search_space.count(swept, options.samples)
     if options.search == "optuna":
         points = search_space.ends(swept)
-    elif grids.counted(options, n):
+    elif grid.counted(options, n):
         points = search_space.points(swept, options.samples, options.seed, sweep.FEW)
     else:
         sweep.require_few(n)
@@ -108,7 +107,7 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
         searches = [(e, Optuna(searched, options.mode, options.seed, str(e))) for e in environments]
         yield from proposed(
             searches, options.samples, lambda point: made([{**point, "seed": seed} for seed in seeds], options),
-            lambda cells: tuned.mean(cells, out, options.metric),
+            lambda cells: results.mean(cells, out, options.metric),
         )  # fmt: skip
         return
     groups: dict[str, list[sweep.Trial]] = {}
@@ -134,9 +133,9 @@ def tune(argv: Sequence[str]) -> int:
         return sweep.together(outcomes)
 
     def report(out: Path, display: Display) -> None:
-        tuned.report(grids.once(tried), fields, options, out, display)
+        results.report(grid.once(tried), fields, options, out, display)
 
-    code = runner.run(options, "tune", known, report, play=play)
+    code = main.run(options, "tune", known, report, play=play)
     if options.dry_run and options.search == "optuna":
         print(f"These are the ends of the space; {options.samples} points follow from the results.")
     return code

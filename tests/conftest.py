@@ -92,7 +92,7 @@ def quick() -> "Callable[[str], Algorithm]":
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a dry run time each piece of work once and start no process, for tests that ignore the times."""
-    from fedcommons.runs import cost
+    from fedcommons.tune import cost
 
     monkeypatch.setattr(cost, "ENOUGH", 0.0)
     monkeypatch.setattr(cost, "start_up", lambda: 1.0)

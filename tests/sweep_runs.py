@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedcommons.errors import UserError
 from fedcommons.runs import experiment
-from fedcommons.sweeping.sweep import Trial
+from fedcommons.tune.sweep import Trial
 
 
 def rows_of(markdown: str, begin: str = "|") -> list[list[str]]:

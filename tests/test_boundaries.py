@@ -18,8 +18,8 @@ from fedcommons.config.parts import KINDS
 from fedcommons.core.algorithm import Reply
 from fedcommons.core.returned import require_reply
 from fedcommons.runs import experiment as runs
-from fedcommons.sweeping import planned
-from fedcommons.sweeping.sweep import Trial
+from fedcommons.tune import dry_run
+from fedcommons.tune.sweep import Trial
 
 RAISES = {
     "ValueError": "raise ValueError('boom ' * 100)", "an exception without text": "raise Unsayable",
@@ -146,7 +146,7 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
         config = one_round(method, "wrong.py:Wrong")
         if method.dry:
             with Display() as display:
-                planned.dry_run([Trial(out.name, config)], lab, display, in_ray=False)
+                dry_run.dry_run([Trial(out.name, config)], lab, display, in_ray=False)
         else:
             runs.run(config, out)
         return 0

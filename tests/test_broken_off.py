@@ -19,9 +19,9 @@ from fedcommons.cli.display import Display
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.ray_actors import RayActors
 from fedcommons.runtime import ray_cluster
-from fedcommons.sweeping import progress
-from fedcommons.sweeping.progress import Progress
 from fedcommons.testing import digits
+from fedcommons.tune import progress
+from fedcommons.tune.progress import Progress
 
 FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
 ACTORS = {"federation.executor": "ray_actors"}

@@ -12,15 +12,15 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.sections import Data
 from fedcommons.data.examples import Dataset
-from fedcommons.runs import central
 from fedcommons.runs.build import prepare
-from fedcommons.runs.central import Central
 from fedcommons.runs.inputs import load
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.synthetic_pool import Job, JobResult
 from fedcommons.storage.artifact_store import Store
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
+from papers.fedssyn import central
+from papers.fedssyn.central import Central
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import report_runs
 import fedcommons
 from fedcommons.cli.display import Display
 from fedcommons.reports.frames import load_runs
-from fedcommons.sweeping import sweep
-from fedcommons.sweeping.sweep import Trial
+from fedcommons.tune import sweep
+from fedcommons.tune.sweep import Trial
 from papers.commons.measured import at_rates, best_of, best_rates, rounds_to_target
 from papers.commons.ways import WAYS
 

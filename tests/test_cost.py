@@ -26,16 +26,16 @@ from fedcommons.core.work import Work
 from fedcommons.errors import UserError
 from fedcommons.federation import evaluation
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.runs import build, cost, experiment, inputs
+from fedcommons.runs import build, experiment, inputs
 from fedcommons.runs.build import Assembled
-from fedcommons.runs.cost import Prices
-from fedcommons.runs.counting import Counts, counted, generator_work, local_steps
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.storage.artifact_store import Store
-from fedcommons.sweeping import planned
 from fedcommons.tensors import nbytes
+from fedcommons.tune import cost, dry_run
+from fedcommons.tune.cost import Prices
+from fedcommons.tune.work_counts import Counts, counted, generator_work, local_steps
 from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
 
@@ -202,13 +202,13 @@ def test_local_steps_of_rounds_with_other_clients_are_no_pieces() -> None:
 
 
 def test_places_are_filled_in_order_and_durations_and_sizes_in_words() -> None:
-    assert planned.makespan([3, 1, 2], 1) == 6
-    assert planned.makespan([3, 1, 2], 3) == planned.makespan([3, 1, 2], 9) == 3
-    assert planned.makespan([3, 2, 2], 2) == planned.makespan([1] * 7, 2) == 4
-    assert planned.makespan([], 2) == 0
-    durations = [planned.duration(s) for s in (0.26, 9.4, 90, 130, 3599, 7200, 86400 * 3.5)]
+    assert dry_run.makespan([3, 1, 2], 1) == 6
+    assert dry_run.makespan([3, 1, 2], 3) == dry_run.makespan([3, 1, 2], 9) == 3
+    assert dry_run.makespan([3, 2, 2], 2) == dry_run.makespan([1] * 7, 2) == 4
+    assert dry_run.makespan([], 2) == 0
+    durations = [dry_run.duration(s) for s in (0.26, 9.4, 90, 130, 3599, 7200, 86400 * 3.5)]
     assert durations == ["0.3 s", "9.4 s", "90 s", "2.2 min", "60 min", "2 h", "3.5 days"]
-    assert [planned.amount(n) for n in (12, 1500, 12e6, 3.14e9)] == ["12 B", "1.5 kB", "12 MB", "3.1 GB"]
+    assert [dry_run.amount(n) for n in (12, 1500, 12e6, 3.14e9)] == ["12 B", "1.5 kB", "12 MB", "3.1 GB"]
 
 
 def test_shapes_are_shared_by_what_does_not_change_a_step(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcommons.config import parts
-from fedcommons.runs import cost
+from fedcommons.tune import cost
 
 ROOT = Path(__file__).parent.parent
 

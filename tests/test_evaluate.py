@@ -24,10 +24,11 @@ from fedcommons.federation.evaluation import spread
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports import metrics
-from fedcommons.runs import build, counting, measures
+from fedcommons.runs import build, measures
 from fedcommons.runs.build import Assembled
 from fedcommons.tensors import EMPTY, Flat, Payload
 from fedcommons.tracking.run_folder import read_clients, read_rounds
+from fedcommons.tune import work_counts
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import Federation
@@ -102,7 +103,7 @@ def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plai
         assert numbers[f"{which}/accuracy_worst_decile"] == pytest.approx(min(values), abs=1e-6)
     assert not any("train" in name for name in (*each, *numbers))
     n = sum(len(ready.data.sets[name]) for name in ("test", "validation") if "" in models)
-    assert counting.counted(ready).evaluated == 6 * (n + 18 * len(models))  # as a dry run says
+    assert work_counts.counted(ready).evaluated == 6 * (n + 18 * len(models))  # as a dry run says
 
 
 @pytest.mark.long

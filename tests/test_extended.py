@@ -12,8 +12,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
-from fedcommons.sweeping import predecessors, sweep
-from fedcommons.sweeping.many import named
+from fedcommons.tune import continue_runs, sweep
+from fedcommons.tune.api import named
 
 FIELDS = {
     "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 2, "client.epochs": 1, "data.limit": 60,
@@ -140,7 +140,7 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
     with Display() as display:
         left = sweep.todo([cells[2], cells[3], long, short], out, display)
     assert left.shorter == {long.name: out / cells[3].name}
-    predecessors.copy(out / cells[3].name, out / long.name)
+    continue_runs.copy(out / cells[3].name, out / long.name)
     assert play(out / long.name, long.config)[0] == 3
     run(long.config, tmp_path / "whole", say=quiet)
     assert bits(out / long.name) == bits(tmp_path / "whole")
@@ -151,7 +151,7 @@ def test_a_longer_cell_goes_on_from_a_copy_of_the_shorter(tmp_path: Path) -> Non
 def test_a_copy_of_a_run_that_is_killed_midway_costs_only_replayed_rounds(tmp_path: Path) -> None:
     """Some of its files are there."""
     play(tmp_path / "run", config(tmp_path, 4))
-    predecessors.copy(tmp_path / "run", tmp_path / "whole")
+    continue_runs.copy(tmp_path / "run", tmp_path / "whole")
     paths = sorted((p for p in (tmp_path / "whole").rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
     for path in paths[4:]:
         path.unlink()

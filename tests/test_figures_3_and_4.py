@@ -16,8 +16,7 @@ from sweep_runs import complete, rows_of, saved_figures
 
 from fedcommons.cli.display import Display
 from fedcommons.reports import tables
-from fedcommons.runs import central
-from papers.fedssyn import table2_report
+from papers.fedssyn import central, table2_report
 from papers.fedssyn.figures import Dot, accuracy_dots, accuracy_table, panels
 from papers.fedssyn.sensitivity_report import figure, is_above, table
 

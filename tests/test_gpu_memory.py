@@ -18,13 +18,13 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs.build import assemble, prepare
-from fedcommons.runs.gpu_need import measured, play, share, with_share
 from fedcommons.runtime import gpu_memory, torch_settings
 from fedcommons.runtime.gpu_memory import with_room
 from fedcommons.runtime.rounding_env import OURS, variables
 from fedcommons.testing import digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
+from fedcommons.tune.gpu_share import measured, play, share, with_share
 
 LINEAR = nn.Linear.forward
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"

@@ -12,8 +12,9 @@ from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
 from fedcommons.runs.inputs import load
 from fedcommons.sharing.needs import contribution
-from fedcommons.sweeping import grids, planned
-from fedcommons.sweeping import sweep as tuning
+from fedcommons.tune import dry_run
+from fedcommons.tune import grid as grids
+from fedcommons.tune import sweep as tuning
 from papers.fedssyn import authors
 from papers.fedssyn import table1 as of_table1
 
@@ -126,6 +127,6 @@ def test_of_very_many_cells_only_a_few_are_made_and_stand_for_all(sweeps: Sweeps
     tuning.require_few(10_000)
     with pytest.raises(UserError, match="10,001"):
         tuning.require_few(10_001)
-    one, many = planned.Bill(cells=[2.0, 4.0]), planned.Bill(cells=[2.0, 4.0], times=1000.0)
+    one, many = dry_run.Bill(cells=[2.0, 4.0]), dry_run.Bill(cells=[2.0, 4.0], times=1000.0)
     assert many.span(many.cells, 2) == 3000
     assert many.seconds(1, in_ray=False) - one.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)

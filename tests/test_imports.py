@@ -27,7 +27,7 @@ LAYERS = (
     {"audits", "convergence", "tracking"},
     {"cli", "runs", "testing"},
     {"reports"},
-    {"sweeping"},
+    {"tune"},
 )
 """A package may import those of lower layers only, and none of its own layer."""
 
@@ -84,7 +84,7 @@ def is_allowed(path: Path, name: str) -> bool:
     if top in {"sweeps", "papers"} or ("lightning_modules" in here and top in {"fedcommons", "ray", "wandb"}):
         return False
     if (
-        package_of(module_name(path)) in {"federation", "runs", "sweeping", "testing"}
+        package_of(module_name(path)) in {"federation", "runs", "testing", "tune"}
         and package_of(name) == "algorithms"
     ):
         return False  # methods are looked up by name

@@ -22,11 +22,11 @@ from fedcommons.core.local import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.ray_actors import RayActors
-from fedcommons.runs.gpu_need import with_share
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH
 from fedcommons.testing import digits
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process
+from fedcommons.tune.gpu_share import with_share
 
 OURS = cpu_kind.labels()[TORCH]
 HERE = {CPU: cpu_kind.cpu(), TORCH: OURS}

@@ -21,7 +21,7 @@ from fedcommons.config.flat import own_fields, to_dict
 from fedcommons.config.parts import KINDS
 from fedcommons.runs import build, worker
 from fedcommons.storage.artifact_store import key_of
-from fedcommons.sweeping.sweep import Trial, cell
+from fedcommons.tune.sweep import Trial, cell
 from papers.fedssyn import sizes
 
 HERE = Path(__file__).parent

@@ -30,7 +30,7 @@ from fedcommons.data import datasets, own
 from fedcommons.data.examples import Dataset
 from fedcommons.runs import build
 from fedcommons.runs.inputs import load
-from fedcommons.sweeping.sweep import Trial, todo
+from fedcommons.tune.sweep import Trial, todo
 
 DRAWS = np.random.default_rng(0)
 N = 20

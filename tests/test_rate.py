@@ -30,13 +30,13 @@ from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.runs import build, experiment
-from fedcommons.runs.probe import probe
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tensors import Flat, Payload, add, copy, flat
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn.advice import Advice, advice_table
 from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.probe import probe
 
 
 def test_fedavg_stays_within_the_bound_on_any_quadratics() -> None:

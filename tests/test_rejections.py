@@ -26,11 +26,11 @@ from fedcommons.federation.rejections import Largest, Rejected
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
 from fedcommons.seeds import seed_for
-from fedcommons.sweeping import grids
 from fedcommons.tensors import Flat, Payload, data, flat, norm
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy
+from fedcommons.tune import grid
 from papers.fedssyn import table1 as of_table1
 
 if TYPE_CHECKING:
@@ -178,6 +178,6 @@ def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     assert found["why"] in reported[0]
     assert reported[0].startswith("round 1: 1 reply")
     assert reported[1].startswith(note)
-    assert of_table1.written([cell], grids.finished([cell], tmp_path), tmp_path, given).count(note) == 1
+    assert of_table1.written([cell], grid.finished([cell], tmp_path), tmp_path, given).count(note) == 1
     assert (tmp_path / "table1.md").read_text().count(f"{cell.name}: {note}") == 1
     assert tables.rejected_notes(pd.DataFrame([{"run": "quiet"}])) == []

@@ -28,7 +28,7 @@ from fedcommons.reports.gathered import gather
 from fedcommons.reports.groups import grouped
 from fedcommons.reports.intervals import Column
 from fedcommons.reports.watching import Server, Watched
-from fedcommons.sweeping import runner
+from fedcommons.tune import main
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
 pytestmark = pytest.mark.long
@@ -173,7 +173,7 @@ def test_a_command_writes_it_and_leaves_a_users_file(
     display: Any = ModuleType("display")
     display.say = said.append
     out.write_text("a file of the user", encoding="utf-8")
-    runner.write_page(tmp_path, "table1", display)
+    main.write_page(tmp_path, "table1", display)
     assert "was not written" in said[0]
     assert out.read_text(encoding="utf-8") == "a file of the user"
 

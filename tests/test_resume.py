@@ -16,8 +16,8 @@ from fedcommons.config.flat import override
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage.file_lock import locked
-from fedcommons.sweeping import sweep as tuning
 from fedcommons.tracking.run_folder import RunFolder, read_rounds, read_summary
+from fedcommons.tune import sweep as tuning
 
 TINY = small(Path("store"), {"measure.every": 3})
 POOL = {"sharing.setting": "shuffled_synthetic", "sharing.p": 0.5, "generator.epochs": 1, "generator.channels": (8, 8),

@@ -17,7 +17,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
-from fedcommons.sweeping.sweep import Trial, todo
+from fedcommons.tune.sweep import Trial, todo
 
 ROOT = Path(__file__).parent.parent
 CHANGED = "platform/fedcommons/seeds.py"

@@ -16,9 +16,9 @@ from werkzeug.serving import make_server
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage import object_store
-from fedcommons.sweeping.sweep import Trial
-from fedcommons.sweeping.sweep_mirror import SweepMirror
 from fedcommons.tracking import run_mirror
+from fedcommons.tune.remote_sweep import SweepMirror
+from fedcommons.tune.sweep import Trial
 
 Bucket = Callable[[], str]
 

@@ -10,8 +10,8 @@ from interrupted import outputs, small
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage import object_store
-from fedcommons.sweeping.sweep import Trial
-from fedcommons.sweeping.sweep_mirror import SweepMirror
+from fedcommons.tune.remote_sweep import SweepMirror
+from fedcommons.tune.sweep import Trial
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,10 +15,10 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs.central import Central
-from fedcommons.runs.central import run as train_centrally
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
+from papers.fedssyn.central import Central
+from papers.fedssyn.central import run as train_centrally
 
 DROPOUT = """
 from torch import nn

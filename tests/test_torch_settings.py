@@ -16,10 +16,10 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch
-from fedcommons.runs import probe
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.testing import check_algorithm
+from papers.fedssyn import probe
 
 Context = Callable[[], AbstractContextManager]
 

@@ -14,7 +14,7 @@ from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
 from fedcommons.config.flat import deciding
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
-from fedcommons.sweeping.sweep import cell
+from fedcommons.tune.sweep import cell
 
 FIELDS = {
     "wandb": "off", "federation.rounds": 3, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,

@@ -24,10 +24,10 @@ from fedcommons.config import presets
 from fedcommons.config.flat import override, to_dict
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
-from fedcommons.sweeping import kept, trials
-from fedcommons.sweeping import sweep as tuning
-from fedcommons.sweeping.order import InOrder, Lacking
-from fedcommons.sweeping.progress import Pile, Progress
+from fedcommons.tune import cached_results, trials
+from fedcommons.tune import sweep as tuning
+from fedcommons.tune.progress import Pile, Progress
+from fedcommons.tune.scheduler import InOrder, Lacking
 
 FIELDS = {"wandb": "off", "data.limit": 80, "client.epochs": 1, "measure.every": 0, "federation.rounds": 1}
 QUICK = ["--preset=smoke", *(f"--{name}={value}" for name, value in FIELDS.items())]
@@ -215,19 +215,19 @@ FACTS = {"seed": 3, "channels": (8, 16), "rate": 0.1}
 
 def test_a_kept_result_is_read_again_if_all_facts_are_the_same(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
-    assert kept.read(file, FACTS, "audit") is None
-    kept.write(file, FACTS, "audit", {"auc": 0.75})
-    assert kept.read(file, FACTS, "audit") == {"auc": 0.75}
+    assert cached_results.read(file, FACTS, "audit") is None
+    cached_results.write(file, FACTS, "audit", {"auc": 0.75})
+    assert cached_results.read(file, FACTS, "audit") == {"auc": 0.75}
     for facts, words in (
         ({**FACTS, "seed": 4}, "seed = 3, and now it is 4"),
         ({"seed": 3, "rate": 0.1}, "channels = [8, 16], and now it is its default"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
-            kept.read(file, facts, "audit")
+            cached_results.read(file, facts, "audit")
     for content in ("", '{"facts": {}}', '{"facts": 1, "audit": {}}', "NaN"):
         file.write_text(content)
         with pytest.raises(UserError, match="remove it"):
-            kept.read(file, {}, "audit")
+            cached_results.read(file, {}, "audit")
 
 
 TRIAL = trials.trial
@@ -238,10 +238,10 @@ def counted(params: Mapping[str, Any]) -> None:
     import os
     import signal
 
-    from fedcommons.sweeping import handed
+    from fedcommons.tune import scheduler
 
     name = params["cell"]
-    marks = Path(handed.value(name)["out"]) / f"{name}.starts"
+    marks = Path(scheduler.value(name)["out"]) / f"{name}.starts"
     with open(marks, "a", encoding="utf-8") as file:
         file.write("x")
     if (marks.parent / "dies").read_text() == name and marks.read_text() == "x":

@@ -18,9 +18,9 @@ from fedcommons.config.flat import same_results
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
-from fedcommons.sweeping import tuned
-from fedcommons.sweeping.sweep import Outcome, together
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tune import results
+from fedcommons.tune.sweep import Outcome, together
 from papers.fedssyn import authors
 
 TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "--client.epochs=1",
@@ -120,7 +120,7 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     assert list(tune.batches(options, tmp_path)) == [found]
     for cell in found:
         experiment.run(cell.config, tmp_path / cell.name, say=lambda text: None)
-    tuned.report(found, fields, options, tmp_path, Display(Console(quiet=True)))
+    results.report(found, fields, options, tmp_path, Display(Console(quiet=True)))
     rows = list(csv.DictReader((tmp_path / "tune.csv").read_text().splitlines()))
     cells = json.loads((tmp_path / "summary.json").read_text())["cells"]
     assert len(rows) == len(cells) == 4
@@ -144,7 +144,7 @@ WINNER = "--preset=authors --dataset=cifar10 --space=lr=0.3,0.1 --space=p=0.1,0.
 def test_the_printed_command_of_a_winner_runs_it(tune: ModuleType, sweeps: Callable[[str], ModuleType]) -> None:
     options, run = tune.arguments([*shlex.split(WINNER), "--sharing=shuffled_synthetic", "--wandb=off"]), sweeps("run")
     for cell in tune.cells(options)[0]:
-        words = shlex.split(tuned.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
+        words = shlex.split(results.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
         found = run.arguments(words)
         again = authors.settled(found.preset, parse.experiment(found), found.asked)
         assert same_results(again, cell.config) == []

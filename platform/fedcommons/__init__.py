@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from fedcommons.sharing.dealt import Dealt
     from fedcommons.sharing.needs import GeneratorRecipe, Need
     from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
-    from fedcommons.sweeping.many import sweep
-    from fedcommons.sweeping.one import Result, load, run
     from fedcommons.tensors import (
         Flat,
         Payload,
@@ -82,6 +80,7 @@ if TYPE_CHECKING:
     from fedcommons.testing.federations import least_squares
     from fedcommons.testing.referee import Claims, Verdict, referee
     from fedcommons.tracking.tracker import Tracker
+    from fedcommons.tune.api import Result, load, run, sweep
 
 __version__ = "0.2.0"
 
@@ -111,14 +110,13 @@ _HOMES = {
     "sharing.dealt": "Dealt",
     "sharing.needs": "GeneratorRecipe Need",
     "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
-    "sweeping.many": "sweep",
-    "sweeping.one": "Result load run",
     "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.adapters": "adapted",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",
     "testing.referee": "Claims Verdict referee",
     "tracking.tracker": "Tracker",
+    "tune.api": "Result load run sweep",
 }
 """Which names stand in which module. A module is imported when a name is asked for, as torch alone takes seconds."""
 

@@ -103,7 +103,7 @@ def add_shared(parser: Parser) -> None:
 
 
 def add_screen(parser: Parser) -> None:
-    """``--quiet``, ``--log-file`` and ``--log-level``; see ``sweeping.display``."""
+    """``--quiet``, ``--log-file`` and ``--log-level``; see ``cli.display``."""
     parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
     parser.add_argument("--log-file", type=str | None, default=None, help="write what is said to this file as well")
     levels = Annotated[str, "debug | info | warning"]

@@ -69,6 +69,7 @@ def run(
     may_generate: bool = True,
     mirrored_as: str | None = None,
     data: str | None = None,
+    with_share: Callable[[Sequence[Experiment], int], list[Experiment]] | None = None,
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
@@ -78,7 +79,8 @@ def run(
     ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
     told of a generator's steps while it is trained or draws. ``mirrored_as``: the run's name in the storage, where the
     config has one; the folder's by default. What the storage cannot take is an error only when the run has ended.
-    ``data``: the digest that the data set must have; None: any.
+    ``data``: the digest that the data set must have; None: any. ``with_share``: replaces ``gpus_per_actor auto`` in the
+    experiments by a share of a GPU, for this number of processes; see ``tune.gpu_share``.
     What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
     run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
@@ -99,11 +101,11 @@ def run(
     if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
     if config.federation.executor == "ray_actors":
-        from fedcommons.runs.gpu_need import with_share
         from fedcommons.runtime import ray_cluster
 
         ray_cluster.connect()
-        (config,) = with_share([config], config.federation.processes)
+        if with_share is not None:
+            (config,) = with_share([config], config.federation.processes)
         prepared = replace(prepared, config=config)
         ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)

@@ -10,8 +10,8 @@ from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
-from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.run_folder import read_rounds, read_summary
+from fedcommons.tune.sweep import Trial
 from papers.commons import left
 from papers.commons.decide import Row
 from papers.commons.ways import WAYS, Entry, Rates, Way

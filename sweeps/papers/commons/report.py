@@ -11,7 +11,7 @@ from fedcommons.cli.display import Display
 from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 from papers.commons import decide
 from papers.commons.ways import Entry, Rates, budget
 
@@ -28,8 +28,8 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     """Write all from the run folders that are done, and show table and guide."""
     from papers.commons.measured import measured
 
-    cells = grids.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
-    rows = measured(entries, grids.finished(cells, out, display.say), out)
+    cells = grid.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
+    rows = measured(entries, grid.finished(cells, out, display.say), out)
     if not rows:
         return
     from papers.commons.picture import draw
@@ -39,14 +39,14 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     lines = [_line(one, seconds[name_of(one)]) for one in rows]
     missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
-    text = grids.stamped(f"{table}\n{_guides(rows)}", options)
+    text = grid.stamped(f"{table}\n{_guides(rows)}", options)
     write_text(out / "commons.md", text)
     records = [_record(one, seconds[name_of(one)]) for one in rows]
     write_text(out / "commons.csv", tables.to_csv(records))
     write_json(
         out / "summary.json", {"name": out.name, "preset": options.preset, "rows": records, "undefined": undefined}
     )
-    draw(rows, out / "commons.png", grids.title([cell.config for cell in cells]), grids.is_smoke(options))
+    draw(rows, out / "commons.png", grid.title([cell.config for cell in cells]), grid.is_smoke(options))
     display.say("\n" + text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
-from fedcommons.sweeping.sweep import Trial
+from fedcommons.tune.sweep import Trial
 from papers.fedssyn import private_presets
 
 LR = "client.lr"

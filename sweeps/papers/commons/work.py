@@ -8,10 +8,10 @@ of generators that the clients hold.
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.pieces import in_seconds
 from fedcommons.core.worker import fresh_torch
-from fedcommons.runs import build, cost
-from fedcommons.runs.counting import counted
+from fedcommons.runs import build
 from fedcommons.sharing.synthetic_pool import Job
-from fedcommons.sweeping import planned
+from fedcommons.tune import cost, dry_run
+from fedcommons.tune.work_counts import counted
 
 OF_CLIENTS = {
     "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
@@ -35,5 +35,5 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
     rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
     local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
-    of_generators = planned.generators((Job([need], {}) for need in prepared.needs), prices)
+    of_generators = dry_run.generators((Job([need], {}) for need in prepared.needs), prices)
     return local + in_seconds(mine, price.pieces) + of_generators

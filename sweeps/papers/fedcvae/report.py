@@ -14,7 +14,7 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.intervals import ends, student
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
@@ -37,7 +37,7 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
 
     chosen: at the rate of the best validation accuracy; see ``tables.at_best_rate``.
     """
-    runs: Any = grids.finished([e.cell for e in found], out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished([e.cell for e in found], out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
     stands = {e.cell.name: e for e in found}
@@ -95,7 +95,7 @@ def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[st
         f"Same local epochs for all: {epochs}. Clients of FedCVAE make them on an autoencoder, Adam; all others on the "
         f"classifier, {c.optimizer}, B = {c.batch_size}: fedavg in rounds of {options['client.epochs']}, the others "
         "at once.",
-        grids.method_note([e.cell.config for e in found]),
+        grid.method_note([e.cell.config for e in found]),
         "Rate: client.lr, of those tried the one of the best validation accuracy after the last round, the mean over "
         f"seeds, ties to the smaller: {options.rates}. FedCVAE has the rates of its paper.",
         "Accuracy after the last round, on test data, which had no part in any choice. Intervals: Student's, for the "
@@ -142,12 +142,12 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
         return
     if len(frame) < len(found):
         display.say(f"{len(found) - len(frame)} of {len(found)} runs are not finished: they are left out.")
-    text = grids.stamped(markdown(frame, notes(found, frame, options)), options)
+    text = grid.stamped(markdown(frame, notes(found, frame, options)), options)
     records = tables.records(frame, CSV)
     write_text(out / "fedcvae.md", text)
     write_text(out / "fedcvae.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "runs": records})
     n, dataset = frame["seed"].nunique(), parts.label(options.data.name)
     title = f"{dataset}, {n} seeds, 95 % intervals of the mean" if n > 1 else f"{dataset}, one seed"
-    figure(frame, out / "fedcvae.png", title, grids.is_smoke(options))
+    figure(frame, out / "fedcvae.png", title, grid.is_smoke(options))
     display.say("\n" + text)

@@ -10,7 +10,7 @@ from fedcommons.cli.display import Display
 from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """
     import pandas as pd
 
-    runs: Any = grids.finished(grids.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished(grid.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
     own, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
@@ -69,8 +69,8 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
     frame = rows(found, out, display.say)
     if frame.empty:
         return
-    frame, smoke = own.with_choice(frame), grids.is_smoke(options)
-    text = grids.stamped(own.markdown(frame, notes(frame, options)), options)
+    frame, smoke = own.with_choice(frame), grid.is_smoke(options)
+    text = grid.stamped(own.markdown(frame, notes(frame, options)), options)
     stands = [
         {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
     ]

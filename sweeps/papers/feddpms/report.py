@@ -9,7 +9,7 @@ from fedcommons.cli.display import Display
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import cells
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 
 
 def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Options, out: Path, display: Display) -> None:
@@ -17,7 +17,7 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
     from papers.feddpms import exchange
     from papers.feddpms import tables as own
 
-    every = grids.finished(once(of_tables), out)
+    every = grid.finished(once(of_tables), out)
     if every.empty:
         display.say("\n")
         return
@@ -27,11 +27,11 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
     exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
     compared = {}
     for table, of in of_tables.items():
-        runs = grids.finished(of, out)
+        runs = grid.finished(of, out)
         compared[table] = [] if runs.empty else tables.compared(own.with_kept(runs, exchanges))
     configs = [cell.config for cell in once(of_tables)]
-    notes = [*own.NOTES, grids.work_note(configs), grids.method_note(configs)]
-    text, smoke = [], grids.is_smoke(options)
+    notes = [*own.NOTES, grid.work_note(configs), grid.method_note(configs)]
+    text, smoke = [], grid.is_smoke(options)
     for table, of in compared.items():
         if of:
             whole = table in ("Table 1", "Table 2", "Ablations")
@@ -43,11 +43,11 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
     one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
     own.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
     own.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)
-    markdown = grids.stamped("\n".join(text), options)
+    markdown = grid.stamped("\n".join(text), options)
     write_text(out / "feddpms.md", markdown)
     display.say("\n" + markdown)
 
 
 def once(of_tables: Mapping[str, Sequence[sweep.Trial]]) -> list[sweep.Trial]:
     """The cells of all tables, each once."""
-    return grids.once(chain.from_iterable(of_tables.values()))
+    return grid.once(chain.from_iterable(of_tables.values()))

@@ -17,7 +17,7 @@ from fedcommons.federation.participation import joining
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.build import Prepared
@@ -53,7 +53,7 @@ class Outcome:
 
 def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
     """How it turned out at this share."""
-    here, base = (grids.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
+    here, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
     if here.empty or base.empty:
         return Outcome("", None, ())
     at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (here, base))
@@ -83,11 +83,11 @@ def report(
             lines.append({"alpha": alpha, **asdict(one), **costs_of, "rounds": ended.rounds, **found_out})
         sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out).rounds))
     records = [line for section in sections for line in section.lines]
-    text = grids.stamped(advice_table(sections, options.speed_up), options)
+    text = grid.stamped(advice_table(sections, options.speed_up), options)
     write_text(out / "advise.md", text)
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
     tried = [cell.config for each in runs.values() for cell in each]
-    title = grids.title(tried or [ready.config for ready, *_ in found.values()])
-    advice_panels(out / "advise.png", sections, title, grids.is_smoke(options))
+    title = grid.title(tried or [ready.config for ready, *_ in found.values()])
+    advice_panels(out / "advise.png", sections, title, grid.is_smoke(options))
     display.say("\n" + text)

@@ -29,7 +29,7 @@ from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.synthetic_pool import Job
 from fedcommons.storage.artifact_store import Store
-from fedcommons.sweeping import kept, planned
+from fedcommons.tune import cached_results, dry_run
 from papers.fedssyn import audits as pictures
 
 
@@ -127,10 +127,10 @@ def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str]
     store = Store(Path(found.config.artifacts), say, found.config.storage)
     jobs = synthetic_pool.missing(store, found.needs)
     attackers = generators(found.needs[one], found.dataset.test, options.shadows, options.canaries)
-    seconds = planned.generators([*jobs, *attackers])
+    seconds = dry_run.generators([*jobs, *attackers])
     say(
         f"Seed {found.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadows and 2 with "
-        f"canaries, like client {one}'s: about {planned.duration(seconds)} here on one core, without the comparison "
+        f"canaries, like client {one}'s: about {dry_run.duration(seconds)} here on one core, without the comparison "
         "of images."
     )
 
@@ -146,12 +146,12 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
         seed: {**deciding(prepared.config), "attacked": one, "shadows": options.shadows, "canaries": options.canaries}
         for seed, (prepared, one) in ready.items()
     }
-    earlier = {seed: kept.read(files[seed], facts[seed], "audit") for seed in ready}
+    earlier = {seed: cached_results.read(files[seed], facts[seed], "audit") for seed in ready}
     records = {}
     for number, (seed, (prepared, one)) in enumerate(ready.items(), 1):
         if (record := earlier[seed]) is None:
             say(f"seed {seed} ({number} of {len(ready)})")
             record = audited(prepared, one, options, say, on_step)
-            kept.write(files[seed], facts[seed], "audit", record)
+            cached_results.write(files[seed], facts[seed], "audit", record)
         records[seed] = record
     say("\n" + pictures.report(records, options, out))

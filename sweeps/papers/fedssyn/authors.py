@@ -18,7 +18,7 @@ from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 
 if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not
-    from fedcommons.sweeping.sweep import Trial
+    from fedcommons.tune.sweep import Trial
 
 _N_SEEN = {10: 3375, 40: 845, 100: 385}  # images a generator is trained on
 
@@ -41,10 +41,10 @@ _ALPHAS = (0.01, 0.1)
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
     """The cell of these fields in a grid, whatever its preset; ``owned``: those that an option of the sweep sets."""
-    from fedcommons.sweeping import grids, sweep
+    from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
-    return sweep.cell(settled(options.preset, config, {*options.asked, *owned}), grids.VARIED)
+    return sweep.cell(settled(options.preset, config, {*options.asked, *owned}), grid.VARIED)
 
 
 def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experiment:

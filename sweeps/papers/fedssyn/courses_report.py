@@ -8,7 +8,7 @@ from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 
 Figure = Mapping[str, Sequence[sweep.Trial]]
 """The curves of a figure, each with a cell for every seed."""
@@ -47,18 +47,18 @@ def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
         *NOTES,
         *([L_NOTE] if options.hessians else []),
         f"A.7: {c.algorithm}, N = {c.partition.n_clients}, C = {c.federation.participation:g}, alpha = "
-        f"{grids.several(configs, 'partition.alpha')} (IID: cut equally); generators of {trained} "
+        f"{grid.several(configs, 'partition.alpha')} (IID: cut equally); generators of {trained} "
         f"on rho = {options.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
-        f"{grids.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
+        f"{grid.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
     ]
     if of_a8:
         names = ("partition.n_clients", "partition.alpha", "sharing.p", "generator.rho")
-        n, alpha, p, rho = (grids.several(of_a8, name) for name in names)
+        n, alpha, p, rho = (grid.several(of_a8, name) for name in names)
         notes.append(
             f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {rho}; every number of epochs from "
             "one training. The pools are compared at one model at round 0 only; later every run is at its own."
         )
-    different = grids.departures(configs, {*NAMED, "sharing.setting", "generator.rho", "measure.smoothness", "target"})
+    different = grid.departures(configs, {*NAMED, "sharing.setting", "generator.rho", "measure.smoothness", "target"})
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
@@ -68,7 +68,7 @@ def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: D
     from papers.fedssyn import courses
 
     cells = [cell for figure in (a7, a8) for some in figure.values() for cell in some]
-    runs = grids.finished(cells, out, display.say)
+    runs = grid.finished(cells, out, display.say)
     if runs.empty:
         return
     rounds = load_rounds(*runs["run"])
@@ -93,8 +93,8 @@ def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: D
         for some in (over_p, over_epochs)
     )
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": own, "a8": of_a8})
-    title, smoke = grids.title([c.config for cells in a7.values() for c in cells]), grids.is_smoke(options)
-    markdown = grids.stamped(courses.section("Figures 5 and A.7", over_p), options)
+    title, smoke = grid.title([c.config for cells in a7.values() for c in cells]), grid.is_smoke(options)
+    markdown = grid.stamped(courses.section("Figures 5 and A.7", over_p), options)
     save(courses.over_rounds(over_p, title), out / "convergence_parameters.png", 110, smoke)
     if over_epochs:
         markdown += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)

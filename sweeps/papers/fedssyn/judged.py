@@ -25,7 +25,7 @@ from fedcommons.seeds import numpy_generator
 from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.sweeping import planned
+from fedcommons.tune import dry_run
 
 SHOWN = 3
 """Images of each class in a row of the picture."""
@@ -54,7 +54,7 @@ def price(options: parse.Options, say: Callable[[str], None]) -> None:
     """Say what would be trained, and for how long."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = synthetic_pool.missing(store, [need for config in options.pools for need in _checked(config).needs])
-    seconds = planned.duration(planned.generators(jobs))
+    seconds = dry_run.duration(dry_run.generators(jobs))
     say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
 
 

@@ -8,10 +8,10 @@ from fedcommons.config.flat import override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import Prediction
 from fedcommons.runs import build
-from fedcommons.runs.probe import probe
 from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
 from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.probe import probe
 
 
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:

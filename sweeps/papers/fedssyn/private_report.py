@@ -13,7 +13,8 @@ from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import sweep
 from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none

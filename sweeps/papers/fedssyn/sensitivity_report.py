@@ -11,8 +11,8 @@ from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import student
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tune import grid, sweep
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def records(found: Sequence[Entry], out: Path, central: Mapping[int, float]) -> 
     central: last accuracy of the central model by seed; ``ahead``: whether Student's 95 % interval of the differences
     to it, seed by seed, lies above 0; None of fewer than two seeds.
     """
-    runs = grids.finished([e.cell for e in found], out)
+    runs = grid.finished([e.cell for e in found], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for e in found:
@@ -130,7 +130,7 @@ def report(found: Sequence[Entry], central: Sequence[str], options: parse.Option
         f"{config.data.name}, fedavg, the pool shuffled and dealt; (a): alpha 0.1; (b) and (c): alpha 0.01. rho: share "
         "of a client's images that its generator saw. Epochs below the last are checkpoints of the same training. "
         "(b) and (c): rho 100 %, n~ = n_i.",
-        grids.work_note([e.cell.config for e in done]),
+        grid.work_note([e.cell.config for e in done]),
         f"Accuracy after round {config.federation.rounds}. Learning rate {config.client.lr:g} in all runs and central "
         "models, not chosen per run.",
     ]
@@ -142,7 +142,7 @@ def report(found: Sequence[Entry], central: Sequence[str], options: parse.Option
             "differences, seed by seed, is above 0, for each pool alone; in the picture a star."
         )
     notes.append(f"Seeds: {options.seeds}; ± is the sample standard deviation.")
-    markdown = grids.stamped(table(rows) + tables.numbered(notes), options)
+    markdown = grid.stamped(table(rows) + tables.numbered(notes), options)
     plain = [{name: value for name, value in r.items() if name != "accuracies"} for r in rows]
     runs = [{**{n: getattr(e, n) for n in KEY}, "seed": e.cell.config.seed, "run": e.cell.name} for e in done]
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "pools": rows, "runs": runs})
@@ -152,5 +152,5 @@ def report(found: Sequence[Entry], central: Sequence[str], options: parse.Option
         f"{config.data.name}, FedAvg after round {config.federation.rounds}, {max(r['seeds'] for r in rows)} seeds; "
         "points: means; bands and bars: ± standard deviation"
     )
-    figure(rows, list(by_seed.values()), out / "sensitivity.png", title, grids.is_smoke(options))
+    figure(rows, list(by_seed.values()), out / "sensitivity.png", title, grid.is_smoke(options))
     display.say("\n" + markdown)

@@ -15,11 +15,12 @@ from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.runs import cost, inputs
+from fedcommons.runs import inputs
 from fedcommons.runs.build import OnStep, Prepared, contribute, prepare, synthetic_images
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.storage.artifact_store import Store
-from fedcommons.sweeping.sweep import require_few
+from fedcommons.tune import cost
+from fedcommons.tune.sweep import require_few
 from papers.fedssyn import private_presets
 
 

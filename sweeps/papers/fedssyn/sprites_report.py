@@ -10,7 +10,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 
 if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neither
     import numpy as np
@@ -35,7 +35,7 @@ class Entry:
 
 def records(found: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
     """A record for each pool, over seeds, of the runs that are finished."""
-    runs = grids.finished([e.cell for e in found], out)
+    runs = grid.finished([e.cell for e in found], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
     for e in found:
@@ -149,16 +149,16 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
         "share rho of its images, and the union of what they draw is shuffled and dealt. Epochs: of this training, of "
         "which earlier ones are checkpoints.",
         *([f"{pooled['generator.name']}: {', '.join(said)}."] if said else []),
-        grids.work_note([e.cell.config for e in done]),
+        grid.work_note([e.cell.config for e in done]),
         f"Accuracy after round {config.federation.rounds}; best: of all rounds. Learning rate {config.client.lr:g} in "
         f"all runs. Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grids.stamped(table(rows) + tables.numbered(notes), options)
+    markdown = grid.stamped(table(rows) + tables.numbered(notes), options)
     write_text(out / "dsprites.md", markdown)
     write_text(out / "dsprites.csv", tables.to_csv([{k: v for k, v in r.items() if k != "accuracies"} for r in rows]))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": rows})
-    smoke = grids.is_smoke(options)
-    title = f"{data}, {grids.several([e.cell.config for e in done], 'algorithm')}, seeds {options.seeds}"
+    smoke = grid.is_smoke(options)
+    title = f"{data}, {grid.several([e.cell.config for e in done], 'algorithm')}, seeds {options.seeds}"
     if any(r["number"] == USUAL for r in rows):
         figure(rows, out / "dsprites.png", title, smoke)
         pictures(done, out / "dsprites_images.png", smoke)

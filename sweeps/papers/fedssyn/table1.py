@@ -12,14 +12,14 @@ from fedcommons.config.flat import same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid, sweep
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
-VARIED = {*grids.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
+VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
 """Fields in which the cells of the table differ, or may."""
 
 
@@ -30,12 +30,12 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     if options.lrs is not None:
         rate = "The learning rate was chosen per cell by validation accuracy of the last round, never by test data."
     elif options.preset == "authors":
-        rate = f"Learning rates are those of the authors' scripts: {grids.several(configs, 'client.lr')}."
+        rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
     notes = [
         "Rounds: the first whose server model has the target test accuracy, unsmoothed; >R: not within R rounds.",
-        grids.work_note(configs),
+        grid.work_note(configs),
         rate,
-        grids.method_note(configs),
+        grid.method_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, pool included.",
     ]
     if any(config.dp.local for config in configs):
@@ -43,7 +43,7 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
             "DP-SGD: an epsilon in a run's summary is of that run alone; runs on the same data add up, those of "
             "learning rates that were tried included."
         )
-    different = grids.departures(configs, VARIED)
+    different = grid.departures(configs, VARIED)
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
@@ -62,12 +62,12 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     notes = [*footnotes(cells, options), *of_runs, *part]
     table = tables.table1_markdown(found, published(cells, options), notes) + tables.spread(found)
-    markdown = grids.stamped(table, options)
+    markdown = grid.stamped(table, options)
     write_text(out / "table1.md", markdown)
     chosen = pd.concat([one.runs for one in found])
     write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
-    title = grids.title([c.config for c in cells])
-    rounds_to_target(out / "table1.png", found, title, grids.is_smoke(options))
+    title = grid.title([c.config for c in cells])
+    rounds_to_target(out / "table1.png", found, title, grid.is_smoke(options))
     return markdown
 
 
@@ -101,10 +101,10 @@ class Growing:
         from papers.fedssyn.table1_pictures import accuracy_over_rounds
 
         display.say("\n" + self.write(out, display.say))
-        runs, title = self.frame(self.cells), grids.title([c.config for c in self.cells])
+        runs, title = self.frame(self.cells), grid.title([c.config for c in self.cells])
         if not runs.empty:
             cells, rounds = tables.compared(runs), load_rounds(*runs["run"])
-            accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grids.is_smoke(self.options))
+            accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grid.is_smoke(self.options))
 
     def grow(self, out: Path, display: Display) -> None:
         """Write the table, and say the rows that have become complete."""
@@ -117,7 +117,7 @@ class Growing:
 
     def write(self, out: Path, say: Callable[[str], None]) -> str:
         """Write the table of what is finished; ``say`` is told which runs cannot be read."""
-        new = grids.finished([cell for cell in self.cells if cell.name not in self.rows], out, say)
+        new = grid.finished([cell for cell in self.cells if cell.name not in self.rows], out, say)
         self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
         return written(self.cells, self.frame(self.cells), out, self.options)
 

@@ -14,7 +14,8 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids, sweep
+from fedcommons.tune import grid as grids
+from fedcommons.tune import sweep
 from papers.fedssyn.published import fedssyn_table2
 from papers.fedssyn.table2_presets import FIELDS, METHODS
 

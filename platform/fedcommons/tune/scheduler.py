@@ -1,8 +1,10 @@
 """In which order a sweep works: cell after cell, each after the generators that it needs."""
 
+import json
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,41 @@ class InOrder(Searcher):
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
         """Nothing: a sweep resumes by its cells' folders."""
+
+
+NAMESPACE = "fedcommons"
+"""Of the values in Ray's key-value store."""
+
+DRIVER = ""
+"""The name under which trials find the driver's ``hosts.facts``; no cell has it."""
+
+
+@contextmanager
+def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
+    """In this context trials of this driver can read these plain values from Ray's key-value store.
+
+    Tune writes down what it gets, and its own ``tune.with_parameters`` keeps values until its driver ends.
+    """
+    from ray.experimental import internal_kv
+
+    keys = {_key(name): json.dumps(value) for name, value in values.items()}
+    try:
+        for key, value in keys.items():
+            internal_kv._internal_kv_put(key, value, namespace=NAMESPACE)
+        yield
+    finally:
+        for key in keys:
+            internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+
+
+def shared_value(name: str) -> Any:
+    """Return the value that the driver shares under this name."""
+    from ray.experimental import internal_kv
+
+    return json.loads(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))
+
+
+def _key(name: str) -> str:
+    import ray
+
+    return f"{ray.get_runtime_context().get_job_id()}/{name}"

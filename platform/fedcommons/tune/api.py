@@ -1,7 +1,8 @@
 """One experiment from Python: run it, or read it where it is finished, and look at its rounds and its model."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,26 @@ import pandas as pd
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fedcommons.cli.display import log
+from fedcommons.cli.display import Display, log
 from fedcommons.config import parts
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import part_of
+from fedcommons.config.flat import is_ignored, part_of
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.work import module_with
+from fedcommons.core.worker import only_thread
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import ClientError, UserError, shown
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.personal import personal_model
 from fedcommons.federation.rounds import Standing
-from fedcommons.reports.frames import folder_path, load_rounds
+from fedcommons.reports.frames import folder_path, load_rounds, load_runs
 from fedcommons.runs import experiment as runs
 from fedcommons.runs import exports, inputs, models, worker
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
+from fedcommons.tune.gpu_share import with_share
+from fedcommons.tune.remote_sweep import SweepMirror
+from fedcommons.tune.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 
 
 @dataclass(frozen=True)
@@ -180,4 +185,67 @@ def run(
     if not isinstance(experiment, Experiment):
         raise UserError(f"run takes an experiment, got {shown(experiment)}.")
     path = folder_path(folder)
-    return Result(path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round))
+    return Result(
+        path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round, with_share=with_share)
+    )
+
+
+def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
+    """Run each of these in a folder of its own in ``folder``; a row a run, as ``load_runs`` has them.
+
+    Runs that are there already are read, those that were broken off go on; generators are trained once for all. Ray is
+    started where it is not running, and stays for the next sweep. show: what the command of a sweep shows; without it
+    only the logger ``fedcommons`` is told.
+
+    Raises:
+        UserError: what is asked for cannot be met, or is no experiment, or another thread of this process is in an
+            experiment; nothing has been run then.
+        ClientError: some runs failed; the others are finished and can be loaded.
+    """
+    out, cells = folder_path(folder), named(listed(experiments))
+    with only_thread(), Display(quiet=not show) as display:
+        SweepMirror(cells, out, display.say).begin(resume=True)
+        left = todo(cells, out, display)
+        with open_sweep(out, resume=True, say=lambda text: None):
+            try:
+                failures = run_cells(left, out, display).failures
+            except BaseException:  # Ctrl-C too: the next sweep would wait for what this one holds
+                from fedcommons.tune import trials  # Ray takes a second to import
+
+                trials.remove_all()
+                raise
+    if failures:
+        raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))
+    return load_runs(*(out / c.name for c in cells))
+
+
+def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """They as a list, one of them alone too.
+
+    Raises:
+        UserError: something among them is no experiment, or there are too many.
+    """
+    found = [experiments] if isinstance(experiments, Experiment) else experiments
+    if not isinstance(found, Iterable):
+        raise UserError(f"sweep takes experiments, got {shown(found)}.")
+    some = list(islice(found, MOST + 1))
+    require_few(len(some))
+    if wrong := [one for one in some if not isinstance(one, Experiment)]:
+        raise UserError(f"sweep takes experiments, got {shown(wrong[0])}.")
+    return some
+
+
+def named(experiments: list[Experiment]) -> list[Trial]:
+    """A cell for each experiment, each once, named after the fields in which they differ.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not experiments:
+        raise UserError("a sweep needs at least one experiment.")
+    flat = [one.flat for one in experiments]
+    names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
+    labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
+    for name in ("algorithm", "sharing.setting"):  # every name begins with these
+        labels.pop(name, None)
+    return list({c.name: c for c in (cell(one, labels) for one in experiments)}.values())

@@ -16,9 +16,6 @@ from fedcommons.federation.rejections import told
 from fedcommons.runtime import ray_cluster
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of
-from fedcommons.sweeping.folders import LATE_S, has_come, holds_runs, open_folder, require_shared
-from fedcommons.sweeping.predecessors import copy, predecessors
-from fedcommons.sweeping.sweep_mirror import SweepMirror
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.run_folder import (
     STOPPED,
@@ -27,9 +24,12 @@ from fedcommons.tracking.run_folder import (
     read_summary,
     require_same_data,
 )
+from fedcommons.tune.continue_runs import copy, predecessors
+from fedcommons.tune.remote_sweep import SweepMirror
+from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
-    from fedcommons.sweeping.order import Lacking
+    from fedcommons.tune.scheduler import Lacking
 
 
 MOST, TOLD, FEW = 10_000, 1_000, 16
@@ -113,7 +113,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     from fedcommons.runs.build import prepare
     from fedcommons.runs.extended import may_continue
     from fedcommons.sharing.synthetic_pool import missing
-    from fedcommons.sweeping.order import Lacking
+    from fedcommons.tune.scheduler import Lacking
 
     left = [c for c in cells if not is_done(c, out)]
     if others := [c.name for c in cells if has_other_code(out / c.name)]:
@@ -202,8 +202,8 @@ def run_cells(
             display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
         if not left.lacking and any(c.config.generator for c in left.cells):
             display.say("All generators are in the store: none had to be trained.")
-        from fedcommons.sweeping import trials
-        from fedcommons.sweeping.progress import Progress
+        from fedcommons.tune import trials
+        from fedcommons.tune.progress import Progress
 
         rounds = {c.name: c.config.federation.rounds for c in left.cells}
         progress = Progress(display, rounds, len(left.lacking), on_end, bring=mirror.bring)
@@ -232,7 +232,7 @@ def _sharing_gpus(left: Todo) -> Todo:
     """The same cells, so many of which share a GPU at a time as there are cores, where they leave that to us."""
     import ray
 
-    from fedcommons.runs.gpu_need import with_share
+    from fedcommons.tune.gpu_share import with_share
 
     configs = with_share([c.config for c in left.cells], int(ray.cluster_resources().get("CPU", 1)))
     return replace(left, cells=[replace(c, config=config) for c, config in zip(left.cells, configs, strict=True)])

@@ -18,11 +18,12 @@ from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
 from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.privacy.noise import SEED_ALONE
-from fedcommons.runs import build, cost
+from fedcommons.runs import build
 from fedcommons.runs.worker import build_worker
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.gpu_memory import CONTEXT
 from fedcommons.runtime.torch_settings import has_gpu
+from fedcommons.tune import cost
 
 
 def share(need: int, total: int, processes: int, gpus: int) -> float:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from fedcommons.errors import sentence
 from fedcommons.tracking.run_folder import read_summary
 
 if TYPE_CHECKING:
-    from fedcommons.runs.central import Central
+    from fedcommons.tune.dry_run import ExtraJob
+    from papers.fedssyn.central import Central
 
 
 def _train(here: str, central: "Central", folder: Path) -> None:
-    from fedcommons.runs.central import run
+    from papers.fedssyn.central import run
 
     os.environ[parts.HERE] = here
     run(central, folder)
@@ -53,3 +55,11 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
         display.step("central models", len(todo) - len(pending), len(todo), "trained")
     display.drop("central models")
     return failures
+
+
+def extra_jobs(lines: "Sequence[Central]") -> "list[ExtraJob]":
+    """Return the trainings as jobs of a dry run."""
+    from fedcommons.tune.dry_run import ExtraJob
+    from papers.fedssyn.central import seconds_of
+
+    return [ExtraJob(line.name, "central models", partial(seconds_of, line)) for line in lines]

@@ -23,11 +23,10 @@ from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
 from fedcommons.runtime.gpu_memory import bound, is_lost
 from fedcommons.storage import safe_read
 from fedcommons.storage.error_file import left_in
-from fedcommons.sweeping import handed
-from fedcommons.sweeping.order import InOrder, Lacking, make
-from fedcommons.sweeping.progress import Progress
 from fedcommons.tracking.run_folder import read_rounds
 from fedcommons.tracking.run_mirror import name_of
+from fedcommons.tune.progress import Progress
+from fedcommons.tune.scheduler import DRIVER, InOrder, Lacking, make, shared_value, shared_values
 
 REMOVAL_S = 10.0
 """Seconds within which Ray must have removed the trials of a sweep that was broken off."""
@@ -70,14 +69,14 @@ def run(
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
     to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(cpu_kind.CPU)}
     values = {name: {"config": flat.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
-    values[handed.DRIVER] = hosts.facts()
+    values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
     trainable = tune.with_resources(trial, partial(_resources_of, federations, pin))
     # an idle one keeps its place, so only where all need the same
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
-    with tempdirs.folder() as state, tempdirs.tempdir(), handed.by_name(values):  # Tune imports W&B
+    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -162,12 +161,12 @@ def trial(params: Mapping[str, Any]) -> None:
     """One cell, or one generator, which ``params`` name: Tune writes them down."""
     try:
         cpu_kind.require_true()
-        hosts.require_same(handed.value(handed.DRIVER))
+        hosts.require_same(shared_value(DRIVER))
     except UserError as error:
         tune.report({"failed": sentence(error)})
         return
     asked = params.get("generator")
-    cells = [handed.value(name) for name in (asked["cells"] if asked else [params["cell"]])]
+    cells = [shared_value(name) for name in (asked["cells"] if asked else [params["cell"]])]
     os.environ[parts.HERE] = cells[0]["here"]
     if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
         os.environ[cpu_kind.CHOICE] = kind

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display, asked
 from fedcommons.errors import UserError, Warned, sentence
-from fedcommons.sweeping import sweep
-from fedcommons.sweeping.sweep import Outcome, Todo, Trial
-from fedcommons.sweeping.sweep_mirror import SweepMirror
+from fedcommons.tune import sweep
+from fedcommons.tune.remote_sweep import SweepMirror
+from fedcommons.tune.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
-    from fedcommons.runs.central import Central
+    from fedcommons.tune.dry_run import ExtraJob
 
 
 def run(
@@ -23,13 +23,13 @@ def run(
     report: Callable[[Path, Display], None],
     *,
     play: Callable[[Todo, Path, Display], Outcome] = sweep.run_cells,
-    centrals: Callable[[], "Sequence[Central]"] = tuple,
+    extra: Callable[[], "Sequence[ExtraJob]"] = tuple,
 ) -> int:
     """Run what is left of these cells in ``--out`` and report on all; the exit code.
 
     stem: how the files begin that ``report`` writes into ``--out`` from the run folders; a cell that was done before
-    counts too. play: runs what is left, in the open folder, where a sweep does more than that. centrals: what makes the
-    list of the central models that ``play`` trains besides, for their price.
+    counts too. play: runs what is left, in the open folder, where a sweep does more than that. extra: makes the
+    list of the jobs that ``play`` runs besides, with their cost.
 
     Raises:
         UserError: something that cannot be met, before any work.
@@ -39,7 +39,7 @@ def run(
     started, out = time.perf_counter(), Path(options.out)
     with asked(options) as display:
         if options.dry_run:
-            dry_run(cells, out, display, options.on_cores, centrals, options.get("total"))
+            dry_run(cells, out, display, options.on_cores, extra, options.get("total"))
             return 0
         mirror = SweepMirror(cells, out, display.say)
         mirror.begin(options.resume)
@@ -67,13 +67,13 @@ def write_page(out: Path, stem: str, display: Display) -> bool:
 
 def dry_run(
     cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
-    centrals: Callable[[], "Sequence[Central]"] = tuple, total: int | None = None,
+    extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None,
 ) -> None:  # fmt: skip
-    """Print what would run, and what it would cost; see ``planned``."""
+    """Print what would run, and what it would cost; see ``dry_run.print_costs``."""
     display.say("Loading torch and the data ...")
-    from fedcommons.sweeping import planned
+    from fedcommons.tune.dry_run import print_costs
 
-    planned.dry_run(cells, out, display, on_cores, centrals(), total=total)
+    print_costs(cells, out, display, on_cores, extra(), total=total)
 
 
 def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:

@@ -31,18 +31,17 @@ from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller
 from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
-from fedcommons.data.examples import Dataset, Examples
+from fedcommons.data.examples import Examples
 from fedcommons.errors import given, somebodys
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import CHUNK, ModelTask, evaluate_chunk
+from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.privacy.noise import SEED_ALONE
-from fedcommons.runs import central, experiment
+from fedcommons.runs import experiment
 from fedcommons.runs.build import Assembled, Prepared
-from fedcommons.runs.counting import Counts
 from fedcommons.runs.worker import build_module, build_worker, local_loop
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
@@ -50,6 +49,7 @@ from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
 from fedcommons.sharing.synthetic_pool import require_like
 from fedcommons.tensors import nbytes
+from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3
 """Seconds after which a measurement is repeated no more."""
@@ -149,7 +149,7 @@ def _once(do: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _from_epochs(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
+def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
     """(seconds before the first step, seconds of a step) of what trains so many epochs of so many steps."""
     one = seconds_of(lambda: train(1))
     if one > SLOW:
@@ -303,7 +303,7 @@ def measure_generator(need: Need) -> GeneratorPrices:
     trained = train(1)  # imports diffusers, too, and a private generator solves for its noise once
     with somebodys(generator, "fit"):
         weights = trained[1].weights
-    start, step = _from_epochs(train, -(-len(some) // batch))
+    start, step = per_epoch(train, -(-len(some) // batch))
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
     has_steps = is_dataclass(generator) and "sampling_steps" in {f.name for f in fields(generator)}
 
@@ -320,23 +320,6 @@ def measure_generator(need: Need) -> GeneratorPrices:
     image = max(0.0, draw(2) - few if several else few) / len(labels)
     start += max(0.0, few - image * len(labels))
     return GeneratorPrices(start, step, image, peak(), sum(t.nbytes for t in weights.values()))
-
-
-@fresh_torch()
-def measure_central(line: central.Central, dataset: Dataset) -> tuple[float, float]:
-    """Seconds of a step and of a test image in the training of a central model."""
-    c, test = line.config.client, dataset.test
-    torch.set_num_threads(1)
-    module = build_module(line.config, dataset)
-    some, one = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
-
-    def train(test: Examples, epochs: int) -> None:
-        central.fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
-
-    central.fit(module, one, one, epochs=1, batch_size=1, seed=0)  # Lightning imports something at its first training
-    steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
-    start, step = _from_epochs(lambda epochs: train(one, epochs), steps)
-    return step, max(0.0, seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)
 
 
 @lru_cache(maxsize=8)

@@ -7,7 +7,7 @@ the machine count as they run now.
 
 import heapq
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,16 +15,15 @@ import torch
 
 from fedcommons.cli.display import Display, duration
 from fedcommons.config.experiment import Experiment
-from fedcommons.runs import build, cost
+from fedcommons.runs import build
 from fedcommons.runs.build import Prepared
-from fedcommons.runs.central import Central
-from fedcommons.runs.cost import GeneratorPrices, Prices
-from fedcommons.runs.counting import counted, generator_work
 from fedcommons.runtime import ray_cluster
 from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.storage.artifact_store import Store
-from fedcommons.sweeping import sweep
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tune import cost, sweep
+from fedcommons.tune.cost import GeneratorPrices, Prices
+from fedcommons.tune.work_counts import counted, generator_work
 
 RAY_S = 6.0
 """Seconds that Ray takes to start, and Ray Tune to begin."""
@@ -44,7 +43,7 @@ class Bill:
 
     generators: list[float] = field(default_factory=list)
     cells: list[float] = field(default_factory=list)
-    centrals: list[float] = field(default_factory=list)
+    extra: dict[str, list[float]] = field(default_factory=dict)
     first: float = 0.0  # seconds by which a process's first cell is slower
     memory: int = 0  # of the process that needs most
     runs: int = 0  # on disk
@@ -56,13 +55,25 @@ class Bill:
         """Of all, where so many processes work at a time; not ``in_ray``: one after another in this one."""
         if not in_ray:
             return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
-        stages = [stage for stage in (self.generators, self.cells, self.centrals) if stage]
+        stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]
         starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process, and those of each stage
         return starting + sum(self.span(stage, places) for stage in stages)
 
     def span(self, stage: Sequence[float], places: int) -> float:
         """Seconds of a stage; of very many cells the places are taken to be busy until the end."""
         return makespan(stage, places) if self.times == 1 else self.times * sum(stage) / places
+
+
+@dataclass(frozen=True)
+class ExtraJob:
+    """A job that a sweep runs besides its runs. kind: what the last line of a dry run names the jobs.
+
+    seconds: measures a step of the job, and returns the seconds that all of it takes.
+    """
+
+    name: str
+    kind: str
+    seconds: Callable[[], float]
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
@@ -73,9 +84,9 @@ def makespan(seconds: Iterable[float], places: int) -> float:
     return max(free)
 
 
-def dry_run(
+def print_costs(
     cells: Sequence[sweep.Trial], out: Path, display: Display, on_cores: int | None = None,
-    centrals: Sequence[Central] = (), in_ray: bool = True, total: int | None = None,
+    extra: Sequence[ExtraJob] = (), in_ray: bool = True, total: int | None = None,
 ) -> None:  # fmt: skip
     """Print what would run and what it would cost; ``on_cores``: on another machine besides, with so many cores.
 
@@ -103,10 +114,13 @@ def dry_run(
         store = Store(folder, display.say)
         for job in missing(store, [need for f, need in wanted if f == folder]):
             _generator(job, bill)
-    for line in centrals:
-        done = read_summary(out / line.name) is not None
-        said = "done" if done else f"to run; {duration(_central(line, bill))}"
-        display.say(f"{line.name}: {said}")
+    for job in extra:
+        if read_summary(out / job.name) is not None:
+            display.say(f"{job.name}: done")
+            continue
+        seconds = job.seconds()
+        bill.extra.setdefault(job.kind, []).append(seconds)
+        display.say(f"{job.name}: to run; {duration(seconds)}")
     for note in notes:
         display.say(note)
     torch.set_num_threads(torch_threads)
@@ -156,24 +170,13 @@ def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None 
     return sum(bill.generators)
 
 
-def _central(line: Central, bill: Bill) -> float:
-    """Put a central model on the bill; its seconds."""
-    ready = build.prepare(line.config)
-    step, image = cost.measure_central(line, ready.dataset)
-    synthetic = line.source == "central_synthetic"
-    n, b = sum(need.n for need in ready.needs) if synthetic else len(ready.dataset.train), line.config.client.batch_size
-    seconds = line.epochs * (-(-n // b) * step + len(ready.dataset.test) * image)
-    bill.centrals.append(seconds)
-    return seconds
-
-
 def _actors(c: Experiment) -> int:
     return c.federation.actors if c.federation.executor == "ray_actors" else 1
 
 
 def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int | None, in_ray: bool) -> str:
     """The last line."""
-    if config is None or not (bill.cells or bill.centrals):
+    if config is None or not (bill.cells or bill.extra):
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
     actors, total = _actors(config), round(n_cells * bill.times)
@@ -181,7 +184,7 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
     places = max(1, here // actors) if in_ray else 1
     n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"
     where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
-    stages = {"generators": bill.generators, "cells": bill.cells, "central models": bill.centrals}
+    stages = {"generators": bill.generators, "cells": bill.cells, **bill.extra}
     of = ", ".join(f"{name} {duration(bill.span(each, places))}" for name, each in stages.items() if each)
     time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({of})"
     if on_cores is not None:

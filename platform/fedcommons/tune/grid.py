@@ -12,8 +12,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.flat import SHORT_NAMES, choose, same_results
 from fedcommons.config.parts import KINDS
 from fedcommons.reports.frames import load_runs
-from fedcommons.sweeping import sweep
 from fedcommons.tracking.run_folder import is_run
+from fedcommons.tune import sweep
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd

@@ -18,9 +18,9 @@ from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
 from fedcommons.reports.frames import load_runs
 from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.sweeping import grids
-from fedcommons.sweeping.sweep import Trial
 from fedcommons.tracking.run_folder import is_run
+from fedcommons.tune import grid
+from fedcommons.tune.sweep import Trial
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -66,7 +66,7 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
         return
     groups = ranking.ranked(runs, metric, options.mode)
     columns = dict.fromkeys((SHARING, *fields))
-    table = grids.stamped(ranking.table(groups, [*columns], metric, options.mode), options)
+    table = grid.stamped(ranking.table(groups, [*columns], metric, options.mode), options)
     swept = [name for name in dict.fromkeys(("seed", *columns, metric, *CSV)) if name in runs]
     ordered = pd.concat([point.runs for group in groups for point in group.points])
     rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
@@ -75,7 +75,7 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
     drawn, colours = ranking.panels(groups, fields, metric)
-    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grids.is_smoke(options))
+    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grid.is_smoke(options))
     display.say(f"\n{table}")
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])

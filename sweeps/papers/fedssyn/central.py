@@ -22,6 +22,7 @@ from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.federation.evaluation import CHUNK
+from fedcommons.runs import build
 from fedcommons.runs.build import Prepared, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
 from fedcommons.runs.worker import build_module
@@ -30,6 +31,7 @@ from fedcommons.storage import file_lock
 from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.storage.atomic_files import remove_unfinished, unfinished, write_json
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tune import cost
 
 _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
@@ -197,3 +199,29 @@ def _union(prepared: Prepared) -> Examples:
     """All clients' synthetic images, as many of each client's as the federated runs use."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
+
+
+def seconds_of(line: Central) -> float:
+    """Seconds of the training of a central model, from those of a step and of a test image."""
+    ready = build.prepare(line.config)
+    step, image = measure(line, ready.dataset)
+    synthetic = line.source == "central_synthetic"
+    n, b = sum(need.n for need in ready.needs) if synthetic else len(ready.dataset.train), line.config.client.batch_size
+    return line.epochs * (-(-n // b) * step + len(ready.dataset.test) * image)
+
+
+@fresh_torch()
+def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
+    """Seconds of a step and of a test image in the training of a central model."""
+    c, test = line.config.client, dataset.test
+    torch.set_num_threads(1)
+    module = build_module(line.config, dataset)
+    some, one = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
+
+    def train(test: Examples, epochs: int) -> None:
+        fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
+
+    fit(module, one, one, epochs=1, batch_size=1, seed=0)  # Lightning imports something at its first training
+    steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
+    start, step = cost.per_epoch(lambda epochs: train(one, epochs), steps)
+    return step, max(0.0, cost.seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)
