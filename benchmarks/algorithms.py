@@ -24,12 +24,12 @@ import torch
 from round_time import WORKLOADS, cpu_name, examples, network
 
 from fedcommons.algorithms.fedmix import mean_images
-from fedcommons.config import parts
-from fedcommons.config.parts import KINDS
+from fedcommons.config import registry
+from fedcommons.config.registry import KINDS
 from fedcommons.core.algorithm import Facts, needed
+from fedcommons.core.client_worker import Work
 from fedcommons.core.features import batch_norm_parameters, head_parameters
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
@@ -50,7 +50,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)
     clients = Clients(examples(w), list(rows))
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
-    algorithm = parts.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
+    algorithm = registry.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
     module = Classifier(network(name), lr=w.lr)
     module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
     if needed(algorithm):  # of the same size, about: only their ratio to each other says something

@@ -19,8 +19,8 @@ from round_time import WORKLOADS, examples, machine, network
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.presets import experiment
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds

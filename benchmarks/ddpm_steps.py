@@ -16,7 +16,7 @@ import torch
 from round_time import cpu_name
 
 from fedcommons.core.worker import set_up_process
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 from lightning_modules.ddpm import DDPM
 
 NETWORKS = (((1, 8, 8), (16, 32)), ((1, 28, 28), (16, 32, 32)), ((3, 32, 32), (16, 32, 32)))

@@ -26,8 +26,8 @@ from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.algorithms.whole_models import Lessons
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

@@ -26,16 +26,16 @@ from round_time import machine
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.convergence.estimators import BATCH, moments
 from fedcommons.convergence.per_sample import gradients
 from fedcommons.convergence.smoothness import hessian_vector, spectral_norm
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
 from fedcommons.runs.inputs import load
 from lightning_modules import Classifier

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.core.algorithm import Message
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import set_up_process
 from fedcommons.data.clients import ClientData
 from lightning_modules import Classifier

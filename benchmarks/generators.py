@@ -27,7 +27,7 @@ from fedcommons.generators.beta_vae import BetaVAE
 from fedcommons.generators.cvae import CVAE
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.gan import GAN
-from fedcommons.seeds import generator, set_default_generator
+from fedcommons.seeding import generator, set_default_generator
 from lightning_modules.gan import Normed
 
 SEED, CLASSES = 0, 10

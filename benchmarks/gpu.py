@@ -36,9 +36,9 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.presets import experiment
 from fedcommons.core.algorithm import Facts
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -48,7 +48,7 @@ from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runtime import gpu_memory, ray_cluster
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 from fedcommons.testing.comparing import bits, differing
 from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on, two_rounds

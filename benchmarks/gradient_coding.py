@@ -22,7 +22,7 @@ from round_time import cpu_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.runs.inputs import load
 

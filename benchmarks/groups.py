@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.runs import build, experiment
 
 DATA = """

@@ -29,7 +29,7 @@ from round_time import machine
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.federation.participation import participants
 from fedcommons.runs import build

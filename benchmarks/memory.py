@@ -31,8 +31,8 @@ from torch import nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Facts
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples

@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples

@@ -38,13 +38,13 @@ from torch import nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.federation import rounds
-from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.runtime import ray_cluster
 from lightning_modules import Classifier

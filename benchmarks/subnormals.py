@@ -20,7 +20,7 @@ from round_time import machine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcommons.config.flat import override
+from fedcommons.config.dotted import override
 from fedcommons.config.presets import experiment as of_preset
 from fedcommons.runs import experiment
 

@@ -20,7 +20,7 @@ from fedcommons.reports.plots import panels, save
 from fedcommons.runs import inputs
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.worker import build_module
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 from fedcommons.sharing.needs import contributions
 from fedcommons.sharing.swapped import n_swapped
 

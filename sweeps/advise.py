@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import asked
+from fedcommons.config.dotted import choose, override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main, sweep
 from fedcommons.tune.remote_sweep import SweepMirror

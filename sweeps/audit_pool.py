@@ -15,8 +15,8 @@ from typing import Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import choose, generates
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
 from fedcommons.tune import sweep
 from papers.fedssyn import authors, private_presets
@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             "test images at most for the bound on epsilon; half are trained on. Of noisy sums: a 25th of the draws of "
             "each world (merf), or a fourth of the canaries in the run (ndpdc)",
         ),
-        ("out", str, f"runs/audit-{preset}-{parts.label(dataset)}", "folder of the results"),
+        ("out", str, f"runs/audit-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="keep the audits that are already in that folder")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.flat import own_fields
+from fedcommons.config.dotted import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main, sweep
 from papers.commons import ways

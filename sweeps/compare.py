@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import series
 from fedcommons.reports.cells import Cell, cells, counted, once, varied

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import choose
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.fedssyn.courses_report import NAMED, Figure, report
@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
         ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
-        ("out", str, f"runs/convergence-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", str, f"runs/convergence-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")

@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import parts
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config import registry
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid as grids
 from fedcommons.tune import main, sweep
@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
         ("numbers", str, numbers, "n~/n_i: synthetic images of a client for each of its own"),
         ("numbers-rhos", str, of, "rho for which all of --numbers are tried; for others only 0.25"),
-        ("out", str, f"runs/dsprites-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", str, f"runs/dsprites-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")

@@ -10,8 +10,8 @@ from functools import partial
 from itertools import product
 
 from fedcommons.cli import parse
-from fedcommons.config import parts
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config import registry
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, shown, unknown
 from fedcommons.tune import grid, main, sweep
 from papers.fedcvae import presets
@@ -36,7 +36,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("methods", ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
         ("alphas", "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
         ("rates", presets.RATES[preset], "rates of clients that train the classifier, to choose from by validation"),
-        ("out", f"runs/fedcvae-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", f"runs/fedcvae-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=str, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")

@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import parts
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config import registry
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, shown
 from fedcommons.tune import grid, main, sweep
 from papers.feddm import presets
@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("sigmas", "1,3,5", "noise levels of figure 3; empty for none"),
         ("noisy", "feddm", "algorithms of figure 3: feddm as printed, others by DP-SGD of the same sigma (slow)"),
         ("study-alpha", "0.1" if preset != "paper" else "0.5", "alpha of the studies"),
-        ("out", f"runs/feddm-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", f"runs/feddm-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.flat import own_fields
-from fedcommons.config.sections import Data
+from fedcommons.config.dotted import own_fields
+from fedcommons.config.schema import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display, duration
-from fedcommons.config import parts, presets
+from fedcommons.config import presets, registry
 from fedcommons.errors import UserError, unknown
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("ways", str, ",".join(WAYS), "pools beside the real images, separated by commas"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
         ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
-        ("out", str, f"runs/private_sizes-{preset}-{parts.label(dataset)}", "folder of the results"),
+        ("out", str, f"runs/private_sizes-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and how long, and stop")

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.flat import own_fields
+from fedcommons.config.dotted import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import choose, generates
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
 from fedcommons.tune import sweep
 
@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("neighbours", Annotated[int, "[1, 1000]"], 5, "k of precision, recall, density and coverage"),
         ("images", Annotated[int, "[10, 1e6]"], 5000, "images of each kind at most"),
         ("epochs", Annotated[int, "[1, 1e6]"], 20, "epochs of the two classifiers"),
-        ("out", str, f"runs/quality-{preset}-{parts.label(dataset)}", "folder of the results"),
+        ("out", str, f"runs/quality-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
@@ -69,7 +69,7 @@ def pools(options: parse.Options) -> "list[Experiment]":
         fields: dict[str, Any] = {**base, **own, "generator.name": name, "generator.rho": rho, "seed": seed}
         config = choose(fields, options.fields)
         if shares != (1.0,) and "generator.epochs" not in config.flat:
-            raise UserError(f"--checkpoints needs a generator that has epochs, and {parts.label(name)} has none.")
+            raise UserError(f"--checkpoints needs a generator that has epochs, and {registry.label(name)} has none.")
         if shares != (1.0,) and config.flat.get("generator.steps") is not None:
             raise UserError("--checkpoints are shares of generator.epochs: leave generator.steps out.")
         epochs = config.flat.get("generator.epochs")

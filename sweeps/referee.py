@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import part_of
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import part_of
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_text
@@ -78,7 +78,7 @@ def valued(constants: str) -> dict[str, str]:
 
 def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
     """The experiment of the row with this method; constants are read as they are on a command line."""
-    words = [f"--{parts.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
+    words = [f"--{registry.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
     parser = parse.parser("", argv, {**presets.preset("small", "digits"), **fields})
     return parse.experiment(parse.parse(parser, argv))
@@ -86,9 +86,9 @@ def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] 
 
 def is_theirs(method: str) -> bool:
     """Whether it is a class that has none of our functions, or a function that takes a module and builds a client."""
-    found = parts.find("algorithm", method)
+    found = registry.find("algorithm", method)
     if isclass(found):
-        return not any(hasattr(found, name) for name in parts.KINDS["algorithm"].has)
+        return not any(hasattr(found, name) for name in registry.KINDS["algorithm"].has)
     with suppress(ValueError, TypeError):  # Python does not tell its parameters
         return "module" in signature(found).parameters
     return False
@@ -104,7 +104,7 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
             values[name] = literal_eval(value)
         except (ValueError, SyntaxError):
             values[name] = value
-    return adapted(parts.find("algorithm", of), parts.find("algorithm", strategy) if strategy else None, values)
+    return adapted(registry.find("algorithm", of), registry.find("algorithm", strategy) if strategy else None, values)
 
 
 def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
@@ -142,17 +142,19 @@ def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
         try:
             summary = run(config, out / sweep.cell(config, {}).name, say=display.say).summary
         except (UserError, ClientError) as error:
-            said.append(f"{parts.label(name)}: {sentence(error)}")
+            said.append(f"{registry.label(name)}: {sentence(error)}")
             continue
         reached, rounds = summary["rounds_to_target"], summary["rounds"]
         when = "never" if reached is None else f"in round {reached}"
-        said.append(f"{parts.label(name)}: {100 * summary['last_accuracy']:.1f} % after {rounds} rounds, 80 % {when}")
+        said.append(
+            f"{registry.label(name)}: {100 * summary['last_accuracy']:.1f} % after {rounds} rounds, 80 % {when}"
+        )
     return Verdict("table 1, digits, alpha 0.01, one seed", None, "; ".join(said))
 
 
 def referee(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    parts.find("algorithm", options.method)
+    registry.find("algorithm", options.method)
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons import Claims
@@ -161,7 +163,7 @@ def referee(argv: Sequence[str]) -> int:
         method = made(options.method, options.constants, options.strategy)
         said = options.exact, options.down, options.up, options.private, options.rate
         claims = Claims(special_case(options), *said)
-        name, verdicts = parts.label(options.method), []
+        name, verdicts = registry.label(options.method), []
         with sweep_folder.open_folder(out := Path(options.out)):
             for verdict in judge(method, claims):
                 verdicts.append(verdict)

@@ -13,7 +13,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.config.flat import own_fields
+from fedcommons.config.dotted import own_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
 from fedcommons.tune import grid, main, sweep

@@ -17,9 +17,9 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display, asked
 from fedcommons.cli.run_output import Rounds, ending
 from fedcommons.config import presets
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
 from fedcommons.tracking.run_folder import is_run, read_rounds

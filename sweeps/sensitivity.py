@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config import registry
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main, sweep
 from papers.fedssyn import central_trials
@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("checkpoints", checkpoints, "(b): shares of generator.epochs after which images are drawn"),
         ("clients", clients, "(b): numbers of clients; (a) and (c) have the first"),
         ("generators", generators, "(c): generators"),
-        ("out", f"runs/sensitivity-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", f"runs/sensitivity-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=str, default=default, help=text)
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import product
 
 from fedcommons.cli import parse
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main
 from papers.fedssyn import table2_presets as presets
@@ -39,7 +39,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("alphas", "0.01,0.1", "Dirichlet concentrations, separated by commas"),
         ("rates", rates[0], "rates of the clients to choose from by validation; empty: client.lr alone"),
         ("image-rates", rates[1], "rates of FedDM's pixels to choose from; empty: feddm.image_lr alone"),
-        ("out", f"runs/table2-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", f"runs/table2-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")

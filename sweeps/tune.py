@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fedcommons.cli import parse, search_space
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.config.flat import SHORT_NAMES, choose
+from fedcommons.config.dotted import SHORT_NAMES, choose
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import metrics
 from fedcommons.tune import grid, main, results, sweep

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat, Payload, add, copy, data, flat, scale, select, sub
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, add, copy, data, flat, scale, select, sub
 
 Total = Mapping[str, Flat | Tensor]
 

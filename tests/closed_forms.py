@@ -8,12 +8,12 @@ from pytorch_lightning import LightningModule
 from torch import nn
 
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.rounds import Standing
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import EMPTY, Flat, Payload
+from fedcommons.flat_tensors import EMPTY, Flat, Payload
+from fedcommons.seeding import set_default_generator
 from fedcommons.testing.federations import Federation, LeastSquares
 from lightning_modules import Classifier
 

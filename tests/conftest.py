@@ -77,14 +77,14 @@ REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "generator_steps": 
 @pytest.fixture(scope="session")
 def quick() -> "Callable[[str], Algorithm]":
     """A method of the package by its name, with the constants of ``REPEATED``."""
-    from fedcommons.config import parts
+    from fedcommons.config import registry
 
     def make(name: str) -> "Algorithm":
-        has = parts.constants("algorithm", name)
+        has = registry.constants("algorithm", name)
         fewer = {constant: n for constant, n in REPEATED.items() if constant in has}
         if "generator_steps" in has:  # in each epoch, of which there is one then
             fewer.pop("server_epochs", None)
-        return parts.make("algorithm", name, fewer)
+        return registry.make("algorithm", name, fewer)
 
     return make
 
@@ -143,7 +143,7 @@ def recorded() -> Callable[..., None]:
     """
     import yaml
 
-    from fedcommons.config.flat import to_dict
+    from fedcommons.config.dotted import to_dict
     from fedcommons.storage.atomic_files import write_json, write_text
 
     def write(

@@ -5,7 +5,7 @@ import torch
 from five_clients import DATASET
 
 from fedcommons import Clients, Contribution, Dealt, Examples, Receipt, generator
-from fedcommons.config.sections import Partition
+from fedcommons.config.schema import Partition
 from fedcommons.runs import inputs
 
 SHAPE = (1, 8, 8)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fedcommons.config.sections import Data, Partition
+from fedcommons.config.schema import Data, Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt

@@ -12,7 +12,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.stats import norm
 
 from fedcommons import experiment, load_runs, run
-from fedcommons.config.flat import choose, same_results
+from fedcommons.config.dotted import choose, same_results
 from fedcommons.errors import UserError
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable

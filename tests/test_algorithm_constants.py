@@ -23,13 +23,13 @@ from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.config.flat import fields_for
+from fedcommons.config.dotted import fields_for
 from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.data import datasets
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import flatten
 from fedcommons.runs.build import prepare
 from fedcommons.runs.modules import require_distillable
-from fedcommons.tensors import flatten
 from fedcommons.testing.federations import Federation
 
 LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {

@@ -18,7 +18,7 @@ from fedcommons.audits.power import DRAWS, ENOUGH, SHARES, fewest_copies, planti
 from fedcommons.audits.verdict import PARTS, Planted, chances, counts, memorised
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.seeds import generator, numpy_generator
+from fedcommons.seeding import generator, numpy_generator
 
 SEEDS = range(6)
 

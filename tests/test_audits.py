@@ -18,8 +18,8 @@ from fedcommons.audits.directions import Estimate
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.audits.pool import WHY, subjects
 from fedcommons.config import presets
+from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt

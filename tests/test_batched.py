@@ -28,18 +28,18 @@ from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config.flat import deciding, same_results
+from fedcommons.config.dotted import deciding, same_results
 from fedcommons.config.presets import experiment
-from fedcommons.core import batched, graphs
+from fedcommons.core import cuda_graphs, vmap_clients
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
+from fedcommons.flat_tensors import Payload, flat
 from fedcommons.runs.build import prepare
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Payload, flat
+from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
@@ -107,7 +107,7 @@ def clients_of(module: Callable[[], LightningModule], sizes: Sequence[int], loop
 
 def watched_training() -> Any:
     """A context that notes the calls of the function that trains clients at once."""
-    return mock.patch.object(batched, "train", wraps=batched.train)
+    return mock.patch.object(vmap_clients, "train", wraps=vmap_clients.train)
 
 
 def require_same(federation: Federation, algorithm: Algorithm, rounds: int = 2, **more: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchang
     module: Callable[[], LightningModule], of_batched: str | None, of_graphs: str | None
 ) -> None:
     federation = clients_of(module, SMALL, LOCAL)
-    for flaw, why in ((batched.flaw, of_batched), (graphs.flaw, of_graphs)):
+    for flaw, why in ((vmap_clients.flaw, of_batched), (cuda_graphs.flaw, of_graphs)):
         work, data = federation.work(), federation.data.clients[0]
         before = [t.clone() for t in (work.params.buffer, *work.module.buffers())]
         found = flaw(work, (data.x[:2], data.y[:2]))
@@ -307,7 +307,7 @@ def test_the_pretended_recording_keeps_what_python_decided() -> None:
     """The tests above would detect a number of Python's that changes between steps."""
     x, factor = torch.ones(3), [2.0]
     with pretend_graphs():
-        launch = graphs.record(lambda: x.mul_(factor[0]).add_(torch.zeros(3) + 1))  # pyright: ignore[reportArgumentType]
+        launch = cuda_graphs.record(lambda: x.mul_(factor[0]).add_(torch.zeros(3) + 1))  # pyright: ignore[reportArgumentType]
     assert x.tolist() == [1, 1, 1]
     factor[0] = 100.0
     launch()

@@ -14,7 +14,7 @@ import torch
 from fedcommons import Experiment, experiment
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.core.algorithm import Reply
 from fedcommons.core.returned import require_reply
 from fedcommons.runs import experiment as runs

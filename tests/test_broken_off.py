@@ -131,7 +131,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.seeds import seed_for
+from fedcommons.seeding import seed_for
 
 
 @dataclass(frozen=True)

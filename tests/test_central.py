@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.runs.build import prepare
 from fedcommons.runs.inputs import load

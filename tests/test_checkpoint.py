@@ -11,15 +11,15 @@ import pytest
 import torch
 from interrupted import require_resumed, small
 
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.core.communication import Traffic
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import Flat, Layout, Payload, data
 from fedcommons.runs import experiment
 from fedcommons.storage.atomic_files import checksum_of
-from fedcommons.tensors import Flat, Layout, Payload, data
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 

@@ -13,9 +13,9 @@ from fedcommons.config import presets
 from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.executor import Executor
 from fedcommons.errors import ClientError, UserError
+from fedcommons.flat_tensors import Flat, Payload, data, flat, scalar, scale
 from fedcommons.runs import experiment
 from fedcommons.runs.replay import replay
-from fedcommons.tensors import Flat, Payload, data, flat, scalar, scale
 from fedcommons.tracking.run_folder import read_rounds
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from fedcommons.cli import parse, search_space
 from fedcommons.config import presets
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcommons import LocalSGD, UserError
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.data import client_tests, datasets
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin

@@ -8,8 +8,8 @@ import pytest
 
 from fedcommons.cli import parse
 from fedcommons.cli.parser import Options
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 

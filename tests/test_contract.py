@@ -8,7 +8,7 @@ import pytest
 from broken_promises import BROKEN, DRAWS_FROM_NUMPY, KnowsItsProcess, Priced, Sound
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.testing import CHECKS, check_algorithm
 

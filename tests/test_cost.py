@@ -16,15 +16,16 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from fedcommons.algorithms import matching
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
 from fedcommons.convergence import estimators
+from fedcommons.core import evaluation
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.pieces import Timed, pieces_of, prices, smaller_of
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.work_units import Timed, pieces_of, prices, smaller_of
 from fedcommons.errors import UserError
-from fedcommons.federation import evaluation
+from fedcommons.flat_tensors import nbytes
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runs import build, experiment, inputs
 from fedcommons.runs.build import Assembled
@@ -32,7 +33,6 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.storage.artifact_store import Store
-from fedcommons.tensors import nbytes
 from fedcommons.tune import cost, dry_run
 from fedcommons.tune.cost import Prices
 from fedcommons.tune.work_counts import Counts, counted, generator_work, local_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.tune import cost
 
 ROOT = Path(__file__).parent.parent
@@ -50,13 +50,13 @@ def test_the_process_that_a_dry_run_starts_runs_nothing_of_it(
 
 def test_only_a_user_s_component_puts_its_folder_on_the_path(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv(parts.HERE, raising=False)
+    monkeypatch.delenv(registry.HERE, raising=False)
     for kind in ("algorithm", "data", "model", "sharing"):
-        parts.find(kind, next(iter(parts.KINDS[kind].known)))
+        registry.find(kind, next(iter(registry.KINDS[kind].known)))
     assert str(trap) not in sys.path
     (trap / "my_lab.py").write_text("class Mine: ...")
-    assert parts.find("algorithm", "my_lab.py:Mine").__name__ == "Mine"
-    assert parts.find("algorithm", "my_lab:Mine").__name__ == "Mine"
+    assert registry.find("algorithm", "my_lab.py:Mine").__name__ == "Mine"
+    assert registry.find("algorithm", "my_lab:Mine").__name__ == "Mine"
     assert sys.path[-1] == str(trap)  # after all others
     assert caught(trap) == ""
 
@@ -67,7 +67,7 @@ def test_ray_s_processes_run_nothing_of_it(trap: Path, tmp_path: Path) -> None:
              "--federation.executor=ray_actors", "--federation.actors=2", f"--out={tmp_path / 'out'}",
              f"--artifacts={tmp_path / 'artifacts'}"]  # fmt: skip
     command = [sys.executable, str(ROOT / "sweeps" / "run.py"), *words]
-    clean = {key: value for key, value in os.environ.items() if key != parts.HERE}
+    clean = {key: value for key, value in os.environ.items() if key != registry.HERE}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=clean)
     assert caught(trap) == ""
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedcommons.config import presets
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.inputs import load

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcommons import UserError, experiment
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.data import datasets, sprites
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import data_folder

@@ -17,9 +17,9 @@ from fedcommons.algorithms.ensemble import to_learn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
-from fedcommons.seeds import generator, seed_for, set_default_generator
-from fedcommons.tensors import Flat, data
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.flat_tensors import Flat, data
+from fedcommons.seeding import generator, seed_for, set_default_generator
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 

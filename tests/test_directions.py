@@ -15,7 +15,7 @@ from fedcommons.algorithms.codes import noisy_mean
 from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
 from fedcommons.audits.one_run import bound
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.privacy.dp_sgd import DPSGD

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms.fedmix import mean_images
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
-from fedcommons.config.parts import make
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.config.registry import make
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs.worker import local_loop, noise_key
-from fedcommons.seeds import wide_generator
+from fedcommons.seeding import wide_generator
 from fedcommons.testing import Federation, LeastSquares
 from lightning_modules import Classifier
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcommons import experiment
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.step import Step
+from fedcommons.core.functional_step import Step
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, clipped
@@ -136,7 +136,7 @@ NOT_AT_ONCE = ("fedvae", "feddpms", "fedbn")
 """Methods whose modules draw or keep statistics: such a run is refused."""
 
 
-@pytest.mark.parametrize("name", parts.KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", registry.KINDS["algorithm"].known)
 @pytest.mark.long
 def test_clients_of_every_method_send_what_they_send_one_example_at_a_time(
     name: str, quick: Callable[[str], Algorithm], digits: Callable[..., Federation]

@@ -14,19 +14,20 @@ from torch.nn import functional as F
 
 from fedcommons import Result, experiment, load_clients, load_runs, run
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core import evaluation
 from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.core.client_worker import module_with
+from fedcommons.core.evaluation import spread
 from fedcommons.core.returned import require_reply
-from fedcommons.core.work import module_with
 from fedcommons.data.clients import Clients
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import checkpoint, evaluation, personal, rounds
-from fedcommons.federation.evaluation import spread
+from fedcommons.federation import checkpoint, personal, rounds
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import EMPTY, Flat, Payload
 from fedcommons.reports import metrics
 from fedcommons.runs import build, measures
 from fedcommons.runs.build import Assembled
-from fedcommons.tensors import EMPTY, Flat, Payload
 from fedcommons.tracking.run_folder import read_clients, read_rounds
 from fedcommons.tune import work_counts
 

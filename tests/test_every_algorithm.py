@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State, needed
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, data, flat, sub
+from fedcommons.flat_tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process

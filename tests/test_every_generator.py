@@ -1,4 +1,4 @@
-"""What every generator of the package promises: run on each in ``config/parts.py``, without a name in it."""
+"""What every generator of the package promises: run on each in ``config/registry.py``, without a name in it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedcommons import Examples, TrainedGenerator, UserError
 from fedcommons.config import experiment as config
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import choose, part_of
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import choose, part_of
 from fedcommons.privacy.noise import Source
 from fedcommons.runs import inputs
 from fedcommons.sharing.needs import takes, takes_noise
@@ -22,12 +22,12 @@ SHAPE, N_CLASSES = (1, 8, 8), 10
 DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 20)]
 LABELS = torch.tensor([3, 0, 3, 9, 3])
 
-pytestmark = pytest.mark.parametrize("name", parts.KINDS["generator"].known)
+pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].known)
 
 
 @cache
 def tiny(name: str) -> Any:
-    noise = {"generator.noise_multiplier": 1.5} if "noise_multiplier" in parts.constants("generator", name) else {}
+    noise = {"generator.noise_multiplier": 1.5} if "noise_multiplier" in registry.constants("generator", name) else {}
     fields = presets.preset("smoke", "digits", name)
     given = {"sharing.setting": "shuffled_synthetic", "generator.name": name, "generator.batch_size": 12, **noise}
     return part_of(choose({**fields, **given, "generator.epochs": 1}), "generator")

@@ -1,4 +1,4 @@
-"""What every sharing stage of the package promises: run on each in ``config/parts.py``, without a name in it."""
+"""What every sharing stage of the package promises: run on each in ``config/registry.py``, without a name in it."""
 
 import pickle
 from collections import Counter
@@ -14,20 +14,20 @@ from five_clients import DATASET
 from fedcommons import UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
-from fedcommons.config import parts
-from fedcommons.config.flat import choose
+from fedcommons.config import registry
+from fedcommons.config.dotted import choose
 from fedcommons.sharing.stage import Contribution, Generating, Shared, Stage, TakesLong, share, share_by_method
 
 N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,
          "batch": 2, "width": 8}  # fmt: skip
 
-pytestmark = pytest.mark.parametrize("name", parts.KINDS["sharing"].known)
+pytestmark = pytest.mark.parametrize("name", registry.KINDS["sharing"].known)
 
 
 def build(name: str, **more: Any) -> Any:
-    has = parts.constants("sharing", name)
-    return parts.make("sharing", name, {n: value for n, value in {**SMALL, **more}.items() if n in has})
+    has = registry.constants("sharing", name)
+    return registry.make("sharing", name, {n: value for n, value in {**SMALL, **more}.items() if n in has})
 
 
 def drawn(stage: Stage) -> list[Contribution]:
@@ -129,7 +129,7 @@ OUTSIDE = {"p": [-0.1, 1.0], "c": [-0.1, 1.01], "d": [0], "noise_multiplier": [-
 
 
 def test_constants_out_of_range_are_refused_by_name(name: str) -> None:
-    for constant in parts.constants("sharing", name):
+    for constant in registry.constants("sharing", name):
         for value in OUTSIDE.get(constant, []):
             with pytest.raises(UserError, match=rf"sharing\.{constant}\b"):
                 choose({"sharing.setting": name, f"sharing.{constant}": value})

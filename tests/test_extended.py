@@ -8,8 +8,8 @@ import pytest
 
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.tune import continue_runs, sweep

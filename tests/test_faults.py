@@ -18,10 +18,10 @@ import yaml
 from forked import SIZES, SMALL, Ended, Script, call, camp, examine, files, ran, warm_up, words, write_mine
 from hypothesis import strategies as st
 
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import own_fields
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import own_fields
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError
 
 
@@ -47,7 +47,7 @@ def choices() -> list[Choice]:
     for kind, known in KINDS.items():
         for part in known.known:
             options = {known.field: part, **(generates if kind == "generator" else {})}
-            section, constants = parts.section(kind, part), parts.constants(kind, part)
+            section, constants = registry.section(kind, part), registry.constants(kind, part)
             found += [Choice(options, f"{section}.{name}", field) for name, field in constants.items()]
     return found
 

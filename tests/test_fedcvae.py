@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from fedcommons.algorithms.decoders import Drawing, Networks, Training, draw, quotas
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.core.algorithm import Facts, Reply
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
-from fedcommons.seeds import generator, seed_for, set_default_generator
-from fedcommons.tensors import Flat, data, flat, flatten
+from fedcommons.flat_tensors import Flat, data, flat, flatten
+from fedcommons.seeding import generator, seed_for, set_default_generator
 from fedcommons.testing.federations import Federation
 from lightning_modules.cvae import CVAE, Decoder, truncated_normal
 

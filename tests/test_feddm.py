@@ -14,10 +14,10 @@ from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.ball import around, project
 from fedcommons.core.features import Head
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat, Layout, data, norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import SEED_ALONE, Draws
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, Layout, data, norm, sub
+from fedcommons.seeding import generator
 from lightning_modules import Classifier
 
 COUNTS = (4, 6, 5)  # real images of three classes

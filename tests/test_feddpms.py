@@ -14,16 +14,16 @@ from fedcommons.algorithms import codes
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
+from fedcommons.flat_tensors import Flat, data, flat, select
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Draws, Noise
 from fedcommons.privacy.statement import statement
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, data, flat, select
+from fedcommons.seeding import generator
 from fedcommons.testing.spy import Spy
 from papers.feddpms import costs
 

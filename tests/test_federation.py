@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core import evaluation
 from fedcommons.core.algorithm import Message, Replies, Reply, State
+from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
+from fedcommons.core.client_worker import Work
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
-from fedcommons.federation import evaluation
 from fedcommons.federation.participation import participants
-from fedcommons.tensors import Flat, Layout, Payload, data, flat
+from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 FEDAVG = FedAvg()

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix, mean_images
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.flat_tensors import flat
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share, share_by_method
-from fedcommons.tensors import flat
 from lightning_modules import Classifier
 
 LR = 0.5

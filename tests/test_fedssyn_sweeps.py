@@ -12,7 +12,7 @@ import pytest
 import report_runs
 from sweep_runs import complete
 
-from fedcommons.config import parts, presets
+from fedcommons.config import presets, registry
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.communication import (
     UntilTarget,
@@ -23,8 +23,8 @@ from fedcommons.core.communication import (
     sent,
 )
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import flatten
 from fedcommons.reports.frames import load_rounds, load_runs
-from fedcommons.tensors import flatten
 from lightning_modules.networks import VGG11
 from papers.fedssyn import courses, saved
 from papers.fedssyn.courses import Curve
@@ -213,7 +213,7 @@ def test_totals_over_all_clients_and_bounds_by_hand(table: Callable[[Path], Line
 def test_closed_forms_by_hand_and_of_the_algorithms_messages() -> None:
     model = flatten(dict(VGG11((3, 32, 32), 10).named_parameters()))
     for name in ("fedavg", "fedprox", "feddyn", "scaffold", "fedpvr"):
-        algorithm = parts.make("algorithm", name, {})
+        algorithm = registry.make("algorithm", name, {})
         message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
         assert message.nbytes == saved.vgg11_nbytes(10) + saved.vgg11_nbytes(10, saved.CONTROL[name])
     assert images_nbytes(5, (3, 2, 2)) == 65

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
-from fedcommons.config.flat import override
+from fedcommons.config.dotted import override
 from fedcommons.errors import UserError, clean
 from fedcommons.runs.replay import replay
 from fedcommons.storage import safe_read

@@ -17,8 +17,8 @@ from sweep_runs import rows_of, saved_figures
 from torch.nn import functional as F
 
 from fedcommons import experiment, load_rounds, load_runs, means, run
+from fedcommons.core.evaluation import CLIENTS
 from fedcommons.errors import UserError
-from fedcommons.federation.evaluation import CLIENTS
 from fedcommons.reports import columns, series, tables
 from fedcommons.reports.cells import Cell, cells, once, varied
 from fedcommons.reports.frames import load_clients

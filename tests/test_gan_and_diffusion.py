@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from fedcommons import UserError, experiment, generator, set_default_generator
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.generators.ddpm import DDPM as Generator
 from fedcommons.generators.gan import GAN as GANGenerator
 from fedcommons.generators.gan import Course

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import parts, presets
+from fedcommons.config import presets, registry
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs.build import assemble, prepare
@@ -256,7 +256,7 @@ def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, e
 
 
 def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(parts.HERE, str(tmp_path))  # it is set there, and is to be as before
+    monkeypatch.setenv(registry.HERE, str(tmp_path))  # it is set there, and is to be as before
     monkeypatch.setattr("ray.cluster_resources", dict)
     one = presets.experiment("smoke", values={"federation.gpus_per_actor": "auto"})
     assert with_share([one], 4) == [one]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, float64, nn
 from torch.nn import functional as F
 
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load

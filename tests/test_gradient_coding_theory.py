@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.runs import inputs
 from fedcommons.sharing.placement import holdings, opened
 from papers.agc import copies

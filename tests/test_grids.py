@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 
 from fedcommons.config import presets
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.errors import UserError
 from fedcommons.runs.checks import check
 from fedcommons.runs.inputs import load

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import nearest
 
 SWEEPS = Path(__file__).parent.parent / "sweeps"

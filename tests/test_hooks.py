@@ -12,12 +12,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from fedcommons.core import hooks
-from fedcommons.core.local import LocalSGD, constant
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import judged
+from fedcommons.core.local_training import LocalSGD, constant
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.evaluation import judged
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, flatten
+from fedcommons.flat_tensors import Flat, flatten
+from fedcommons.seeding import set_default_generator
 
 CPU = torch.device("cpu")
 DRAWS = torch.Generator().manual_seed(0)

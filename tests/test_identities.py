@@ -22,10 +22,10 @@ from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.federation.rounds import Standing
-from fedcommons.tensors import Flat, flat
+from fedcommons.flat_tensors import Flat, flat
 from fedcommons.testing.federations import Federation, LeastSquares
 
 Adaptive = FedAdagrad | FedAdam | FedYogi

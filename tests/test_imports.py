@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (ROOT / "platform" / "fedcommons", ROOT / "lightning_modules")
@@ -83,10 +83,7 @@ def is_allowed(path: Path, name: str) -> bool:
     top, here = name.partition(".")[0], path.relative_to(ROOT).parts
     if top in {"sweeps", "papers"} or ("lightning_modules" in here and top in {"fedcommons", "ray", "wandb"}):
         return False
-    if (
-        package_of(module_name(path)) in {"federation", "runs", "testing", "tune"}
-        and package_of(name) == "algorithms"
-    ):
+    if package_of(module_name(path)) in {"federation", "runs", "testing", "tune"} and package_of(name) == "algorithms":
         return False  # methods are looked up by name
     if "algorithms" in here and package_of(name) not in {
         None,
@@ -117,7 +114,7 @@ def test_every_module_can_be_imported() -> None:
 def test_components_are_named_by_strings_in_one_file_only() -> None:
     named = {where.partition(":")[0] for kind in KINDS.values() for where in kind.known.values()}
     for path in FILES:
-        if module_name(path) != "fedcommons.config.parts":
+        if module_name(path) != "fedcommons.config.registry":
             assert not named & {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant)}, path
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from fedcommons import experiment
 from fedcommons.algorithms.fedgen import FedGEN
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.evaluation import ModelTask
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError
-from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.ray_actors import RayActors
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH

@@ -28,13 +28,13 @@ from fedcommons.convergence.estimators import (
 )
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
-from fedcommons.federation.evaluation import ModelTask
+from fedcommons.flat_tensors import Flat
 from fedcommons.runs import build, experiment
-from fedcommons.tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.tracking.run_folder import read_rounds
 

@@ -15,10 +15,11 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read
@@ -26,7 +27,6 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.experiment import run
-from fedcommons.tensors import Flat, flatten
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 

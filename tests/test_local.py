@@ -12,16 +12,16 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons import experiment
-from fedcommons.core.local import SCALE, LocalSGD
-from fedcommons.core.local import onednn as set_onednn
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import SCALE, LocalSGD
+from fedcommons.core.local_training import onednn as set_onednn
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
-from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat, flatten
+from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing import Federation, digits
 
 

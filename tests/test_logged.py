@@ -16,12 +16,12 @@ from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, Pearso
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, BinaryPrecision, BinaryRecall
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core import graphs, watched
-from fedcommons.core.work import Work
+from fedcommons.core import cuda_graphs, state_leaks
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask, evaluate, evaluate_chunk
 from fedcommons.core.worker import RunData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError
-from fedcommons.federation.evaluation import ModelTask, evaluate, evaluate_chunk
 from fedcommons.testing import Federation, digits
 
 
@@ -179,13 +179,13 @@ def test_no_metric_outlives_its_use() -> None:
     clients = digits().data.clients
     federation = Federation(RunData(clients, clients, {"test": SET}, n_classes=2), WithMetrics)
     worker, task = federation.build(FedAvg())(federation.data), ModelTask(federation.model)
-    before = watched.state(worker.work, worker.algorithm)
+    before = state_leaks.state(worker.work, worker.algorithm)
     first = worker.run(evaluate_chunk, task, ("test", 0))
     assert worker.run(evaluate_chunk, task, ("test", 1000)) == {}
     assert worker.run(evaluate_chunk, task, ("test", 0)) == first
-    assert watched.differing(before, watched.state(worker.work, worker.algorithm))
-    watched.put_back(worker.work)
-    assert watched.differing(before, watched.state(worker.work, worker.algorithm)) == set()
+    assert state_leaks.differing(before, state_leaks.state(worker.work, worker.algorithm))
+    state_leaks.put_back(worker.work)
+    assert state_leaks.differing(before, state_leaks.state(worker.work, worker.algorithm)) == set()
 
 
 class Counting(Plain):
@@ -231,4 +231,4 @@ def test_what_would_be_another_number_than_the_module_means_is_refused(module: M
 
 
 def test_training_as_a_tensor_function_refuses_metrics() -> None:
-    assert "torchmetrics" in str(graphs.flaw(Work(Counting(), torch.device("cpu")), (SET.x[:2], SET.y[:2])))
+    assert "torchmetrics" in str(cuda_graphs.flaw(Work(Counting(), torch.device("cpu")), (SET.x[:2], SET.y[:2])))

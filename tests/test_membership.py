@@ -19,7 +19,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
 from fedcommons.generators.private import PrivateDDPM
-from fedcommons.seeds import generator, numpy_generator
+from fedcommons.seeding import generator, numpy_generator
 
 
 def images(n: int, *key: int | str) -> Examples:

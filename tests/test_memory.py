@@ -15,16 +15,16 @@ from torch import nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import BUFFERS
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask, evaluate
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing
-from fedcommons.seeds import seed_for, set_default_generator
-from fedcommons.tensors import Flat, Layout, Payload, data, flat, nbytes
+from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat, nbytes
+from fedcommons.seeding import seed_for, set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import raw
 from lightning_modules import Classifier

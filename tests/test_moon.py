@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.moon import MOON
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.seeding import set_default_generator
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 
@@ -154,7 +154,7 @@ def test_kept_features_of_the_models_that_stand_still_are_those_of_each_step(
 ) -> None:
     """As with augmentation, which computes them anew; here it is one that changes nothing."""
     rows = replace(rows, weight=torch.linspace(0, 2, len(rows), dtype=torch.float64))
-    monkeypatch.setattr("fedcommons.core.local.flip_and_crop", lambda images, draws: images)
+    monkeypatch.setattr("fedcommons.core.local_training.flip_and_crop", lambda images, draws: images)
     slow, passes = _epochs(rows, replace(local, augment=True), make)
     fast, fewer = _epochs(rows, local, make)
     assert (fewer < passes) == is_kept

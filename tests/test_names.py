@@ -15,10 +15,10 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import own_fields, to_dict
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import own_fields, to_dict
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.runs import build, worker
 from fedcommons.storage.artifact_store import key_of
 from fedcommons.tune.sweep import Trial, cell
@@ -103,7 +103,7 @@ def fields_of(kind: str) -> dict[str, dict[str, list[Any]]]:
     of: dict[str, dict[str, list[Any]]] = {}
     if kind != "sections":
         known = KINDS[kind].known
-        return {one: {n: described(f) for n, f in parts.constants(kind, one).items()} for one in known}
+        return {one: {n: described(f) for n, f in registry.constants(kind, one).items()} for one in known}
     for name, field in own_fields().items():
         section, _, leaf = name.partition(".") if "." in name else ("experiment", "", name)
         of.setdefault(section, {})[leaf] = described(field)

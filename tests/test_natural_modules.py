@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric
 from fedcommons import experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError

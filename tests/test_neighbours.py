@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcommons.config import parts
-from fedcommons.config.flat import choose
+from fedcommons.config import registry
+from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
@@ -57,8 +57,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 def values(name: str) -> tuple:
     """Return what the component's code evaluates to after it was hashed."""
-    parts.source(name)
-    return parts.find("model", name).values()
+    registry.source(name)
+    return registry.find("model", name).values()
 
 
 def test_without_neighbours_the_hash_is_that_of_the_file(lab: Lab) -> None:
@@ -67,7 +67,7 @@ def test_without_neighbours_the_hash_is_that_of_the_file(lab: Lab) -> None:
         lab.write(other, "VALUE = 1")
     for package in ("", "# a licence\n", '"""What is in it."""\n'):
         lab.write("pkg/__init__.py", package)
-        assert parts.source("pkg.net:Net") == lab.hash_of("pkg/net.py")
+        assert registry.source("pkg.net:Net") == lab.hash_of("pkg/net.py")
         assert values("pkg.net:Net") == ()
 
 
@@ -102,19 +102,19 @@ def test_a_changed_neighbour_changes_the_hash_however_it_is_imported(
     for other in ("helper.py", "pkg/__init__.py", "pkg/sub.py", "ns/deep/mod.py", "lab/__init__.py",
                   "lab/sub/__init__.py", "lab/sub/near.py", "lab/far.py"):  # fmt: skip
         lab.write(other, "VALUE = 1")
-    before = parts.source(name)
+    before = registry.source(name)
     assert before != lab.hash_of(file)
-    assert parts.find("model", name)
+    assert registry.find("model", name)
     lab.write(changed, "VALUE = 2")
-    assert parts.source(name) != before
+    assert registry.source(name) != before
     lab.write(changed, "VALUE = 1")
-    assert parts.source(name) == before
+    assert registry.source(name) == before
 
 
 def test_hashing_runs_nothing(lab: Lab) -> None:
     lab.net("net.py", "import helper")
     lab.write("helper.py", "import pathlib\npathlib.Path('executed').touch()")
-    assert parts.source("net.py:Net") != lab.hash_of("net.py")
+    assert registry.source("net.py:Net") != lab.hash_of("net.py")
     assert not (lab.folder / "executed").exists()
 
 
@@ -131,7 +131,7 @@ def test_a_process_runs_the_code_that_it_hashed_and_no_other(lab: Lab, where: st
         lab.write(f"{folder}helper.py", f"VALUE = {value}")
         assert values(f"{where}:Net") == (value, value, value)
     lab.write(f"{folder}helper.py", "VALUE = 3")
-    assert parts.find("model", f"{where}:Net").values() == (1, 1, 1)  # the new file is not hashed yet
+    assert registry.find("model", f"{where}:Net").values() == (1, 1, 1)  # the new file is not hashed yet
     assert not list(lab.folder.rglob("*.pyc"))
 
 

@@ -17,17 +17,17 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Payload, flat, flatten
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import CipherStream, Noise, Source
 from fedcommons.sharing import needs
 from fedcommons.sharing.dealt import Dealt
-from fedcommons.tensors import Payload, flat, flatten
 from fedcommons.testing import LeastSquares
 from fedcommons.testing.spy import Spy
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, secret
-from fedcommons.seeds import generator
+from fedcommons.seeding import generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC

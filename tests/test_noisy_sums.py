@@ -18,7 +18,7 @@ from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.statement import statement
-from fedcommons.seeds import keyed_globals
+from fedcommons.seeding import keyed_globals
 from fedcommons.sharing import merf
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import CODE, Generator, drawn, generated, trained

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from fedcommons import Examples, Source, UserError, experiment
 from fedcommons import run as whole_run
 from fedcommons.cli.display import Display
-from fedcommons.config import parts
-from fedcommons.config.flat import choose, override
-from fedcommons.config.sections import Data
+from fedcommons.config import registry
+from fedcommons.config.dotted import choose, override
+from fedcommons.config.schema import Data
 from fedcommons.data import datasets, own
 from fedcommons.data.examples import Dataset
 from fedcommons.runs import build
@@ -297,7 +297,7 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(tmp_path: 
 
 @pytest.mark.long
 def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_with_a_default_is_a_constant() -> None:
-    assert set(parts.constants("data", f"{__file__}:Drawn")) == {"n"}
+    assert set(registry.constants("data", f"{__file__}:Drawn")) == {"n"}
     configs = [choose({"data.name": f"{__file__}:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
     assert not any("data.seed" in config.flat for config in configs)
     assert len({build.prepare(config).dataset.digest for config in configs}) == 1

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.moon import MOON
-from fedcommons.config import parts
-from fedcommons.config.sections import Data
+from fedcommons.config import registry
+from fedcommons.config.schema import Data
 from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import floating_buffers
+from fedcommons.core.client_worker import floating_buffers
+from fedcommons.core.evaluation import ModelTask, evaluate
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.flat_tensors import data, to_device
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runs import inputs
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import data, to_device
+from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, check_algorithm, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import PRETEND, check_on, two_rounds
@@ -39,7 +39,7 @@ DP = replace(PLAIN, dp=DPSGD(noise_multiplier=1.0, clip=1.0))
 TWO = partial(digits, (9, 5))
 BATCH_NORM = partial(digits, (9, 5), dropout=0.3, batch_norm=True)
 
-OWN_STEPS = [name for name in parts.KINDS["algorithm"].known if parts.defines("algorithm", name, "pieces")]
+OWN_STEPS = [name for name in registry.KINDS["algorithm"].known if registry.defines("algorithm", name, "pieces")]
 
 
 def case(
@@ -59,7 +59,7 @@ def played(method: Algorithm, clients: Federation) -> tuple[dict[str, bytes], li
 # Every algorithm
 
 
-@pytest.mark.parametrize("name", parts.KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", registry.KINDS["algorithm"].known)
 @pytest.mark.long
 def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(name: str, quick: Callable[[str], Algorithm]) -> None:
     check_on(PRETEND)(*case(quick(name), replace(PLAIN, augment=True), BATCH_NORM))
@@ -71,7 +71,7 @@ def test_under_dp_sgd_a_step_copies_the_rows_of_its_batch_and_the_noise_alone() 
     assert there == bits(two_rounds(*case(MOON(), DP)))
     for step in steps:
         assert step.waits == step.copies
-        assert _by_file(step.copies) == {"privacy/dp_sgd.py": 1, "core/local.py": 1}
+        assert _by_file(step.copies) == {"privacy/dp_sgd.py": 1, "core/local_training.py": 1}
 
 
 def _by_file(lines: Counter[str]) -> Counter[str]:
@@ -179,8 +179,8 @@ def test_measuring_and_evaluating() -> None:
     assert there == measured(CPU)
     files = _by_file(gpu.seen.copies)
     jobs, starts, totals_of_moments = files["convergence/smoothness.py"], 2, 4
-    assert jobs - starts == files["core/reduction.py"] - totals_of_moments > 5
-    assert files["federation/evaluation.py"] == 1  # the model once, not for each chunk
+    assert jobs - starts == files["core/block_sum.py"] - totals_of_moments > 5
+    assert files["core/evaluation.py"] == 1  # the model once, not for each chunk
 
 
 def _trained(device: torch.device) -> dict[str, Tensor]:

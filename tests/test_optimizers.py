@@ -16,13 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.plain_step import plain_step
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask, evaluate
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.optimizers import plain_step
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.participation import participants
 from fedcommons.testing import digits, least_squares
 from fedcommons.testing.federations import Federation

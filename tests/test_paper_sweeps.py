@@ -19,7 +19,7 @@ import report_runs
 from scipy.stats import t
 from sweep_runs import complete, rows_of
 
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load
 from fedcommons.tracking.run_folder import read_summary

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import choose
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import choose
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.data.partition import Partitioned, default_n_aux
 from fedcommons.errors import UserError
@@ -19,7 +19,7 @@ SEEDS = range(100)
 N_CLASSES = 10
 # 1,295 rows in classes of unequal size, as the digits have them; 1,295 is no multiple of 8 clients
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(N_CLASSES), [*[129] * 5, *[130] * 5]))
-DIRICHLETS = [name for name in parts.KINDS["partition"].known if name.startswith("dirichlet")]
+DIRICHLETS = [name for name in registry.KINDS["partition"].known if name.startswith("dirichlet")]
 NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
@@ -291,11 +291,11 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_a_run_counts_the_oth
 GROUPS = np.random.default_rng(1).permutation(np.arange(len(LABELS)) % 40)
 SMALL = {"alpha": 0.5, "per_client": 3, "join": N_CLASSES}
 
-every_partition = pytest.mark.parametrize("name", parts.KINDS["partition"].known)
+every_partition = pytest.mark.parametrize("name", registry.KINDS["partition"].known)
 
 
 def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants: Any) -> Partitioned:
-    has = parts.constants("partition", name)
+    has = registry.constants("partition", name)
     values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
     fields = {f"partition.{n}": value for n, value in values.items()}
     recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
@@ -326,7 +326,7 @@ def test_one_seed_gives_one_partition_and_another_seed_another(name: str) -> Non
 
 @every_partition
 def test_more_clients_than_rows_or_groups_are_refused(name: str) -> None:
-    joins = "join" in parts.constants("partition", name)
+    joins = "join" in registry.constants("partition", name)
     words = r"partition\.join .*at most" if joins else r"partition\.n_clients .*at most .*1295.*1296"
     with pytest.raises(UserError, match=words):
         deal_small(name, n_clients=1296, join=41)
@@ -338,8 +338,8 @@ OUTSIDE = {"alpha": [0.0, 1e31], "per_client": [0], "least": [0], "spread": [-0.
 
 RANGES = [
     (name, constant)
-    for name in parts.KINDS["partition"].known
-    for constant in sorted(parts.constants("partition", name).keys() & OUTSIDE.keys())
+    for name in registry.KINDS["partition"].known
+    for constant in sorted(registry.constants("partition", name).keys() & OUTSIDE.keys())
 ]
 
 

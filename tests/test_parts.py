@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from fedcommons import experiment
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import choose, deciding, fields_for, from_dict, override, same_results, to_dict
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
-from fedcommons.config.flat import choose, deciding, fields_for, from_dict, override, same_results, to_dict
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
@@ -66,11 +66,11 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].known])  # of measures there are users' alone
 def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ranges(kind: str) -> None:
     for name in KINDS[kind].known:
-        part = parts.find(kind, name)
-        assert parts.constants(kind, name) == fields_of(part, KINDS[kind].handed, KINDS[kind].required)
+        part = registry.find(kind, name)
+        assert registry.constants(kind, name) == fields_of(part, KINDS[kind].handed, KINDS[kind].required)
         for method in ("needs", "check", "client", "nothing"):
-            assert parts.defines(kind, name, method) == callable(getattr(part, method, None))
-        for field, found in parts.constants(kind, name).items():
+            assert registry.defines(kind, name, method) == callable(getattr(part, method, None))
+        for field, found in registry.constants(kind, name).items():
             found.check(field, found.default)
             assert found.help, f"{name}.{field}"
             assert found.default is None or type(found.default) in found.kinds
@@ -80,10 +80,10 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
 
 def test_a_component_is_loaded_by_file_and_by_module() -> None:
     for where in ("my_file.py", "my_file"):
-        assert parts.find("model", f"{where}:Small").__name__ == "Small"
-        fields = parts.constants("model", f"{where}:Small")
+        assert registry.find("model", f"{where}:Small").__name__ == "Small"
+        fields = registry.constants("model", f"{where}:Small")
         assert (fields["width"].help, fields["bias"].hint) == ("outputs of the hidden layer", bool)
-    fields = parts.constants("straggler", "my_file.py:Often")  # with those of its base class
+    fields = registry.constants("straggler", "my_file.py:Often")  # with those of its base class
     assert [(name, f.default, f.help) for name, f in fields.items()] == [("q", 0.5, "how often"), ("g", 2, "how many")]
 
 

@@ -13,14 +13,14 @@ from fedcommons.algorithms.fedbn import FedBN
 from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.fedproto import FedProto
 from fedcommons.core.algorithm import BUFFERS, Algorithm
+from fedcommons.core.client_worker import module_with
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import module_with
-from fedcommons.federation.evaluation import ModelTask
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
-from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, data, flat, put, select
+from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
+from fedcommons.seeding import seed_for
 from fedcommons.testing.federations import Federation
 
 

@@ -12,14 +12,15 @@ import torch
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import parts, presets
-from fedcommons.config.flat import override
-from fedcommons.config.parts import KINDS
+from fedcommons.config import presets, registry
+from fedcommons.config.dotted import override
+from fedcommons.config.registry import KINDS
 from fedcommons.core.algorithm import Algorithm, Message, Reply, State
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Payload
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read
@@ -28,7 +29,6 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
-from fedcommons.tensors import Payload
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
 
@@ -104,7 +104,7 @@ OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot", "fedcv
 @pytest.mark.long
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: Digits) -> None:
     """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto's train twice in each, one-shot methods' in one."""
-    algorithm = parts.make("algorithm", name, {})
+    algorithm = registry.make("algorithm", name, {})
     ledger = _ledger(algorithm, digits(method=algorithm))
     assert ledger.uncovered == {}
     each = {"ditto": 8, "dense": 2, "coboosting": 2}.get(name, 4)

@@ -10,8 +10,8 @@ from broken_noise import OfNoData
 from torch import Tensor
 
 from fedcommons.config import experiment as config
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.private import PrivateDDPM

@@ -16,15 +16,15 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms import matching
-from fedcommons.config.parts import make
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.config.registry import make
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source, Stream
-from fedcommons.seeds import wide_generator
+from fedcommons.seeding import wide_generator
 from fedcommons.testing import digits
 from lightning_modules import Classifier
 

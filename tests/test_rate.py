@@ -17,21 +17,21 @@ from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.convergence import lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
 from fedcommons.convergence.laboratory import Estimate
 from fedcommons.convergence.rates import on_quadratics
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, add, copy, flat
 from fedcommons.runs import build, experiment
 from fedcommons.storage.artifact_store import Store
-from fedcommons.tensors import Flat, Payload, add, copy, flat
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn.advice import Advice, advice_table

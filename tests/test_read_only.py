@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons.config.flat import choose, override
+from fedcommons.config.dotted import choose, override
 from fedcommons.errors import UserError
 from fedcommons.runs import build, inputs
 from fedcommons.runs.experiment import run

@@ -11,10 +11,10 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Payload, copy, flat, scale
+from fedcommons.flat_tensors import Payload, copy, flat, scale
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.referee import Claims
 

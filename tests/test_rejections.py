@@ -17,16 +17,17 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
+from fedcommons.core import rejections
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.rejections import Largest, Rejected
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
-from fedcommons.federation import checkpoint, rejections
-from fedcommons.federation.rejections import Largest, Rejected
+from fedcommons.federation import checkpoint
+from fedcommons.flat_tensors import Flat, Payload, data, flat, norm
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
-from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, data, flat, norm
+from fedcommons.seeding import seed_for
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy

@@ -18,23 +18,23 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.cli import parse
 from fedcommons.config import presets
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.core.algorithm import Facts, Message, Reply
-from fedcommons.core.local import Batch
-from fedcommons.core.reduction import add_blocks
-from fedcommons.core.work import Work
+from fedcommons.core.block_sum import add_blocks
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import Batch
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
 from fedcommons.federation.stragglers import Independent
+from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
-from fedcommons.seeds import seed_for
+from fedcommons.seeding import seed_for
 from fedcommons.storage.error_file import left_in
-from fedcommons.tensors import Payload, data, flat
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "client.epochs": 2,
          "data.limit": 100, "tracking.wandb": "off"}  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from forked import write_mine
 from interrupted import PowerCut, contents, cut_at, outputs, require_resumed, small
 
-from fedcommons.config.flat import override
+from fedcommons.config.dotted import override
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage.file_lock import locked

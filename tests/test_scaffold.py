@@ -11,13 +11,13 @@ from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.federation.participation import participants
 from fedcommons.federation.rounds import Standing
-from fedcommons.seeds import generator, seed_for
-from fedcommons.tensors import Flat, flat
+from fedcommons.flat_tensors import Flat, flat
+from fedcommons.seeding import generator, seed_for
 
 SIZES = (2, 9, 4, 17)
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])

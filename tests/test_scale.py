@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedcommons import experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import constant, cosine, step
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.runs.build import prepare

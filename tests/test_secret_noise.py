@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.privacy import salts

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcommons.seeds import (
+from fedcommons.seeding import (
     generator,
     global_states,
     keyed_globals,

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Common, Facts, Message, Reply, State
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.flat_tensors import Flat, Payload, copy, data, flat
 from fedcommons.privacy.dp_sgd import NoisySum, clipped
 from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.tensors import Flat, Payload, copy, data, flat
 from fedcommons.testing import check_algorithm
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcommons.config.parts import KINDS, constants, make
+from fedcommons.config.registry import KINDS, constants, make
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.privacy.noise import Noise
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need, needs
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions

@@ -19,12 +19,12 @@ from fedcommons.convergence.smoothness import (
     spectral_norm,
     strong_convexity,
 )
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
-from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.serial import Serial
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier

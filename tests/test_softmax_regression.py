@@ -14,7 +14,7 @@ from sweep_runs import rows_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
 from fedcommons.runs.inputs import load

@@ -20,7 +20,7 @@ from fedcommons.runs.experiment import run
 from fedcommons.tune.sweep import Trial, todo
 
 ROOT = Path(__file__).parent.parent
-CHANGED = "platform/fedcommons/seeds.py"
+CHANGED = "platform/fedcommons/seeding.py"
 
 
 def copied(to: Path) -> Path:

@@ -12,8 +12,8 @@ import pytest
 from interrupted import Watched, ignore, refuse_lists
 from torch import Tensor, arange, equal
 
+from fedcommons.config.dotted import choose, deciding, override, to_dict
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, deciding, override, to_dict
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.storage import object_store

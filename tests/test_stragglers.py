@@ -14,13 +14,13 @@ from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Algorithm, Facts
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.participation import joining, participants
 from fedcommons.federation.rounds import Plan, drawn
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
+from fedcommons.flat_tensors import data
 from fedcommons.runs import build, experiment
-from fedcommons.tensors import data
 from fedcommons.testing.comparing import bits
 
 if TYPE_CHECKING:

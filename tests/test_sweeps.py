@@ -17,7 +17,7 @@ import psutil
 import pytest
 import ray
 
-from fedcommons.federation.rejections import told
+from fedcommons.core.rejections import told
 from fedcommons.runs.experiment import run
 
 ROOT = Path(__file__).parent.parent

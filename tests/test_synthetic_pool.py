@@ -13,7 +13,7 @@ from five_clients import DATASET, dealt
 from torch import Tensor
 
 from fedcommons import Clients, Dealt, Examples, Experiment, GeneratorRecipe, Need, UserError
-from fedcommons.config.flat import override, part_of
+from fedcommons.config.dotted import override, part_of
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
 from fedcommons.privacy.accountants import composed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedcommons.config import presets, target
+from fedcommons.config.dotted import deciding, from_dict, override, to_dict
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding, from_dict, override, to_dict
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics
 from fedcommons.runs.experiment import run

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from fedcommons.tensors import (  # fmt: skip
+from fedcommons.flat_tensors import (  # fmt: skip
     Flat,
     Layout,
     add,

@@ -11,7 +11,7 @@ import pytest
 from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
-from fedcommons.config.flat import deciding
+from fedcommons.config.dotted import deciding
 from fedcommons.runs.experiment import run
 from fedcommons.runs.worker import noise_key
 from fedcommons.tune.sweep import cell

@@ -21,7 +21,7 @@ from fedcommons import experiment
 from fedcommons.cli.display import EVERY, Display, duration
 from fedcommons.cli.run_output import Rounds, ending, line
 from fedcommons.config import presets
-from fedcommons.config.flat import override, to_dict
+from fedcommons.config.dotted import override, to_dict
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
 from fedcommons.tune import cached_results, trials

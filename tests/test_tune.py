@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.flat import same_results
+from fedcommons.config.dotted import same_results
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment

@@ -21,8 +21,8 @@ from report_runs import quiet
 
 import fedcommons
 from fedcommons.config import presets
+from fedcommons.config.dotted import choose, override
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, override
 from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines

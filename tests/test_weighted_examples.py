@@ -17,11 +17,11 @@ from fedcommons.convergence.estimators import (
     moments,
     zeta_sq_of_each,
 )
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.evaluation import ModelTask
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.federation.evaluation import ModelTask
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, least_squares
 
 ALGORITHM = FedAvg()

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedcommons import Result, UserError, experiment, load, run
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import deciding, from_dict, to_dict
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding, from_dict, to_dict
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.federation.memory import ClientMemory
@@ -42,7 +42,7 @@ class Tuned(nn.Module):
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(parts.HERE, str(tmp_path))
+    monkeypatch.setenv(registry.HERE, str(tmp_path))
     return tmp_path
 
 

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import parts
-from fedcommons.config.parts import KINDS
-from fedcommons.core import watched
+from fedcommons.config import registry
+from fedcommons.config.registry import KINDS
+from fedcommons.core import state_leaks
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import OUTLIVED, Ledger
 from fedcommons.privacy.weight_guard import STEERED, WRITTEN
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
@@ -206,9 +206,9 @@ def test_values_are_compared_and_not_objects() -> None:
 
     def changes(before: Any, after: Any) -> set[str]:
         module.held = before
-        first = watched.state(work, FedAvg())
+        first = state_leaks.state(work, FedAvg())
         module.held = after
-        found = watched.differing(first, watched.state(work, FedAvg()))
+        found = state_leaks.differing(first, state_leaks.state(work, FedAvg()))
         del module.held
         return found
 
@@ -227,7 +227,7 @@ def test_values_are_compared_and_not_objects() -> None:
 @pytest.mark.long
 def test_no_method_of_ours_keeps_anything(name: str, quick: Callable[[str], Algorithm]) -> None:
     constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
-    method = parts.make("algorithm", name, constants[name]) if name in constants else quick(name)
+    method = registry.make("algorithm", name, constants[name]) if name in constants else quick(name)
     loop = replace(PRIVATE, schedule=lambda round: 1 / round)
     federation = digits(sizes=(9, 16, 12), method=method, dropout=0.3).training(loop)
     ledger = federation.play(method, federation.plan(2, participation=0.7))[-1][0].ledger
@@ -323,11 +323,11 @@ def test_a_store_that_changes_is_named_and_one_that_does_not_is_not(kind: str) -
     (make, change), work = STORES[kind], FEDERATION.work()
     held: Any = make()
     vars(work.module)["held"] = held
-    before = watched.state(work, FedAvg())
-    same = watched.differing(before, watched.state(work, FedAvg()))
+    before = state_leaks.state(work, FedAvg())
+    same = state_leaks.differing(before, state_leaks.state(work, FedAvg()))
     if isinstance(new := change(held), tuple) and new[:1] == ("new",):
         vars(work.module)["held"] = new[1]
-    names = watched.differing(before, watched.state(work, FedAvg()))
+    names = state_leaks.differing(before, state_leaks.state(work, FedAvg()))
     assert any(name.startswith("module state (held)") for name in names)
     assert any("cannot tell" in name for name in same) == bool(same) == (kind in UNKNOWN), same
 
@@ -392,7 +392,7 @@ def test_a_store_is_named_wherever_it_stands(place: str, folder: Any) -> None:
         rows: ClassVar[list[float]] = []
 
     work, method, commons = replace(FEDERATION, module=folder["one"].Module).work(), Method(), list[float]()
-    before = watched.state(work, method, {"commons": commons})
-    assert not watched.differing(before, watched.state(work, method, {"commons": commons}))
+    before = state_leaks.state(work, method, {"commons": commons})
+    assert not state_leaks.differing(before, state_leaks.state(work, method, {"commons": commons}))
     exec(PLACES[place], {**folder, "work": work, "method": method, "Method": Method, "commons": commons})
-    assert place in watched.differing(before, watched.state(work, method, {"commons": commons}))
+    assert place in state_leaks.differing(before, state_leaks.state(work, method, {"commons": commons}))

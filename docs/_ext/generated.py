@@ -2,7 +2,7 @@
 
 A page asks for it by a comment of its own, which a reader of the raw file does not see:
 
-<!-- docstring KIND NAME -->   the docstrings of a part of ``config/parts.py`` and a table of its constants
+<!-- docstring KIND NAME -->   the docstrings of a part of ``config/registry.py`` and a table of its constants
 <!-- sweep NAME -->            a sweep's commands, from its docstring
 <!-- public -->                the reference of ``fedcommons``, in the groups of its docstring
 """
@@ -16,9 +16,9 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import fedcommons
-from fedcommons.config.declared import fields_in
 from fedcommons.config.fields import Field
-from fedcommons.config.parts import KINDS, section
+from fedcommons.config.registry import KINDS, section
+from fedcommons.config.static_fields import fields_in
 
 ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("Payload", "Replies", "Rule", "State")

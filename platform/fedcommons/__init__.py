@@ -40,26 +40,16 @@ if TYPE_CHECKING:
         State,
         TellsWork,
     )
+    from fedcommons.core.client_worker import Work
     from fedcommons.core.executor import Executor
-    from fedcommons.core.local import Correction, LocalSGD
-    from fedcommons.core.work import Work
+    from fedcommons.core.local_training import Correction, LocalSGD
     from fedcommons.core.worker import RunData
     from fedcommons.data.clients import ClientData, Clients
     from fedcommons.data.examples import Examples, Source
     from fedcommons.data.partition import Partition
     from fedcommons.errors import ClientError, UserError
     from fedcommons.federation.stragglers import Rule
-    from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
-    from fedcommons.privacy.release import Release
-    from fedcommons.reports.cells import means
-    from fedcommons.reports.frames import load_clients, load_rounds, load_runs
-    from fedcommons.reports.page import report
-    from fedcommons.runs.own_measure import Measure
-    from fedcommons.seeds import generator, numpy_generator, seed_for, set_default_generator
-    from fedcommons.sharing.dealt import Dealt
-    from fedcommons.sharing.needs import GeneratorRecipe, Need
-    from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
-    from fedcommons.tensors import (
+    from fedcommons.flat_tensors import (
         Flat,
         Payload,
         add,
@@ -75,6 +65,16 @@ if TYPE_CHECKING:
         sub,
         zeros_like,
     )
+    from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
+    from fedcommons.privacy.release import Release
+    from fedcommons.reports.cells import means
+    from fedcommons.reports.frames import load_clients, load_rounds, load_runs
+    from fedcommons.reports.page import report
+    from fedcommons.runs.own_measure import Measure
+    from fedcommons.seeding import generator, numpy_generator, seed_for, set_default_generator
+    from fedcommons.sharing.dealt import Dealt
+    from fedcommons.sharing.needs import GeneratorRecipe, Need
+    from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
     from fedcommons.testing.adapters import adapted
     from fedcommons.testing.contract import check_algorithm
     from fedcommons.testing.federations import least_squares
@@ -92,9 +92,9 @@ _HOMES = {
     "config.presets": "experiment",
     "core.algorithm": "Algorithm ChoosesClients Common Facts Message Personal Replies Reply Shares State TellsWork",
     "core.executor": "Executor",
-    "core.local": "Correction LocalSGD",
+    "core.local_training": "Correction LocalSGD",
     "privacy.release": "Release",
-    "core.work": "Work",
+    "core.client_worker": "Work",
     "core.worker": "RunData",
     "data.clients": "ClientData Clients",
     "data.examples": "Examples Source",
@@ -106,11 +106,11 @@ _HOMES = {
     "reports.frames": "load_clients load_rounds load_runs",
     "reports.page": "report",
     "runs.own_measure": "Measure",
-    "seeds": "generator numpy_generator seed_for set_default_generator",
+    "seeding": "generator numpy_generator seed_for set_default_generator",
     "sharing.dealt": "Dealt",
     "sharing.needs": "GeneratorRecipe Need",
     "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
-    "tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
+    "flat_tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.adapters": "adapted",
     "testing.contract": "check_algorithm",
     "testing.federations": "least_squares",

@@ -1,1 +1,1 @@
-"""Federated algorithms: one file each, with its client and its server part. ``config/parts.py`` lists them by name."""
+"""Federated algorithms: one file each, with its client and server parts; ``config/registry.py`` lists their names."""

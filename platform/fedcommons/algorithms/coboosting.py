@@ -35,15 +35,15 @@ from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, o
 from fedcommons.algorithms.whole_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import seen
-from fedcommons.core.local import LocalSGD, onednn
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD, onednn
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator, seed_for
-from fedcommons.tensors import Flat, Payload, flat
-from fedcommons.tensors import data as values
+from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import data as values
+from fedcommons.seeding import generator, seed_for
 
 DECAY = 0.99
 """Of the weights' step, in an epoch."""

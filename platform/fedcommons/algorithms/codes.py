@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.privacy.dp_sgd import NoisySum, clipped
 from fedcommons.privacy.noise import Stream
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import generator
+from fedcommons.seeding import generator
 
 CHUNK = 500  # images that are encoded at once
 

@@ -11,10 +11,10 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fedcommons.core.local import onednn
+from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
-from fedcommons.seeds import generator, seed_for, set_default_generator
-from fedcommons.tensors import Flat, flatten
+from fedcommons.flat_tensors import Flat, flatten
+from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, truncated_normal
 
 

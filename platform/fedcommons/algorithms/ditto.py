@@ -21,11 +21,11 @@ from torch import nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import seed_for
-from fedcommons.tensors import Flat, Payload, copy, flat
+from fedcommons.flat_tensors import Flat, Payload, copy, flat
+from fedcommons.seeding import seed_for
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcommons.algorithms.upsampling import Upsampler
+from fedcommons.core.client_worker import Work
 from fedcommons.core.features import seen
-from fedcommons.core.work import Work
-from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
+from fedcommons.seeding import generator, set_default_generator
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """The loss of a batch (what the network sees, labels)."""

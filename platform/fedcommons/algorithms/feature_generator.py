@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from fedcommons.core.features import Head
 from fedcommons.core.worker import Worker
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, data, flatten
+from fedcommons.flat_tensors import Flat, data, flatten
+from fedcommons.seeding import generator
 
 STATISTICS = ("norm.mean", "norm.variance")
 """Parts of the generator that are no parameters: batch norm's running statistics."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from fedcommons.algorithms.kept_part import download, merged, own_model, parted, trained
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload
+from fedcommons.flat_tensors import Flat, Payload
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ import torch
 
 from fedcommons.algorithms.decoders import Drawing, Lesson, Networks, Training, draw, learn, train
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD, onednn
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD, onednn
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, flat, scalar, zeros_like
+from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, flat, scalar, zeros_like
-from fedcommons.tensors import data as values
 
 MANY = 32
 """Images of the larger of the two batches through which the price of a client's step goes; the other has one."""

@@ -22,11 +22,11 @@ import torch
 from fedcommons.algorithms.server_pool import OnPool, loss_on_pool, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, flat, scalar
+from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,14 @@ import torch
 from fedcommons.algorithms import matching
 from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import data as data_of
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, flat
-from fedcommons.tensors import data as data_of
 
 NOT_CERTIFIED = (
     "noise level {:g} as FedDM prints it, not certified: it clips the gradient of a whole batch, which one image may "

@@ -37,14 +37,14 @@ from torch import Tensor
 from fedcommons.algorithms import codes
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
+from fedcommons.flat_tensors import data as data_of
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, Payload, flat, put, scale, select, sub
-from fedcommons.tensors import data as data_of
+from fedcommons.seeding import generator
 
 NOT_CERTIFIED = (
     "not certified: codes are not bounded, many noisy codes of one mean compose, and which are kept depends on the data"

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import Correction, clip_gradients
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import Correction, clip_gradients
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)

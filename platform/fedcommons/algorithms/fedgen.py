@@ -48,16 +48,16 @@ from fedcommons.algorithms.feature_generator import (
 )
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, head_parameters
-from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
+from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
-from fedcommons.tensors import data as values
+from fedcommons.seeding import generator
 
 MANY = 64
 """Steps of a client whose noise and features are made at once."""

@@ -23,15 +23,15 @@ from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import Batch
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import Batch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import generator, numpy_generator
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.seeding import generator, numpy_generator
 
 
 @dataclass(frozen=True)

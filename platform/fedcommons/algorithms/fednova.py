@@ -15,11 +15,11 @@ import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import Batch
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import Batch
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat, Payload
+from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload
-from fedcommons.tensors import data as values
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Annotated
 from fedcommons.algorithms.codes import AUTOENCODER, decayed
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Flat, Payload, flat
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from typing import Annotated, Any
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub
-from fedcommons.tensors import data as data_of
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
+from fedcommons.flat_tensors import data as data_of
 
 
 @dataclass(frozen=True)

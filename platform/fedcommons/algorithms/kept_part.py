@@ -13,9 +13,9 @@ from collections.abc import Collection
 
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, flat, put, scale, select, sub
+from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
 
 
 def parted(model: Flat, own: Collection[str]) -> State:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.core.ball import around
+from fedcommons.core.client_worker import Work
 from fedcommons.core.features import Head
-from fedcommons.core.local import onednn
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import onednn
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat
+from fedcommons.seeding import generator, set_default_generator
 
 
 @dataclass(frozen=True, kw_only=True)

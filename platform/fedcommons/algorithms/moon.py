@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
-from fedcommons.core.local import Batch, LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import Batch, LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, copy, flat
+from fedcommons.flat_tensors import Flat, Payload, copy, flat
 
 
 @dataclass(frozen=True)

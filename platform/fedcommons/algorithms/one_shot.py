@@ -18,11 +18,11 @@ from typing import Annotated
 
 from fedcommons.algorithms.server_pool import OnPool, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Flat, Payload, flat
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import constant
-from fedcommons.core.work import Work
+from fedcommons.core.local_training import constant
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight, weighted_reply
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload, add, flat
+from fedcommons.flat_tensors import Flat, Payload, add, flat
 
 Share = Annotated[float, "[0, 1)"]
 Rate = Annotated[float, "(0, 1e38]"]

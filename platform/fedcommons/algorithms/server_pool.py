@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
+from fedcommons.seeding import set_default_generator
 
 CHUNK = 256
 """Examples whose loss is found at once."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.ball import project
-from fedcommons.core.local import onednn
+from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
-from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import Flat, data
+from fedcommons.flat_tensors import Flat, data
+from fedcommons.seeding import generator, set_default_generator
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from torch import Tensor
 from fedcommons.algorithms.ensemble import Ensemble, Making
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, Payload, add, copy, flat, nbytes, scale, sub
-from fedcommons.tensors import data as values
+from fedcommons.flat_tensors import Flat, Payload, add, copy, flat, nbytes, scale, sub
+from fedcommons.flat_tensors import data as values
 
 M = TypeVar("M", bound=Algorithm)
 

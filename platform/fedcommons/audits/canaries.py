@@ -25,14 +25,14 @@ from fedcommons.audits.directed import STEEP
 from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
-from fedcommons.core.local import Batch, LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import Batch, LocalSGD
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import data as numbers
 from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.noise import Draws, Source, of_audit
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import numpy_generator, seed_for
-from fedcommons.tensors import data as numbers
+from fedcommons.seeding import numpy_generator, seed_for
 
 LOUD = 1000.0
 """How much larger the gradient of the example is whose influence is measured: it decides where a whole batch points."""

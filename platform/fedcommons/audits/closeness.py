@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcommons.audits.distances import Look, Space, chunks, looks
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 NEAR = 0.01
 """Share of held-out images that are closer to a seen one than a near-copy is."""

@@ -14,13 +14,13 @@ from torch.func import functional_call
 
 from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import coins
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work, trained
+from fedcommons.core.client_worker import Work, trained
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Draws, Noise, of_audit
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 STEEP = 10.0
 """Norm of a canary's gradient over C, so that it matters whether it is clipped."""

@@ -21,7 +21,7 @@ from fedcommons.audits.closeness import closest, pixels
 from fedcommons.audits.copies import clopper_pearson
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Weights, of_client
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 
 Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
 """(generator, weights, n images, number of classes, seed) to n numbers, high for images that were trained on."""

@@ -20,7 +20,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
 from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.noise import Noise, of_audit
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 from fedcommons.sharing.needs import takes_noise
 
 FEWEST = 4

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcommons.audits.closeness import Compared
 from fedcommons.audits.verdict import Planted, counts, memorised
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Of a pool that are copies."""

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.audits.distances import CHUNK, embedding, pixel_space
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 
 ROUNDING = 1e-13
 """Of |x|^2 + |y|^2, for centred points: what a squared distance may be above a ball's edge that it is rounded from."""

@@ -15,11 +15,11 @@ from fedcommons.cli.argv import Given, Line, read
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
-from fedcommons.config.declared import summary
+from fedcommons.config.dotted import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
-from fedcommons.config.parts import KINDS, having
+from fedcommons.config.registry import KINDS, having
+from fedcommons.config.static_fields import summary
 from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
 from fedcommons.storage.paths import user_path
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_args, get_origin
 import yaml
 
 from fedcommons.cli.values import in_words, is_list
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import SHORT_NAMES
 
 
 class Options:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.cli.display import LOG, Display, duration, log
-from fedcommons.config.parts import label
+from fedcommons.config.registry import label
 
 HEAD = 13
 """Columns of the names at a run's end."""

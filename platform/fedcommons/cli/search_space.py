@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedcommons.cli import parse
+from fedcommons.config.dotted import SHORT_NAMES, full_name, is_ignored, of_others
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import SHORT_NAMES, full_name, is_ignored, of_others
 from fedcommons.errors import UserError, shown, unknown
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 LIMITS = {
     "uniform": (-1e300, 1e300, "LOW < HIGH, within 1e300 of 0"),

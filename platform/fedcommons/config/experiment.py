@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
-from fedcommons.config import parts, target, weights
-from fedcommons.config.sections import (
+from fedcommons.config import registry, target, weights_file
+from fedcommons.config.schema import (
     DP,
     NONE,
     UNSET,
@@ -70,9 +70,9 @@ class Experiment:
         if type(self.target) in (int, float, str):  # other types are refused with all else that is wrong
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
-            digests = {kind: digest for kind, name in self.chosen.items() if (digest := parts.source(name))}
+            digests = {kind: digest for kind, name in self.chosen.items() if (digest := registry.source(name))}
             if self.model.weights:
-                digests["weights"] = weights.digest(self.model.weights)
+                digests["weights"] = weights_file.digest(self.model.weights)
             object.__setattr__(self, "source", Constants(digests))
 
     @cached_property
@@ -95,11 +95,11 @@ class Experiment:
                 own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
                 constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
                 held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
-                values |= {n: v for n, v in held.items() if v is not None or n not in parts.OPTIONAL}
+                values |= {n: v for n, v in held.items() if v is not None or n not in registry.OPTIONAL}
             elif field_.name not in ("constants", "source", "beside", "generator") and (
-                value is not None or field_.name not in parts.OPTIONAL
+                value is not None or field_.name not in registry.OPTIONAL
             ):
                 values[field_.name] = value
-        section = parts.section("algorithm", self.algorithm)
+        section = registry.section("algorithm", self.algorithm)
         values |= {f"{section}.{n}": v for n, v in self.constants.items()}
         return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcommons.config.dotted import choose, full_names, not_chosen
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose, full_names, not_chosen
-from fedcommons.config.parts import OPTIONAL
+from fedcommons.config.registry import OPTIONAL
 from fedcommons.errors import UserError, shown, unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from fedcommons.convergence.per_sample import gradients
+from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData, Clients
-from fedcommons.federation.evaluation import ModelTask
-from fedcommons.seeds import numpy_generator, seed_for, set_default_generator
-from fedcommons.tensors import data, sq_norm
+from fedcommons.flat_tensors import data, sq_norm
+from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 
 BATCH = 32
 """Examples in a pass. Fixed, as results must not depend on the machine; small, so that VGG-11 needs little memory."""

@@ -19,9 +19,9 @@ from statistics import fmean, stdev
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
-from fedcommons.federation.evaluation import ModelTask
 
 STUDENT_T = 2.365
 """Quantile 0.975 of Student's t with PARTS - 1 = 7 degrees of freedom."""

@@ -23,8 +23,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.core.logged import Metrics
-from fedcommons.core.work import trained
+from fedcommons.core.client_worker import trained
+from fedcommons.core.logging_shim import Metrics
 
 Batch = Sequence[Tensor]
 

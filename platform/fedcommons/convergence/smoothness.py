@@ -22,13 +22,13 @@ from torch import Tensor
 
 from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, drawn
 from fedcommons.convergence.per_sample import Batch, require_apart
+from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
+from fedcommons.core.client_worker import trained
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import BlockSum, Total, add_blocks, cut
-from fedcommons.core.work import trained
 from fedcommons.core.worker import Worker
-from fedcommons.federation.evaluation import ModelTask
-from fedcommons.seeds import generator, set_default_generator
-from fedcommons.tensors import data
+from fedcommons.flat_tensors import data
+from fedcommons.seeding import generator, set_default_generator
 
 TOLERANCE = 1e-5
 """The iteration ends when some eigenvalue is known to lie within this relative distance of the value found,"""

@@ -10,16 +10,16 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, batch_norm_parameters
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.weighting import total_weight
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, Payload, nbytes
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, nbytes
 
 State = Payload
 """What the server keeps from round to round.

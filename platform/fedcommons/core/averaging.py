@@ -1,12 +1,12 @@
 """The weighted mean of clients' models, in two halves: a client sends w_i (y_i - x), the server divides by sum_i w_i.
 
 x: server model;  y_i: client i's model;  w_i: its weight, ``work.weight(data)``. The engine adds up what is sent, in
-float64 (``core/reduction.py``).
+float64 (``core/block_sum.py``).
 """
 
 from fedcommons.core.algorithm import Replies, Reply
-from fedcommons.core.local import LocalResult
-from fedcommons.tensors import Flat, Payload, add, flat, scale, sub
+from fedcommons.core.local_training import LocalResult
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scale, sub
 
 
 def weighted_reply(x: Flat, trained: LocalResult, weight: float, memory: Payload | None = None) -> Reply:

@@ -8,7 +8,7 @@ Draws are made on the CPU and copied, so that they are the same on every device.
 import torch
 from torch import Tensor
 
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
 
 
 def around(x: Flat, radius: float, draws: torch.Generator) -> Flat:

@@ -35,13 +35,13 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from fedcommons.core.clock import Clock
 from fedcommons.core.module_state import Saved
-from fedcommons.core.plain_step import plain_step
+from fedcommons.core.optimizers import plain_step
+from fedcommons.core.trainer_shim import Clock
 
 if TYPE_CHECKING:
-    from fedcommons.core.local import AddToGrad, Batch, LocalSGD, Loss
-    from fedcommons.core.work import Work
+    from fedcommons.core.client_worker import Work
+    from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
     from fedcommons.data.clients import ClientData
 
 FIT = (

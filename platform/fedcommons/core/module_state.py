@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.logged import values_in
+from fedcommons.core.logging_shim import values_in
 
 if TYPE_CHECKING:
-    from fedcommons.core.work import Work
+    from fedcommons.core.client_worker import Work
 
 
 OF_OPTIMIZER = ("state", "param_groups")

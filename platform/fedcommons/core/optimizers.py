@@ -7,10 +7,12 @@ dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequenc
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 
 class Every(NamedTuple):
@@ -100,3 +102,18 @@ class Schedulers:
         if self.factor != 1:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self.factor
+
+
+def plain_step(optimizer: Optimizer) -> Callable[[], object]:
+    """``optimizer.step`` without the profiler's region; as it is if it has a hook or others than torch wrap it."""
+    step = type(optimizer).step
+    plain = getattr(step, "__wrapped__", step)
+    by_torch_alone = getattr(step, "hooked", False) and not getattr(plain, "hooked", False)
+    if not by_torch_alone or "step" in vars(optimizer) or _has_hooks(optimizer):
+        return optimizer.step
+    return partial(plain, optimizer)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)

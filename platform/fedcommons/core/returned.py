@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedcommons.core.algorithm import Message, Reply, State
 from fedcommons.errors import given, shown
+from fedcommons.flat_tensors import EMPTY, Flat, Layout, Payload, data, require_payload
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import EMPTY, Flat, Layout, Payload, data, require_payload
 
 
 def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import J, R, S
-from fedcommons.core.work import Work
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, somebodys

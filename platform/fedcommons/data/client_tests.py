@@ -14,7 +14,7 @@ from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.partition import Partitioned, cut
 from fedcommons.errors import UserError, shown
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 
 def drawn(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tuple[Partitioned, Examples, Clients]:

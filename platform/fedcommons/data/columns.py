@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcommons.data.arrays import as_tensor, how, is_array, kind_of
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.seeds import global_states
+from fedcommons.seeding import global_states
 
 X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
 """Names that the columns may have, in a dict of columns or in a row."""

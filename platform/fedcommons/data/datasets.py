@@ -16,7 +16,7 @@ import torch
 from fedcommons.data import own
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Dataset, Examples, Source
 from fedcommons.errors import UserError
-from fedcommons.seeds import keyed_globals, numpy_generator
+from fedcommons.seeding import keyed_globals, numpy_generator
 from fedcommons.storage.paths import user_path
 
 

@@ -17,7 +17,7 @@ from fedcommons.data.arrays import as_array, how, kind_of
 from fedcommons.data.columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
 from fedcommons.errors import UserError, shown
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 UNSTATED: Any = object()
 """Stands for the number of classes of a data set that states none."""

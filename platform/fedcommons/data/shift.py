@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.seeds import generator
+from fedcommons.seeding import generator
 
 SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
 """Kinds, and the size of each where none is given."""

@@ -20,7 +20,7 @@ import torch
 
 from fedcommons.data.examples import Examples, Source
 from fedcommons.errors import UserError
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.storage.paths import user_path
 
 SIZES = {"shape": 3, "scale": 6, "orientation": 40, "x": 32, "y": 32}

@@ -14,20 +14,20 @@ from math import hypot, isfinite
 import torch
 from torch import Tensor
 
-from fedcommons.core import batched, watched
+from fedcommons.core import state_leaks, vmap_clients
 from fedcommons.core.algorithm import BUFFERS, Message, Reply, trains_locally
-from fedcommons.core.local import LocalResult
-from fedcommons.core.reduction import BlockSum, Total
+from fedcommons.core.block_sum import BlockSum, Total
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalResult
 from fedcommons.core.returned import require_reply
-from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, ends, name_of
+from fedcommons.flat_tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 from fedcommons.privacy.noise import Noise
 from fedcommons.privacy.release import Release, uncovered
 from fedcommons.runtime import gpu_memory
-from fedcommons.seeds import keyed_besides_torch, seed_for, set_default_generator
-from fedcommons.tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
+from fedcommons.seeding import keyed_besides_torch, seed_for, set_default_generator
 
 NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that holds nan or infinity."""
@@ -101,7 +101,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
-    before: watched.State = {}
+    before: state_leaks.State = {}
     outlived: set[str] = set()
     exposed: set[int] = set()
     device, private = worker.work.device, worker.work.loop.dp is not None
@@ -114,8 +114,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         rows = worker.data.clients[client]
         worker.work.begin(task.round, rows)
         if private and not before:
-            watched.put_back(worker.work)
-            before = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            state_leaks.put_back(worker.work)
+            before = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
         worker.work.share = share
         worker.work.trained.clear()
         set_default_generator(seed, "client")  # for what a module draws outside of local training
@@ -125,12 +125,12 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
             if private:  # what a client does to its message reaches nobody else
                 message = Message(_cloned(message.common), _cloned(message.own))
-            worker.work.instead = batched.give(ready[client]) if client in ready else None
-            handed = watched.handed(worker.work) if private else {}
+            worker.work.instead = vmap_clients.give(ready[client]) if client in ready else None
+            handed = state_leaks.handed(worker.work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
                 reply = _client(worker, task, message, memory, rows, seed)
             if private:
-                outlived |= watched.replaced(handed, watched.handed(worker.work))
+                outlived |= state_leaks.replaced(handed, state_leaks.handed(worker.work))
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
         except BaseException as error:  # whatever somebody's code raises
@@ -144,9 +144,9 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         finally:
             worker.work.share, worker.work.instead = 1.0, None  # what the server trains is whole, and its own
         if private:
-            watched.put_back(worker.work)
-            after = watched.state(worker.work, worker.algorithm, {"commons": rows.commons})
-            outlived, before = outlived | watched.differing(before, after), after
+            state_leaks.put_back(worker.work)
+            after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
+            outlived, before = outlived | state_leaks.differing(before, after), after
         up_bytes += reply.nbytes
         events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
         releases += events
@@ -189,10 +189,12 @@ def _at_once(
             message, memory = Message(common, to_device(own, device)), to_device(memory, device)
             work.noise = Noise(work.source, task.round, client, received=(common, message.own, memory))
             play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
-            if request := batched.asked(work, play):
+            if request := vmap_clients.asked(work, play):
                 found[client] = request
-        parts = [part for part in batched.alike(found) if len(part) > 1]
-        trained = [zip(part, batched.train(work, [found[client] for client in part]), strict=True) for part in parts]
+        parts = [part for part in vmap_clients.alike(found) if len(part) > 1]
+        trained = [
+            zip(part, vmap_clients.train(work, [found[client] for client in part]), strict=True) for part in parts
+        ]
         gpu_memory.wait()  # else the first client would be told as the one at fault
         return dict(chain.from_iterable(trained))
     except BaseException as error:  # whatever somebody's code raises

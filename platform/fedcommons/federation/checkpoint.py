@@ -6,19 +6,19 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from fedcommons.core import rejections
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
 from fedcommons.federation import memory as memories
-from fedcommons.federation import rejections
 from fedcommons.federation.memory import ClientMemory, remove_files
 from fedcommons.federation.packing import pack, unpack
 from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import Layout, Payload, flat
 from fedcommons.privacy import ledger as privacy
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import read_tensors, write_tensors
 from fedcommons.storage.safe_read import UnreadableError
-from fedcommons.tensors import Layout, Payload, flat
 
 KEEP = 2
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from fedcommons.errors import ClientError
 from fedcommons.federation.packing import pack, unpack
+from fedcommons.flat_tensors import Payload, nbytes
 from fedcommons.storage.atomic_files import read_tensors, write_tensors
-from fedcommons.tensors import Payload, nbytes
 
 FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
 """The name of a memory file; its facts are in a file of this name and .json."""

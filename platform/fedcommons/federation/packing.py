@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcommons.tensors import Flat, Layout, Payload, data
+from fedcommons.flat_tensors import Flat, Layout, Payload, data
 
 
 def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, Any]]:

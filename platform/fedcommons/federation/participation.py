@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 
 def joining(n_clients: int, participation: float) -> int:

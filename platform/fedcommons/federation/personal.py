@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Personal
+from fedcommons.core.block_sum import cut
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import CHUNK, Each, ModelTask, by_metric, on_own
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import cut
 from fedcommons.core.returned import require_personal
-from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.errors import somebodys
-from fedcommons.federation.evaluation import CHUNK, Each, ModelTask, by_metric, on_own
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import EMPTY, Flat, Payload, flat, to_device
+from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
+from fedcommons.seeding import set_default_generator
 
 CLIENTS = 4
 """Clients in a job; as many jobs as a round has blocks are handed out at a time."""

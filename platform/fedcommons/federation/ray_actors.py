@@ -18,8 +18,8 @@ from ray.exceptions import (
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fedcommons.core.block_sum import cut
 from fedcommons.core.executor import J, R, S, WorkerDied
-from fedcommons.core.reduction import cut
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import hosts

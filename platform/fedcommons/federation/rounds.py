@@ -20,9 +20,10 @@ from fedcommons.core.algorithm import (
     takes_partial,
 )
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.block_sum import add_blocks, cut
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
-from fedcommons.core.reduction import add_blocks, cut
+from fedcommons.core.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, given, somebodys
@@ -30,12 +31,11 @@ from fedcommons.federation.at_server import AtServer
 from fedcommons.federation.blocks import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import participants
-from fedcommons.federation.rejections import Largest, Rejected, counted, largest, unusable
 from fedcommons.federation.stragglers import Rule
+from fedcommons.flat_tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
+from fedcommons.seeding import seed_for
 
 
 @dataclass(frozen=True)

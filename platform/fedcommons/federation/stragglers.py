@@ -22,7 +22,7 @@ from typing import Annotated
 
 from fedcommons.core.algorithm import Facts
 from fedcommons.errors import UserError, shown, somebodys
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
 """(joined, facts, round, seed) -> each late client, with the share of its work that is done."""

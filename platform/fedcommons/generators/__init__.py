@@ -1,1 +1,1 @@
-"""Generators that clients train on a part of their own data. ``config/parts.py`` lists them by name."""
+"""Generators that clients train on a part of their own data. ``config/registry.py`` lists them by name."""

@@ -21,7 +21,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
 from fedcommons.generators.loop import batches
 from fedcommons.runtime import memory_limit as capacity
-from fedcommons.seeds import seed_for, set_default_generator
+from fedcommons.seeding import seed_for, set_default_generator
 
 COPIES = 4
 """Copies of the weights that a training holds: them, their gradient and Adam's two moments."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcommons.data.examples import Examples
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Draws
-from fedcommons.seeds import generator, keyed_globals
+from fedcommons.seeding import generator, keyed_globals
 from lightning_modules.random_convnet import RandomConvNet, blocks
 
 BLOCK = 256

@@ -24,7 +24,7 @@ from fedcommons.generators.generator import (
 )
 from fedcommons.generators.loop import batch_of, batches
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import cvae
 
 COPIES = 4

@@ -18,7 +18,7 @@ from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.generators.loop import batch_of
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.seeding import generator, seed_for, set_default_generator
 
 COPIES = 5
 """Copies of the weights that a training holds: them, their gradient, Adam's two moments and the moving average."""

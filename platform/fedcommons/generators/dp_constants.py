@@ -21,7 +21,7 @@ from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import wide_key
+from fedcommons.seeding import wide_key
 from fedcommons.storage.artifact_store import constants
 
 MOST_BY_PRV = 100.0

@@ -21,7 +21,7 @@ from fedcommons.generators.cvae import require_levels
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
 from fedcommons.generators.loop import batch_of, batches
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import generator, seed_for, set_default_generator
+from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import gan
 
 COPIES = 9

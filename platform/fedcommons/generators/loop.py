@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Progress
-from fedcommons.seeds import generator
+from fedcommons.seeding import generator
 
 
 def batch_of(n: int, batch_size: int, is_even: bool) -> int:

@@ -23,7 +23,7 @@ from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.noise import Noise
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 
 if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
     from lightning_modules import ddpm

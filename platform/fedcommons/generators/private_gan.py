@@ -22,7 +22,7 @@ from fedcommons.generators.gan import GAN, Adversarial, Course
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.noise import Noise
-from fedcommons.seeds import seed_for
+from fedcommons.seeding import seed_for
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.noise import Stream
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:

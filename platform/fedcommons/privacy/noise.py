@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.seeds import wide_generator
-from fedcommons.tensors import Payload
-from fedcommons.tensors import data as data_of
+from fedcommons.flat_tensors import Payload
+from fedcommons.flat_tensors import data as data_of
+from fedcommons.seeding import wide_generator
 
 Size = int | tuple[int, ...]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config.flat import is_ignored, own_fields
+from fedcommons.config.dotted import is_ignored, own_fields
 from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import UserError, shown, unknown
 

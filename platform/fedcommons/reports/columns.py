@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedcommons.config.flat import SHORT_NAMES
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.reports.cells import ENVIRONMENT, IDENTIFYING, Cell
 from fedcommons.reports.series import value
 

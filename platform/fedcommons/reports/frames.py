@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
-from fedcommons.config.flat import effective, recorded
+from fedcommons.config.dotted import effective, recorded
+from fedcommons.core.rejections import told
 from fedcommons.errors import UserError, clean, shown
-from fedcommons.federation.rejections import told
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcommons.config import target
+from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES
 from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.privacy.salts import IF_SECRET

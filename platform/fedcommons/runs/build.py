@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedcommons.audits import pool
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import part_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import part_of
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.core.algorithm import (
     Algorithm,
     ChoosesClients,
@@ -23,10 +23,10 @@ from fedcommons.core.algorithm import (
     require_attributes,
     takes_partial,
 )
+from fedcommons.core.client_worker import floating_buffers, trained
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.returned import require_state
-from fedcommons.core.work import floating_buffers, trained
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
@@ -37,6 +37,7 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.flat_tensors import EMPTY, Flat, flatten
 from fedcommons.privacy import ledger, salts
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import Source
@@ -73,7 +74,6 @@ from fedcommons.sharing.stage import (
 )
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store
-from fedcommons.tensors import EMPTY, Flat, flatten
 
 OnStep = Callable[[str, int, int, str], None]
 """Told of something that takes long: its name, the steps that are done, of how many, and of what."""
@@ -198,12 +198,12 @@ def prepare(config: Experiment) -> Prepared:
     if config.sharing.is_audited:
         pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
-    own = parts.is_own(config.model.name) or parts.is_own(config.data.name)
+    own = registry.is_own(config.model.name) or registry.is_own(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
     notes: Sequence[str] = ()
     if own:
-        called = parts.called("model", config.model.name)
+        called = registry.called("model", config.model.name)
         modules.require_hooks(prepared.algorithm, module, loop, called)
         is_of_clients = config.measure.clients or config.evaluate.clients
         of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
@@ -228,7 +228,7 @@ def prepare(config: Experiment) -> Prepared:
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
     modules.require_distillable(prepared.algorithm, module, dataset)
-    with before_any_work(), somebodys(parts.called("model", config.model.name)):  # whose attributes may raise
+    with before_any_work(), somebodys(registry.called("model", config.model.name)):  # whose attributes may raise
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
@@ -346,7 +346,7 @@ class Assembled:
         if self.config.dp.noise == SECRET and not salt:
             raise ValueError("dp.noise is secret: the executor needs the run's salt")
         source, f = Source(noise_key(self.config), salt), self.config.federation
-        build = partial(build_worker, self.config, self.facts, str(parts.base()), source)
+        build = partial(build_worker, self.config, self.facts, str(registry.base()), source)
         if f.executor == "serial":
             return Serial(partial(build, self.prepared.algorithm), self.data)
         from fedcommons.federation.ray_actors import RayActors

@@ -9,12 +9,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config import parts, weights
+from fedcommons.config import registry, weights_file
+from fedcommons.config.dotted import fields_for
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, taken
-from fedcommons.config.flat import fields_for
 from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.privacy.accountants import require_reachable
@@ -47,7 +47,7 @@ def check(config: Experiment) -> None:
     known = fields_for({kind: [name] for kind, name in names.items()})
     for name, field in known.items():
         if name not in flat:
-            if name in parts.OPTIONAL:
+            if name in registry.OPTIONAL:
                 continue
             raise UserError(f"{name} is missing: the part it belongs to has got it since this experiment was written.")
         if type(flat[name]) not in field.kinds and Any not in field.kinds:
@@ -69,7 +69,9 @@ def check(config: Experiment) -> None:
         raise UserError("measure.every must be at least 1 with measure.measure: 0 is never.")
     if c.partition.shift == "none" and c.partition.shift_size is not None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
-    if "n_clients" in parameters_of(parts.find("partition", c.partition.name)):  # else N is known once data are dealt
+    if "n_clients" in parameters_of(
+        registry.find("partition", c.partition.name)
+    ):  # else N is known once data are dealt
         require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
@@ -77,7 +79,7 @@ def check(config: Experiment) -> None:
             "an actor more would have no block to work on."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
-    method: Any = parts.find("algorithm", c.algorithm)
+    method: Any = registry.find("algorithm", c.algorithm)
     if not (trains_locally(method) or needs_pool(method)):  # a server trains on its pool as clients do
         for name in OF_STEPS:
             if name in flat and flat[name] != known[name].default:
@@ -122,14 +124,14 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
     """
     if name == "constant" and not constants["warmup"]:
         return None
-    part = parts.find("schedule", name)
+    part = registry.find("schedule", name)
     offered = {"rounds": rounds} if "rounds" in taken(part, {"rounds": rounds}) else {}
-    return Schedule(partial(part, **offered, **constants), parts.called("schedule", name))
+    return Schedule(partial(part, **offered, **constants), registry.called("schedule", name))
 
 
 def depends_on_rounds(name: str) -> bool:
     """Whether the rates of a schedule's first rounds depend on how many rounds there are."""
-    return name != "constant" and bool(taken(parts.find("schedule", name), {"rounds": 0}))
+    return name != "constant" and bool(taken(registry.find("schedule", name), {"rounds": 0}))
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
@@ -181,7 +183,7 @@ def refuse(part: Any, check: str, *given: Any) -> None:
             function(*given)
 
 
-def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KINDS)) -> None:
+def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.KINDS)) -> None:
     """See that somebody's own parts are in this process what they were where the experiment was put together.
 
     Raises:
@@ -189,14 +191,14 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(parts.KIN
     """
     names = {kind: name for kind, name in config.chosen.items() if kind in kinds}
     for kind, name in names.items():
-        if parts.source(name) != config.source.get(kind):
-            where, *others = name.rpartition(":")[0], *list(parts.files(name))[1:]
+        if registry.source(name) != config.source.get(kind):
+            where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]
             what = f"{where} or what it imports ({', '.join(others)})" if others else where
             is_not = "is not what it was" if others else "is not the file it was"
             raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
-    if (file := config.model.weights) and weights.digest(file) != config.source.get("weights"):
+    if (file := config.model.weights) and weights_file.digest(file) != config.source.get("weights"):
         raise UserError(f"model.weights {shown(file)} is not the file it was when this experiment was written.")
-    if told := parts.clash(names.values()):
+    if told := registry.clash(names.values()):
         raise UserError(f"{told}: one process has only one of that name, so rename one.")
 
 

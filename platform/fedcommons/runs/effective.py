@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcommons.core.algorithm import Algorithm, Facts
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data import shift
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import default_n_aux
 from fedcommons.federation.rounds import Plan
+from fedcommons.flat_tensors import Flat
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import CLASS_COUNTS, Shared
-from fedcommons.tensors import Flat
 
 
 def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str, Any]:

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
-from fedcommons.config.flat import parts_of_own
 from fedcommons.config.target import NotLogged
 from fedcommons.core.algorithm import Algorithm, State
-from fedcommons.core.batched import asked
+from fedcommons.core.client_worker import Work, module_with
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work, module_with
+from fedcommons.core.rejections import records, told
+from fedcommons.core.vmap_clients import asked
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.privacy import salts
 from fedcommons.privacy.ledger import Ledger, require_small_delta
@@ -225,11 +225,11 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
         others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
     if name := config.tracking.tracker:
-        part = parts.find("tracker", name)
+        part = registry.find("tracker", name)
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
 
         def make() -> Tracker:
-            return parts.made("tracker", name, lambda: part(**taken(part, offered), **constants))
+            return registry.made("tracker", name, lambda: part(**taken(part, offered), **constants))
 
         others.append(OwnTracker(name, make, say))
     for line in record.rounds() if others else ():

@@ -10,17 +10,17 @@ run that would have begun otherwise is refused. What is observed in the last rou
 from dataclasses import replace
 from pathlib import Path
 
-from fedcommons.config import parts
-from fedcommons.config.flat import same_results
-from fedcommons.core.work import trained
+from fedcommons.config import registry
+from fedcommons.config.dotted import same_results
+from fedcommons.core.client_worker import trained
 from fedcommons.errors import UserError, somebodys
 from fedcommons.federation.participation import participants
+from fedcommons.flat_tensors import Payload, data, flatten
 from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import secret
 from fedcommons.runs.build import Prepared, begin, plan_of
 from fedcommons.runs.checks import depends_on_rounds
 from fedcommons.runs.worker import build_module
-from fedcommons.tensors import Payload, data, flatten
 from fedcommons.tracking.run_folder import (
     is_run,
     read_config,
@@ -74,7 +74,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
         return "the noise of dp.target_epsilon depends"
     if depends_on_rounds(config.client.lr_schedule):
         return f"client.lr_schedule {config.client.lr_schedule} depends"
-    if rule is None or not parts.is_own(config.straggler.rule):
+    if rule is None or not registry.is_own(config.straggler.rule):
         return None
     for number in range(1, done + 1):
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, taken
-from fedcommons.config.sections import Data, Partition
+from fedcommons.config.schema import Data, Partition
 from fedcommons.data import client_tests, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.arrays import read_only
@@ -21,7 +21,7 @@ from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
 from fedcommons.data.shift import shifted
 from fedcommons.errors import UserError, shown, somebodys
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
@@ -33,10 +33,10 @@ def load(data: Data) -> Dataset:
         UserError: there is no such data set, or see there.
         ClientError: it failed.
     """
-    part = parts.find("data", data.name)
+    part = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
-    with somebodys(parts.called("data", data.name)):
+    with somebodys(registry.called("data", data.name)):
         make = partial(part, **{**taken(part, offered), **data.constants})
         return datasets.load(
             data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
@@ -84,9 +84,9 @@ def deal(
             or see ``data.partition.partition``.
         ClientError: it failed.
     """
-    name, part, n = recipe.name, parts.find("partition", recipe.name), len(labels)
-    constants = parts.with_floats("partition", name, recipe.constants)
-    with somebodys(parts.called("partition", name)):
+    name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
+    constants = registry.with_floats("partition", name, recipe.constants)
+    with somebodys(registry.called("partition", name)):
         asked = parameters_of(part).keys() - constants.keys()
     if "n_clients" in asked and recipe.n_clients > n:
         raise UserError(
@@ -110,9 +110,9 @@ def deal(
         }  # fmt: skip
         return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **constants})
 
-    with somebodys(parts.called("partition", name)):
+    with somebodys(registry.called("partition", name)):
         dealt = partitions.partition(name, rows, labels, n_classes)
-    if parts.is_own(name) and origin is not None and origin.moved and "rows" not in asked:
+    if registry.is_own(name) and origin is not None and origin.moved and "rows" not in asked:
         _require_places(name, rows, n, origin.given)
     return dealt
 

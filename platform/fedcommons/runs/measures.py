@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedcommons.config import parts, target
-from fedcommons.config.flat import is_ignored, recorded
+from fedcommons.config import registry, target
+from fedcommons.config.dotted import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.convergence.names import NAMES
+from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal, trains_locally
+from fedcommons.core.client_worker import trained
+from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import trained
-from fedcommons.federation import rejections
-from fedcommons.federation.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import EMPTY, flat, flatten
 from fedcommons.privacy.mechanisms import mechanisms
 from fedcommons.privacy.statement import statement
 from fedcommons.runs import effective
@@ -22,8 +23,7 @@ from fedcommons.runs.build import Assembled
 from fedcommons.runs.own_measure import measured
 from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, local_loop
-from fedcommons.seeds import seed_for
-from fedcommons.tensors import EMPTY, flat, flatten
+from fedcommons.seeding import seed_for
 from fedcommons.tracking.run_folder import accuracies, last_of
 
 OF_CLIENTS = ("clients/", "personal/")
@@ -132,7 +132,7 @@ def summarise(
     c, flat, dealt, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
     held, facts, dp = [len(rows) for rows in dealt.rows], ready.plan.facts, ready.config.dp
     given_away = sum(min(n, held[i]) for i, n in ledger.given_away.items())  # who holds others' may show them too
-    own = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if parts.is_own(name)}
+    own = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)
     said = statement(
         ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=own, views=shared.views
@@ -145,7 +145,7 @@ def summarise(
     used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.dealt))
     used |= effective.of_generators(flat, ready.prepared.needs, shared.releases)
     if hasattr(ready.algorithm, "effective_constants"):
-        model, section = flatten(trained(build_module(c, ready.facts))), parts.section("algorithm", c.algorithm)
+        model, section = flatten(trained(build_module(c, ready.facts))), registry.section("algorithm", c.algorithm)
         used |= effective.of_algorithm(ready.algorithm, section, model, facts, c.client.epochs)
     after = accuracies(lines)
 

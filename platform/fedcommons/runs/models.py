@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedcommons.core.work import module_with
+from fedcommons.core.client_worker import module_with
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing

@@ -11,21 +11,21 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedcommons.config import parts
-from fedcommons.core import batched, graphs, hooks
+from fedcommons.config import registry
+from fedcommons.core import cuda_graphs, hooks, vmap_clients
 from fedcommons.core.algorithm import Algorithm, needed, needs_pool, trains_locally
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import judged
 from fedcommons.core.features import seen
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.logged import Logged
+from fedcommons.core.functional_step import Step
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.logging_shim import Logged
 from fedcommons.core.module_state import gradient_hooks
-from fedcommons.core.step import Step
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
-from fedcommons.federation.evaluation import judged
 from fedcommons.privacy import dp_sgd_vmap
-from fedcommons.seeds import set_default_generator
+from fedcommons.seeding import set_default_generator
 
 COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
 
@@ -47,7 +47,7 @@ def try_module(
         UserError: it does not.
     """
     x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
-    called = parts.called("model", name)
+    called = registry.called("model", name)
     what = f"{called} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
     with before_any_work():
         with somebodys(called):
@@ -296,9 +296,9 @@ def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dat
     """
     some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
     batch = some.x.clone(), some.y.clone()
-    if loop.batched and (why := batched.flaw(work, batch)):
+    if loop.batched and (why := vmap_clients.flaw(work, batch)):
         raise UserError(f"client.batched must be false for model {model}: {why.rstrip('.')}.")
-    if loop.graphs and (why := graphs.flaw(work, batch)):
+    if loop.graphs and (why := cuda_graphs.flaw(work, batch)):
         raise UserError(f"client.graphs must be false for model {model}: {why.rstrip('.')}.")
     if loop.dp and loop.dp.at_once > 1 and (why := dp_sgd_vmap.flaw(Step(work.module), work.named, batch)):
         raise UserError(f"dp.at_once must be 1 for model {model}: {why.rstrip('.')}.")

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import somebodys
-from fedcommons.federation.evaluation import ModelTask
-from fedcommons.seeds import seed_for, set_default_generator
+from fedcommons.seeding import seed_for, set_default_generator
 
 
 class Measure(Protocol):
@@ -61,8 +61,8 @@ def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, floa
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)
     data = deepcopy(worker.data)  # clients go on with what the worker holds, whatever is written into this
-    with somebodys(parts.called("measure", task.name), "", f"round {task.at.round}"):
-        found = parts.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
+    with somebodys(registry.called("measure", task.name), "", f"round {task.at.round}"):
+        found = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
         if not isinstance(found, Mapping):
             raise ValueError(f"it must give numbers by name, got {type(found).__name__}")
         return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in found.items()}

@@ -12,24 +12,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedcommons.config.dotted import override, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override, parts_of_own
 from fedcommons.core.algorithm import ChoosesClients, State
+from fedcommons.core.block_sum import add_blocks
 from fedcommons.core.executor import Executor
-from fedcommons.core.reduction import add_blocks
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.blocks import train_block
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import Flat, data, nbytes
 from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import secret
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
 from fedcommons.runs.inputs import dir_option
 from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.storage.artifact_store import Store
-from fedcommons.tensors import Flat, data, nbytes
 from fedcommons.tracking.run_folder import read_config, require_same_data
 
 

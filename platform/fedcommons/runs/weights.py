@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from torch import Tensor, nn
 
-from fedcommons.config.weights import content, digest_of
+from fedcommons.config.weights_file import content, digest_of
 from fedcommons.errors import UserError, shown
 
 BESIDE = 4

@@ -6,16 +6,16 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import deciding, part_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import taken
-from fedcommons.config.flat import deciding, part_of
 from fedcommons.core import hooks
 from fedcommons.core.algorithm import (
     Algorithm,
 )
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, require_precision
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, somebodys
@@ -28,7 +28,7 @@ from fedcommons.runs.checks import (
     require_sources,
     schedule_of,
 )
-from fedcommons.seeds import set_default_generator, wide_key
+from fedcommons.seeding import set_default_generator, wide_key
 from fedcommons.storage.artifact_store import key_of
 from lightning_modules import Classifier, Regressor
 from lightning_modules.networks import Projected
@@ -57,12 +57,12 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         "weight_decay": c.weight_decay,
         "optimizer": c.optimizer,
     }
-    part, is_own = parts.find("model", m.name), parts.is_own(m.name)
+    part, is_own = registry.find("model", m.name), registry.is_own(m.name)
     without = f"needs labels, and {dataset.name} has none: name a LightningModule with a loss of its own"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
-        with before_any_work(), somebodys(f"{parts.called('model', m.name)} cannot be built for {dataset.name}"):
+        with before_any_work(), somebodys(f"{registry.called('model', m.name)} cannot be built for {dataset.name}"):
             made = part(**taken(part, offered), **m.constants)
         if hasattr(
             made, "_orig_mod"
@@ -82,17 +82,17 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
-    with before_any_work(), somebodys(parts.called("model", m.name), "setup"):
+    with before_any_work(), somebodys(registry.called("model", m.name), "setup"):
         hooks.prepare(module)
     if m.weights:
-        with before_any_work(), somebodys(parts.called("model", m.name)):
+        with before_any_work(), somebodys(registry.called("model", m.name)):
             weights.load(module, m.weights, config.source.get("weights"))
     return module
 
 
 def standardises(model: str, module: LightningModule) -> bool:
     """Return whether the module of the part ``model`` was built with the data set's mean and standard deviation."""
-    asked = taken(parts.find("model", model), {"mean": (), "std": ()})
+    asked = taken(registry.find("model", model), {"mean": (), "std": ()})
     return bool(asked) or type(module) in (Classifier, Regressor)
 
 
@@ -151,7 +151,7 @@ def build_worker(
         UserError: in that process a part of somebody's own has other code, or its GPU lacks the precision.
     """
     if algorithm is None:
-        os.environ[parts.HERE] = here
+        os.environ[registry.HERE] = here
         require_sources(config, ("model", "algorithm", "measure", "schedule"))
     device = default_device()
     require_precision("client.precision", config.client.precision, device)

@@ -3,7 +3,7 @@
 import os
 
 from fedcommons.errors import UserError
-from fedcommons.tensors import Flat, nbytes
+from fedcommons.flat_tensors import Flat, nbytes
 
 MODELS = 4
 """A run's size in models: the server's, a worker's with its gradient, and sums in float64."""

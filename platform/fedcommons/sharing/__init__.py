@@ -1,1 +1,1 @@
-"""What clients share before or between federations: one file each. ``config/parts.py`` lists them by name."""
+"""What clients share before or between federations: one file each. ``config/registry.py`` lists them by name."""

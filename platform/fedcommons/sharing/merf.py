@@ -37,7 +37,7 @@ from fedcommons.privacy import gaussian, salts
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import seed_for, wide_key
+from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf_generator import generated

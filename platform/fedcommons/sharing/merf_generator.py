@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from fedcommons.data.examples import Examples
-from fedcommons.seeds import generator, keyed_globals
+from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.random_features import BLOCK, Features, bounded, means
 
 CODE = 5

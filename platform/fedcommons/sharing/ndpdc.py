@@ -38,7 +38,7 @@ from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import seed_for, wide_key
+from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import targets
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions

@@ -25,7 +25,7 @@ from fedcommons.privacy import salts
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import numpy_generator, seed_for, wide_key
+from fedcommons.seeding import numpy_generator, seed_for, wide_key
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
-from fedcommons.seeds import generator
+from fedcommons.seeding import generator
 from fedcommons.storage.atomic_files import sha256
 
 BLOCK = 4096

@@ -20,7 +20,7 @@ import numpy as np
 from fedcommons.errors import UserError
 from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.optimal import plans
 from fedcommons.sharing.placement import holdings, n_open, opened

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcommons.errors import UserError
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 from fedcommons.sharing.swapped import n_swapped

@@ -26,7 +26,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, given, name_of, shown, somebodys
 from fedcommons.generators.generator import Receipt
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing import leaving
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need

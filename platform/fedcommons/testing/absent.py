@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts
+from fedcommons.core.rejections import records, told
 from fedcommons.federation import rounds
-from fedcommons.federation.rejections import records, told
 from fedcommons.federation.rounds import Standing, answering
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, PerClient, Rule, Slow
 from fedcommons.testing.comparing import differing, listed, raw, require

@@ -39,14 +39,14 @@ from torch.utils.data import DataLoader
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.client_worker import Work, trained
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalResult
-from fedcommons.core.work import Work, trained
+from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError, before_any_work, name_of, shown, somebodys
+from fedcommons.flat_tensors import Flat, Payload, copy, flat, scalar
 from fedcommons.privacy.release import UNCOVERED, uncovered
-from fedcommons.seeds import keyed_globals, seed_for
-from fedcommons.tensors import Flat, Payload, copy, flat, scalar
+from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.federations import digits
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from fedcommons.core import batched
+from fedcommons.core import vmap_clients
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
-from fedcommons.tensors import data
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.flat_tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.spy import Spy
@@ -25,7 +25,7 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     that cannot be batched is left out, as such a run is refused.
     """
     federation = digits(sizes=(13, 20, 20, 7, 16), linear=True, method=algorithm).training(local)
-    if batched.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
+    if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
         return
     for name, off in differences(algorithm, federation, federation.training(replace(local, batched=True))):
         require(

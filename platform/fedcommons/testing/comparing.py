@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fedcommons.federation.rounds import Standing
-from fedcommons.tensors import Payload, data
+from fedcommons.flat_tensors import Payload, data
 
 
 def require(condition: object, sentence: str) -> None:

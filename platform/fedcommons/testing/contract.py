@@ -15,15 +15,15 @@ import torch
 
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import BUFFERS, Algorithm
+from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError, sentence, unknown
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.stragglers import Independent
+from fedcommons.flat_tensors import EMPTY, Payload, data, flat
 from fedcommons.runtime import tempdirs
-from fedcommons.tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
 from fedcommons.testing.batching import clients_at_once_train_as_one_after_another
 from fedcommons.testing.comparing import bits, differing, listed, raw, require

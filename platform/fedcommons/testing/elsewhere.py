@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.core.algorithm import Algorithm, Personal
+from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.federation.evaluation import ModelTask
 from fedcommons.federation.personal import evaluate_personal
 from fedcommons.federation.rounds import Plan
 from fedcommons.testing.comparing import bits, differing, listed, require

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed, needs_pool, refuses_batch_norm
+from fedcommons.core.client_worker import Work, trained
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work, trained
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
@@ -26,8 +26,8 @@ from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial import Serial
 from fedcommons.federation.stragglers import Rule, arrival
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, flatten
+from fedcommons.flat_tensors import Flat, flatten
+from fedcommons.seeding import set_default_generator
 from lightning_modules import Classifier, VAEClassifier, vae
 from lightning_modules.networks import CNN, Linear
 

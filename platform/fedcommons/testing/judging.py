@@ -15,8 +15,8 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
+from fedcommons.flat_tensors import Flat, Payload, data
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, Payload, data
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind
 from fedcommons.testing.sides import ROUNDING, Side, Sum

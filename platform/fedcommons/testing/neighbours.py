@@ -18,7 +18,7 @@ import torch
 
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 LOUD = 20.0
 """How much larger the example is than others, where examples are floating."""

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalResult
-from fedcommons.core.work import floating_buffers
+from fedcommons.core.client_worker import floating_buffers
+from fedcommons.core.local_training import LocalResult
 from fedcommons.core.worker import default_device
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing
-from fedcommons.tensors import data, norm
+from fedcommons.flat_tensors import data, norm
 from fedcommons.testing.comparing import bits, differing, listed, require
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 
 PRETEND = "pretend"
 
-BY_DESIGN = ("core/local.py", "privacy/dp_sgd.py", "core/ball.py", "data/augment.py")
+BY_DESIGN = ("core/local_training.py", "privacy/dp_sgd.py", "core/ball.py", "data/augment.py")
 """Files that draw orders, noise, weights and flips on the CPU and copy them: every device gets the same draws."""
 
 ROUNDING = 1e-3

@@ -1,12 +1,12 @@
 """Clients' own models (``Personal``), and what stands for a server model where there is none."""
 
 from fedcommons.core.algorithm import Algorithm, Personal
+from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.executor import Executor
-from fedcommons.core.local import LocalSGD
-from fedcommons.federation.evaluation import ModelTask, evaluate
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.personal import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.tensors import Flat
+from fedcommons.flat_tensors import Flat
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
 

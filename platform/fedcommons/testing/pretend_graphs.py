@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcommons.core import graphs
+from fedcommons.core import cuda_graphs
 from fedcommons.testing.pretend_gpu import WAITS
 
 CHANGES = {"native_batch_norm"}
@@ -38,7 +38,7 @@ def pretend_graphs() -> Iterator[list[int]]:
         return tape.launch
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(graphs, "record", record))
+        stack.enter_context(patch.object(cuda_graphs, "record", record))
         for name, pretended in (("Stream", _Stream), ("current_stream", _Stream), ("stream", nullcontext)):
             stack.enter_context(patch.object(torch.cuda, name, pretended))
         yield sizes

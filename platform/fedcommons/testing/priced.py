@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError

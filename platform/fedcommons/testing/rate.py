@@ -11,10 +11,10 @@ import numpy as np
 
 from fedcommons.convergence.rates import on_quadratics
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Personal, needed, needs_pool, trains_locally
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.rounds import run as play
-from fedcommons.tensors import copy
+from fedcommons.flat_tensors import copy
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import LeastSquares
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from fedcommons.audits.canaries import audit_method
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, ends, sentence, somebodys
+from fedcommons.flat_tensors import norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.tensors import norm, sub
 from fedcommons.testing import rate, theirs
 from fedcommons.testing.adapters import Adapted
 from fedcommons.testing.comparing import listed, require

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.reduction import BlockSum, add_blocks
+from fedcommons.core.block_sum import BlockSum, add_blocks
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.blocks import RoundTask
+from fedcommons.flat_tensors import Payload, data, like
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import SEED_ALONE, Noise
-from fedcommons.seeds import keyed_globals, seed_for
-from fedcommons.tensors import Payload, data, like
+from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.judging import Left, faults, told, too_few

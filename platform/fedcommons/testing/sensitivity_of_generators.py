@@ -10,11 +10,11 @@ from fedcommons.core.algorithm import Shares
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.flat_tensors import data
 from fedcommons.generators.generator import Generator, Receipt
 from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import keyed_globals
-from fedcommons.tensors import data
+from fedcommons.seeding import keyed_globals
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
 from fedcommons.testing.judging import Left, faults, renamed, told, too_few

@@ -12,7 +12,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Receipt
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeds import generator, keyed_globals
+from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.stage import Contribution, Generating, Stage

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Noise, Size, Stream
 from fedcommons.privacy.release import Release
-from fedcommons.seeds import wide_generator
+from fedcommons.seeding import wide_generator
 
 ROUNDING = 1e-3
 """Relative: of sums of floating point numbers."""

@@ -6,7 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from fedcommons.tensors import Payload, data
+from fedcommons.flat_tensors import Payload, data
 
 SEEDS = 12
 """Plays with other seeds, which tell how much noise is in what draws it from its seed."""

@@ -23,10 +23,10 @@ from fedcommons.core.algorithm import (
     takes_partial,
     trains_locally,
 )
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.data.clients import ClientData
-from fedcommons.tensors import Flat, Payload
+from fedcommons.flat_tensors import Flat, Payload
 from fedcommons.testing.comparing import differing, raw
 
 _stirred = count()

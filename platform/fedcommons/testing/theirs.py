@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Message
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.seeds import generator
-from fedcommons.tensors import Flat, add, copy, flat, norm, sub
+from fedcommons.flat_tensors import Flat, add, copy, flat, norm, sub
+from fedcommons.seeding import generator
 from fedcommons.testing import contract
 from fedcommons.testing.adapters import Adapted
 from fedcommons.testing.comparing import require

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import target
+from fedcommons.config.dotted import fields_for, own_fields
 from fedcommons.config.fields import Field
-from fedcommons.config.flat import fields_for, own_fields
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError, shown
 from fedcommons.storage import safe_read
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from fedcommons.config import flat, parts
+from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runtime.rounding_env import differing, variables
@@ -116,7 +116,7 @@ class RunFolder:
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
             here = environment(gpus, _facts(path / "environment.json"))
             write_json(path / "environment.json", {**here, **_sources(config)})
-            write_text(path / "config.yaml", yaml.safe_dump(flat.to_dict(config), sort_keys=False))
+            write_text(path / "config.yaml", yaml.safe_dump(dotted.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
 
@@ -216,7 +216,7 @@ def read_config(path: Path) -> Experiment:
     try:
         if (found := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
             raise ValueError("it is not there")
-        return flat.from_dict(safe_yaml.yaml_of(found.decode()))
+        return dotted.from_dict(safe_yaml.yaml_of(found.decode()))
     except UserError as error:
         raise UserError(f"{file} is of another version: {error}") from None
     except safe_read.UnreadableError as error:
@@ -246,7 +246,7 @@ def require_plain(path: Path) -> None:
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     held = read_config(path)
-    differ = flat.same_results(held, config)
+    differ = dotted.same_results(held, config)
     if differ == ["federation.rounds"] and (done := len(read_rounds(path)) - 1) > config.federation.rounds:
         raise UserError(
             f"{path} has {done} rounds already, so federation.rounds cannot be {config.federation.rounds}; choose "
@@ -268,7 +268,7 @@ def require_same_data(path: Path, name: str, data: str) -> None:
     """
     held = _facts(path / "partition.json").get("data")
     if isinstance(held, str) and held != data:
-        drawn = " (one that draws numbers asks for `seed`)" if parts.is_own(name) else ""
+        drawn = " (one that draws numbers asks for `seed`)" if registry.is_own(name) else ""
         raise UserError(
             f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
             f"{drawn}; bring them back or choose another --out."
@@ -289,7 +289,7 @@ def require_same_rounding(path: Path) -> None:
 def _sources(config: Experiment) -> dict[str, Any]:
     """The files of the chosen parts of somebody's own, by kind of part, with their digests."""
     names = config.chosen
-    files = {kind: dict(parts.files(names[kind])) for kind in config.source if kind in names}
+    files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
     return {"sources": files} if files else {}
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from fedcommons.config import flat
+from fedcommons.config import dotted
 from fedcommons.errors import ClientError, UserError, Warned, shown
 from fedcommons.storage import file_lock, object_store, safe_read
 from fedcommons.storage.atomic_files import write_bytes, write_json
@@ -127,7 +127,7 @@ class RunMirror:
         with tempfile.TemporaryDirectory() as folder:
             write_bytes(Path(folder) / "config.yaml", self.there.read("config.yaml") or b"")
             with suppress(UserError):
-                return not {*flat.same_results(ours, read_config(Path(folder)))} <= {"federation.rounds"}
+                return not {*dotted.same_results(ours, read_config(Path(folder)))} <= {"federation.rounds"}
         return True
 
     def _is_further(self) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.storage import safe_read
 
 if TYPE_CHECKING:  # it takes a while to import
@@ -62,7 +62,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
     """Those of ``KEYS`` that may be shown of a finished run."""
     config, privacy = summary["config"], summary["privacy"]
     is_open = privacy["noise"] is None and config["dp.noise"] == "seeded"
-    is_ours = config["sharing.setting"] in POOLS and not parts.is_own(config["generator.name"])
+    is_ours = config["sharing.setting"] in POOLS and not registry.is_own(config["generator.name"])
     asked = (is_ours and (is_open or privacy["commons"] == "covered"), is_open, True)
     return {key for key, may in zip(KEYS, asked, strict=True) if may}
 

@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlparse
 
-from fedcommons.config import flat
+from fedcommons.config import dotted
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.parts import label
+from fedcommons.config.registry import label
 from fedcommons.errors import Warned
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.statement import in_short
@@ -140,10 +140,10 @@ def _is_course(found: Any) -> bool:
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:
     """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
-    fields = flat.to_dict(config)
+    fields = dotted.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
     fields.pop("storage", None)
-    effective = {"rho": 0.0, "sigma": 0.0, **flat.effective(config.flat, p)}
+    effective = {"rho": 0.0, "sigma": 0.0, **dotted.effective(config.flat, p)}
     if config.partition.name == "iid":
         effective["alpha"] = IID
     sigma = effective.pop("sigma")

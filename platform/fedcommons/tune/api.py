@@ -11,11 +11,11 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from fedcommons.cli.display import Display, log
-from fedcommons.config import parts
+from fedcommons.config import registry
+from fedcommons.config.dotted import is_ignored, part_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import is_ignored, part_of
 from fedcommons.core.algorithm import Algorithm, Personal
-from fedcommons.core.work import module_with
+from fedcommons.core.client_worker import module_with
 from fedcommons.core.worker import only_thread
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import ClientError, UserError, shown
@@ -135,14 +135,14 @@ class Result:
     def _require_allowed(self, kind: str) -> None:
         """See that a part of somebody's own may be executed, and is what it was in the run."""
         name = self.experiment.chosen[kind]
-        if not parts.is_own(name) or self.may_run is None:
+        if not registry.is_own(name) or self.may_run is None:
             return
         if name not in self.may_run:
             raise UserError(
                 f"{self.folder} has a {kind} of its own, {shown(name)}; to have it executed, name it: "
                 f"load(folder, may_run=[{shown(name)}])."
             )
-        if parts.source(name) != self.experiment.source.get(kind):
+        if registry.source(name) != self.experiment.source.get(kind):
             raise UserError(f"{kind} {shown(name)} is not the code that {self.folder} was run with.")
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcommons.config import flat
+from fedcommons.config import dotted
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.storage.artifact_store import key_of
@@ -43,7 +43,7 @@ def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[st
 
 def _key(config: Experiment) -> str:
     """What decides the rounds of a run."""
-    return key_of({name: value for name, value in flat.deciding(config).items() if name != "federation.rounds"})
+    return key_of({name: value for name, value in dotted.deciding(config).items() if name != "federation.rounds"})
 
 
 def copy(run: Path, to: Path) -> None:

@@ -23,22 +23,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.config import parts, presets
+from fedcommons.config import presets, registry
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
-from fedcommons.core.pieces import Timed, in_seconds, pieces_of, prices, smaller_of
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.evaluation import ModelTask, evaluate_chunk
+from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.errors import given, somebodys
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.federation.memory import ClientMemory
 from fedcommons.federation.participation import joining
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial import Serial
+from fedcommons.flat_tensors import nbytes
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
 from fedcommons.runs.build import Assembled, Prepared
@@ -48,7 +49,6 @@ from fedcommons.sharing import stage as stages
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
 from fedcommons.sharing.synthetic_pool import require_like
-from fedcommons.tensors import nbytes
 from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3
@@ -125,7 +125,7 @@ def shape_of(ready: Assembled) -> tuple:
     if isinstance(method, TellsWork):  # its variants say which constants a price depends on
         variants = tuple(smaller_of(method, FEW))
     else:
-        names = *SHAPE, f"{parts.section('algorithm', c.algorithm)}."
+        names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
     chosen = (pair for pair in c.flat.items() if pair[0].startswith(names))
     measured = bool(c.measure.every), c.measure.smoothness
     clients = ready.data.clients
@@ -168,7 +168,7 @@ def measure(ready: Assembled) -> Prices:
     now = small_round(ready, 1, 1, c.client.batch_size).play()
     with tempdirs.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
-    worker = build_worker(c, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
+    worker = build_worker(c, ready.facts, str(registry.base()), SEED_ALONE, ready.algorithm, ready.data)
     model = now.model if now.has_model else worker.work.initial
     task, test = ModelTask(model, now.buffers, chunk=c.evaluate.chunk), len(ready.data.sets["test"])
     at_once = test if worker.work.logged.metrics.objects else min(task.chunk, test)

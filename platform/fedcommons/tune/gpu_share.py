@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from fedcommons.config import flat, parts
+from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.estimators import BATCH, mean_gradient
+from fedcommons.core.evaluation import ModelTask, evaluate_chunk
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
-from fedcommons.federation.evaluation import ModelTask, evaluate_chunk
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import build
 from fedcommons.runs.worker import build_worker
@@ -53,7 +53,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 
     names = (*cost.SHAPE, "generator.")
     shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
-    pin, driver, here = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(parts.base())
+    pin, driver, here = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(registry.base())
     place = ray_cluster.reserve(
         [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
     )
@@ -75,12 +75,12 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 
 def _absolute(config: Experiment) -> Experiment:
     """With the folder of the data as it is called from everywhere."""
-    return flat.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
+    return dotted.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
     """Bytes that a process of this experiment takes on this task's GPU, and all that the GPU has; 0, 0 without one."""
-    os.environ[parts.HERE] = here
+    os.environ[registry.HERE] = here
     if not has_gpu():
         return 0, 0
     default_device()
@@ -98,7 +98,7 @@ def play(config: Experiment) -> None:
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
     now = cost.small_round(ready, cost.at_once(ready), cost.FEW, config.client.batch_size).play()
-    worker = build_worker(config, ready.facts, str(parts.base()), SEED_ALONE, ready.algorithm, ready.data)
+    worker = build_worker(config, ready.facts, str(registry.base()), SEED_ALONE, ready.algorithm, ready.data)
     model = now.model if now.has_model else worker.work.initial
     evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=config.evaluate.chunk), ("test", 0))
     if config.measure.every:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse, search_space
-from fedcommons.config import parts, presets, target
+from fedcommons.config import presets, registry, target
+from fedcommons.config.dotted import SHORT_NAMES, choose, same_results
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import SHORT_NAMES, choose, same_results
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.reports.frames import load_runs
 from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import sweep
@@ -58,7 +58,7 @@ def parser(
         ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
         ("settings", str, lists["settings"], "data settings, separated by commas"),
         *more,
-        ("out", str, f"runs/{stem}-{preset}-{parts.label(dataset)}", "folder of the sweep"),
+        ("out", str, f"runs/{stem}-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=kind, default=default, help=text)
     result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
@@ -121,7 +121,7 @@ def method_note(cells: Sequence[Experiment]) -> str:
         f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
     ]
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
-        those, section = [c for c in cells if c.algorithm == algorithm], parts.section("algorithm", algorithm)
+        those, section = [c for c in cells if c.algorithm == algorithm], registry.section("algorithm", algorithm)
         given = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
         constants = [f"{name.replace('_', ' ')} {several(those, f'{section}.{name}')}" for name in given]
         if constants:
@@ -176,7 +176,7 @@ def work_note(cells: Sequence[Experiment]) -> str:
 
 def title(cells: Sequence[Experiment]) -> str:
     """What stands over a picture: data set, target, number of seeds."""
-    datasets = ", ".join(dict.fromkeys(parts.label(c.data.name) for c in cells))
+    datasets = ", ".join(dict.fromkeys(registry.label(c.data.name) for c in cells))
     seeds = len({c.seed for c in cells})
     targets = {c.target for c in cells}
     reach = several(cells, "target") if len(targets) > 1 else target.in_words(cells[0].target)

@@ -10,9 +10,9 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.cli.parser import written
 from fedcommons.config import presets
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
-from fedcommons.config.parts import KINDS
+from fedcommons.config.registry import KINDS
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted

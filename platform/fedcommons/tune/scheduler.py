@@ -13,7 +13,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
-from fedcommons.config import flat
+from fedcommons.config import dotted
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
 from fedcommons.runs import build, inputs
@@ -58,7 +58,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 
     try:
         trained = False
-        configs = [flat.from_dict(cell["config"]) for cell in cells]
+        configs = [dotted.from_dict(cell["config"]) for cell in cells]
         prepared = [build.prepare(config) for config in configs]
         for one, cell in zip(prepared, cells, strict=True):
             inputs.require_same(one.dataset, cell["data"])

@@ -14,7 +14,7 @@ from fedcommons.cli import parse, search_space
 from fedcommons.cli.search_space import SearchSpace
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import ENVIRONMENT
-from fedcommons.seeds import seed_for
+from fedcommons.seeding import seed_for
 from fedcommons.tune.sweep import Trial
 
 BATCH = 4

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli.display import Display
-from fedcommons.config import flat, parts
+from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
+from fedcommons.core.rejections import told
 from fedcommons.errors import FEW as FEW_NAMES
 from fedcommons.errors import ClientError, UserError, Warned, sentence
-from fedcommons.federation.rejections import told
 from fedcommons.runtime import ray_cluster
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of
@@ -76,9 +76,9 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
     """A cell named after some fields (name to label) and a hash of all that decides its result."""
     fields = config.flat
-    chosen = [parts.label(config.algorithm), parts.label(config.sharing.setting)]
+    chosen = [registry.label(config.algorithm), registry.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
-    return Trial("-".join([*chosen, *labels, key_of(flat.deciding(config))[:6]]), config)
+    return Trial("-".join([*chosen, *labels, key_of(dotted.deciding(config))[:6]]), config)
 
 
 def _short(value: object) -> str:
@@ -89,7 +89,7 @@ def is_done(cell: Trial, out: Path) -> bool:
     """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
     folder = out / cell.name
     ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
-    return ended and not flat.same_results(read_config(folder), cell.config)
+    return ended and not dotted.same_results(read_config(folder), cell.config)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
     if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
-    found = flat.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
+    found = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
 
 

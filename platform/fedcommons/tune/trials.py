@@ -13,9 +13,9 @@ import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup
 
-from fedcommons.config import flat, parts
+from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.sections import Federation
+from fedcommons.config.schema import Federation
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import hosts
 from fedcommons.runs import experiment
@@ -67,8 +67,8 @@ def run(
     pin = ray_cluster.pinned(first.gpus_per_actor)
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
-    to_all = {"out": str(out.resolve()), "here": str(parts.base()), "cpu": pin.get(cpu_kind.CPU)}
-    values = {name: {"config": flat.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
+    to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
+    values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
     trainable = tune.with_resources(trial, partial(_resources_of, federations, pin))
@@ -167,13 +167,13 @@ def trial(params: Mapping[str, Any]) -> None:
         return
     asked = params.get("generator")
     cells = [shared_value(name) for name in (asked["cells"] if asked else [params["cell"]])]
-    os.environ[parts.HERE] = cells[0]["here"]
+    os.environ[registry.HERE] = cells[0]["here"]
     if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
         os.environ[cpu_kind.CHOICE] = kind
     if asked:
         make(cells, asked["images"])
         return
-    c = flat.from_dict(cells[0]["config"])
+    c = dotted.from_dict(cells[0]["config"])
     folder = Path(cells[0]["out"]) / params["cell"]
     last: dict[str, Any] = {}
 

@@ -11,16 +11,16 @@ from functools import cache
 
 from fedcommons.convergence.estimators import BATCH, PARTS
 from fedcommons.core.algorithm import Personal, State, trains_locally
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.pieces import pieces_of
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.work_units import pieces_of
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.flat_tensors import EMPTY
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.measures import due
 from fedcommons.runs.worker import local_loop
 from fedcommons.sharing.synthetic_pool import Job
-from fedcommons.tensors import EMPTY
 
 PRODUCTS = 40
 """Hessian-vector products that Lanczos' iteration is taken to need; it stops by itself, after 100 at the latest."""

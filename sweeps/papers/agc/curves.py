@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config.sections import Data
+from fedcommons.config.schema import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.federation import hosts
 from fedcommons.runs.inputs import load

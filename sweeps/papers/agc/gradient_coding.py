@@ -36,12 +36,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.config.sections import Partition
+from fedcommons.config.schema import Partition
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
 from fedcommons.runs.inputs import deal
 from fedcommons.runtime.torch_settings import without_denormals
-from fedcommons.seeds import numpy_generator, seed_for, set_default_generator
+from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped
 
 VARIANTS = ("exact", "binomial")

@@ -15,13 +15,13 @@ import torch
 from fedcommons.audits.closeness import subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import pixel_space
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.federation import checkpoint
+from fedcommons.flat_tensors import data
 from fedcommons.runs.build import Prepared, prepare
-from fedcommons.tensors import data
 from papers.fedssyn.private_presets import OF_SUMS
 
 

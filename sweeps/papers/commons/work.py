@@ -6,7 +6,7 @@ of generators that the clients hold.
 """
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.pieces import in_seconds
+from fedcommons.core.work_units import in_seconds
 from fedcommons.core.worker import fresh_torch
 from fedcommons.runs import build
 from fedcommons.sharing.synthetic_pool import Job

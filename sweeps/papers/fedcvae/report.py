@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.intervals import ends, student
@@ -147,7 +147,7 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
     write_text(out / "fedcvae.md", text)
     write_text(out / "fedcvae.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "runs": records})
-    n, dataset = frame["seed"].nunique(), parts.label(options.data.name)
+    n, dataset = frame["seed"].nunique(), registry.label(options.data.name)
     title = f"{dataset}, {n} seeds, 95 % intervals of the mean" if n > 1 else f"{dataset}, one seed"
     figure(frame, out / "fedcvae.png", title, grid.is_smoke(options))
     display.say("\n" + text)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcommons.errors import UserError
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 
 N_REAL, N_SYNTHETIC = 100, 20
 FLIPPED = 0.1

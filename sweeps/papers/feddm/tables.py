@@ -14,11 +14,11 @@ import numpy as np
 
 from fedcommons.core import communication
 from fedcommons.federation import checkpoint
+from fedcommons.flat_tensors import data
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
-from fedcommons.tensors import data
 from papers.feddm import surrogate
 
 MB = 10**6

@@ -9,8 +9,8 @@ from matplotlib.patches import Rectangle
 
 from fedcommons.federation import checkpoint
 from fedcommons.federation.memory import ClientMemory
+from fedcommons.flat_tensors import data
 from fedcommons.reports.plots import panels, save
-from fedcommons.tensors import data
 from fedcommons.tracking.run_folder import read_class_counts, read_config
 
 SHOWN = 6  # decoded images of a class

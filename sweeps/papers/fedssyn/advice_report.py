@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.core.communication import images_nbytes
@@ -35,7 +35,7 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
     """Images a client hands over on average, and MB of all clients, both ways."""
-    images = parts.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
+    images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
 
 

@@ -14,17 +14,17 @@ from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
 from fedcommons.cli import parse
+from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
 from fedcommons.runs.worker import build_module
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.needs import Need
 from fedcommons.sharing.synthetic_pool import Job

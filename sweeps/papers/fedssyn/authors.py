@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
 from fedcommons.errors import UserError
 
 if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not

@@ -13,20 +13,20 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import deciding
 from fedcommons.core import trainer
-from fedcommons.core.local import onednn
+from fedcommons.core.evaluation import CHUNK
+from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.federation.evaluation import CHUNK
 from fedcommons.runs import build
 from fedcommons.runs.build import Prepared, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
 from fedcommons.runs.worker import build_module
-from fedcommons.seeds import generator, set_default_generator
+from fedcommons.seeding import generator, set_default_generator
 from fedcommons.storage import file_lock
 from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.storage.atomic_files import remove_unfinished, unfinished, write_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli.display import Display
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.errors import sentence
 from fedcommons.tracking.run_folder import read_summary
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _train(here: str, central: "Central", folder: Path) -> None:
     from papers.fedssyn.central import run
 
-    os.environ[parts.HERE] = here
+    os.environ[registry.HERE] = here
     run(central, folder)
 
 
@@ -42,7 +42,7 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     share, pin = ray_cluster.gpu_share(asked), ray_cluster.pinned(asked)
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(asked)], pin, "a central model"))
     task: Any = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(hosts.run_if_same)
-    driver, here = hosts.facts(), str(parts.base())
+    driver, here = hosts.facts(), str(registry.base())
     pending = {task.remote(driver, _train, here, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:

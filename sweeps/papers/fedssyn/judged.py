@@ -10,10 +10,10 @@ import torch
 
 from fedcommons.audits.quality import Quality, pool_quality
 from fedcommons.cli import parse
-from fedcommons.config import parts, presets
+from fedcommons.config import presets, registry
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.local import LocalSGD
-from fedcommons.core.work import Work
+from fedcommons.core.client_worker import Work
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, set_up_process
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
@@ -21,7 +21,7 @@ from fedcommons.reports import tables
 from fedcommons.reports.images import image_grid
 from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
 from fedcommons.runs.worker import build_module
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_text
@@ -94,7 +94,7 @@ def _judged(prepared: Prepared, pool: Examples, options: parse.Options) -> Quali
 def _named(config: Experiment) -> dict[str, Any]:
     """What tells this pool apart, see ``POOL``."""
     flat = config.flat
-    made_by = parts.label(flat["generator.name"])
+    made_by = registry.label(flat["generator.name"])
     return {"generator": made_by, "rho": flat["generator.rho"], "epochs": flat.get("generator.epochs")}
 
 

@@ -25,7 +25,7 @@ from fedcommons.privacy.noise import of_audit
 from fedcommons.privacy.release import Release
 from fedcommons.reports import tables
 from fedcommons.runs.build import Prepared, prepare
-from fedcommons.seeds import numpy_generator, seed_for
+from fedcommons.seeding import numpy_generator, seed_for
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC

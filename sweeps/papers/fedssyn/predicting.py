@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.flat import override
+from fedcommons.config.dotted import override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import Prediction
 from fedcommons.runs import build

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from fedcommons.config.dotted import override, part_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import override, part_of
 from fedcommons.convergence.laboratory import Estimate, Laboratory
+from fedcommons.core.evaluation import ModelTask, evaluate
+from fedcommons.core.rejections import records, told
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
-from fedcommons.federation.evaluation import ModelTask, evaluate
 from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.rejections import records, told
 from fedcommons.privacy.salts import SEEDED
 from fedcommons.runs import build
 from fedcommons.runtime import ray_cluster
-from fedcommons.seeds import seed_for
+from fedcommons.seeding import seed_for
 from fedcommons.sharing.stage import Contribution, Generating
 
 Found = dict[str, Estimate]

@@ -27,7 +27,7 @@ from functools import cache
 import numpy as np
 
 from fedcommons.errors import UserError, unknown
-from fedcommons.seeds import numpy_generator
+from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.swapped import n_swapped
 
 SHAPE = (10, 100, 25)  # N, n, d

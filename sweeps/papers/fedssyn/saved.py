@@ -108,7 +108,7 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
     """Bytes of the parameters of VGG-11 whose names begin so."""
     import torch
 
-    from fedcommons.tensors import nbytes
+    from fedcommons.flat_tensors import nbytes
     from lightning_modules.networks import VGG11
 
     with torch.device("meta"):  # shapes alone: no weights are drawn

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import choose
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
-from fedcommons.config.flat import choose
+from fedcommons.config.dotted import choose
 from fedcommons.errors import shown
 from fedcommons.storage.atomic_files import write_text
 from papers.fedssyn import private_presets

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.config.sections import Partition
+from fedcommons.config.schema import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.runs.inputs import deal
-from fedcommons.seeds import generator, numpy_generator
+from fedcommons.seeding import generator, numpy_generator
 from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
+from fedcommons.config.dotted import same_results
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.flat import same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.storage.atomic_files import write_json, write_text

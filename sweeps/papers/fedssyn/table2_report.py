@@ -9,7 +9,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.config.flat import choose, same_results
+from fedcommons.config.dotted import choose, same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds

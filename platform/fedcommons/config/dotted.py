@@ -8,11 +8,11 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import parts, weights
+from fedcommons.config import registry, weights_file
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
-from fedcommons.config.parts import KINDS, OPTIONAL
-from fedcommons.config.sections import (  # fmt: skip
+from fedcommons.config.registry import KINDS, OPTIONAL
+from fedcommons.config.schema import (  # fmt: skip
     DP,
     Client,
     Constants,
@@ -78,11 +78,11 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
     found = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
         for name in names:
-            section = parts.section(kind, name)
+            section = registry.section(kind, name)
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
-            constants = parts.constants(kind, name, reread)
-            if parts.is_own(name) and (taken := [n for n in constants if f"{section}.{n}" in own_fields()]):
+            constants = registry.constants(kind, name, reread)
+            if registry.is_own(name) and (taken := [n for n in constants if f"{section}.{n}" in own_fields()]):
                 raise UserError(
                     f"{KINDS[kind].field} {shown(name)}: its constant {taken[0]} needs another name, as every "
                     f"experiment has a field {section}.{taken[0]}."
@@ -97,7 +97,7 @@ def full_name(
     """The full name of a field given by a short name, or under its part's name (``resnetgn.width``)."""
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in known else ():
-        if section in map(parts.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
+        if section in map(registry.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
             return f"{KINDS[kind].section}.{leaf}"
     return name if name in known else short.get(name, name)
 
@@ -112,7 +112,7 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generates(setting: str) -> bool:
     """Whether every client trains a generator for this sharing stage."""
-    return parts.defines("sharing", setting, "needs")
+    return registry.defines("sharing", setting, "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
@@ -128,9 +128,9 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
     for name in values:
         if name not in known and name not in beside and not name.startswith("source."):
             _require_owned(name, known)
-    source = {kind: found for kind, name in names.items() if (found := parts.source(name))}
+    source = {kind: found for kind, name in names.items() if (found := registry.source(name))}
     if file := values.get("model.weights"):
-        source["weights"] = weights.digest(str(file))
+        source["weights"] = weights_file.digest(str(file))
     rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
     found = {n: values.get(n, f.default) for n, f in known.items()}
     for name, field in known.items():
@@ -201,12 +201,12 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     }
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
-    if not (generates(names["sharing"]) if not parts.is_own(names["sharing"]) else "generator" in values):
+    if not (generates(names["sharing"]) if not registry.is_own(names["sharing"]) else "generator" in values):
         del names["generator"]
-    known = fields_for({kind: [name] for kind, name in names.items() if not parts.is_own(name)})
+    known = fields_for({kind: [name] for kind, name in names.items() if not registry.is_own(name)})
     if "generator" in names:
         known |= {n: f for n, f in own_fields().items() if n.startswith("generator.")}
-    sections = {parts.section(kind, name) for kind, name in names.items() if parts.is_own(name)}
+    sections = {registry.section(kind, name) for kind, name in names.items() if registry.is_own(name)}
     kept = {n: known[n].default for n in known}
     for name, value in flat.items():
         if name in known:
@@ -243,12 +243,12 @@ def deciding(config: Experiment) -> dict[str, Any]:
 def part_of(config: Experiment, kind: str) -> Any:
     """The chosen part of this kind, made with its constants: an algorithm, a sharing stage or a generator."""
     section = config if kind == "algorithm" else getattr(config, kind)
-    return parts.make(kind, config.chosen[kind], section.constants)
+    return registry.make(kind, config.chosen[kind], section.constants)
 
 
 def parts_of_own(config: Experiment) -> list[str]:
     """The options that name the user's own parts of an experiment, such as ``--algorithm my_lab.py:FedAvgM``."""
-    return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if parts.is_own(name)]
+    return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_own(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
@@ -258,7 +258,11 @@ def not_chosen(name: str, config: Experiment) -> UserError:
 
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
     """The error for a field of a part that is not chosen; None if no part has such a field."""
-    if name.startswith("generator.") and not chosen.get("generator") and (name in own_fields() or parts.owners(name)):
+    if (
+        name.startswith("generator.")
+        and not chosen.get("generator")
+        and (name in own_fields() or registry.owners(name))
+    ):
         if any(generates(one) for one in chosen["sharing"]):
             return UserError(
                 f"{name} needs --generator.name {' or '.join(KINDS['generator'].known)}, and it names none."
@@ -266,7 +270,7 @@ def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | Non
         settings = ", ".join(chosen["sharing"])
         able = [one for one in KINDS["sharing"].known if generates(one)]
         return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
-    if owned := parts.owners(name):
+    if owned := registry.owners(name):
         kind, names = owned
         field = KINDS[kind].field
         return UserError(f"{name} needs --{field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
@@ -284,7 +288,7 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _require_owned(name: str, known: Mapping[str, Field]) -> None:
     """Check that a field that is not of the chosen parts is of some part of the package."""
-    if name not in own_fields() and not parts.owners(name):
+    if name not in own_fields() and not registry.owners(name):
         raise unknown("config key", name, known)
 
 
@@ -293,7 +297,7 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
     return (
         name not in own_fields()
         and any(
-            name.startswith(f"{parts.section(kind, old)}.") and now.get(kind) != old
+            name.startswith(f"{registry.section(kind, old)}.") and now.get(kind) != old
             for kind, old in config.chosen.items()
         )
     ) or (name.startswith("generator.") and "generator" not in now)
@@ -311,7 +315,7 @@ def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[s
             given["constants"] = Constants({n: v for n, v in held.items() if n not in own})
         if held:
             made[section] = kind(**given)
-    section = parts.section("algorithm", scalars["algorithm"])
+    section = registry.section("algorithm", scalars["algorithm"])
     constants = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
     made |= {"constants": Constants(constants), "source": Constants(source), "beside": Constants(beside)}
     return Experiment(**scalars, **made)

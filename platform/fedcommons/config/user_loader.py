@@ -9,7 +9,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from fedcommons.config.neighbours import Code, Module
+from fedcommons.config.user_code import Code, Module
 
 
 def load(code: Code) -> ModuleType:

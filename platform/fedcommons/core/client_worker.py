@@ -8,17 +8,17 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.core import graphs, hooks, optimizers
-from fedcommons.core.clock import Clock
+from fedcommons.core import cuda_graphs, hooks, optimizers
 from fedcommons.core.digests import is_users
-from fedcommons.core.local import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
-from fedcommons.core.logged import Logged
+from fedcommons.core.local_training import BARE_GRADIENT, AddToGrad, LocalResult, LocalSGD, Loss
+from fedcommons.core.logging_shim import Logged
 from fedcommons.core.optimizers import Schedulers
+from fedcommons.core.trainer_shim import Clock
 from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData, contents
+from fedcommons.flat_tensors import Flat, copy, layout_of
 from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.release import Release
-from fedcommons.tensors import Flat, copy, layout_of
 
 ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 
@@ -84,7 +84,7 @@ class Work:
         self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
         vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
         vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
-        self.graphs, self.hooks = graphs.of(self), hooks.of(self)
+        self.graphs, self.hooks = cuda_graphs.of(self), hooks.of(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
-    from fedcommons.tensors import Payload
+    from fedcommons.flat_tensors import Payload
 
 USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
 """Norm whose square is the largest float32 number: 1.8e19."""
@@ -98,7 +98,7 @@ def unusable(payload: "Payload") -> str | None:
     All values must be finite, and so must be each vector's squared norm in float32, whatever the vector's type, because
     losses, gradients and proximal terms contain such squares.
     """
-    from fedcommons.tensors import data, norm
+    from fedcommons.flat_tensors import data, norm
 
     for name, x in payload.items():
         if not data(x).is_floating_point():

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 
-from fedcommons.config.imported import Import, Place, Search, imports, inside, is_empty, is_installed
+from fedcommons.config.user_imports import Import, Place, Search, imports, inside, is_empty, is_installed
 from fedcommons.errors import UserError, nearest
 
 _IMPORTLIB = re.compile(r"^<frozen importlib|/importlib/__init__\.py$")

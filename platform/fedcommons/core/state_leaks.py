@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcommons.core.client_worker import Work
 from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, own
-from fedcommons.core.work import Work
 from fedcommons.errors import is_user_code
 
 OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from fedcommons.core.plain_step import plain_step
-from fedcommons.core.step import Step
+from fedcommons.core.functional_step import Step
+from fedcommons.core.optimizers import plain_step
 from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import UNCOVERED, Release
 from fedcommons.privacy.weight_guard import WRITTEN, Written
 from fedcommons.runtime.torch_settings import tf32
-from fedcommons.seeds import generator, keyed_besides_torch, set_default_generator
-from fedcommons.tensors import Flat
+from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 if TYPE_CHECKING:
-    from fedcommons.core.work import Work
+    from fedcommons.core.client_worker import Work
 
 Batch = tuple[Tensor, ...]
 """(x, y) or (x, y, weight); for a method's own loss those ``beside`` follow (see ``ClientData``)."""

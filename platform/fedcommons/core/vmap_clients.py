@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcommons.core.clock import NO_NUMBER, NoClock
-from fedcommons.core.local import Batch, Correction, LocalResult, LocalSGD, onednn
-from fedcommons.core.plain_step import plain_step
-from fedcommons.core.step import Step
+from fedcommons.core.functional_step import Step
+from fedcommons.core.local_training import Batch, Correction, LocalResult, LocalSGD, onednn
+from fedcommons.core.optimizers import plain_step
+from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ends, sentence
+from fedcommons.flat_tensors import Flat
 from fedcommons.privacy.release import UNCOVERED
-from fedcommons.tensors import Flat
 
 if TYPE_CHECKING:
-    from fedcommons.core.work import Work
+    from fedcommons.core.client_worker import Work
 
 STEPWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers that treat every number by itself, so that they may have those of all clients in one tensor."""

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric, MetricCollection
 
+from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.work import Work
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import somebodys
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import EMPTY, Flat, data
+from fedcommons.flat_tensors import EMPTY, Flat, data
+from fedcommons.seeding import set_default_generator
 
 CHUNK = 1000  # examples that are evaluated at once, by default: fixed, so that no sum depends on the number of workers
 CLIENTS = 50  # in a job, where each is evaluated by itself

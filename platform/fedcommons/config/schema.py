@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fedcommons.config import parts
+from fedcommons.config import registry
 
 
 class Constants(Mapping[str, Any]):
@@ -51,7 +51,7 @@ NONE, UNSET = Constants(), Constants()
 def complete(section: Any, kind: str, name: str | None) -> None:
     """Put in a part's defaults if no constants were given; None: there is no part."""
     if section.constants is UNSET:
-        values = {n: f.default for n, f in parts.constants(kind, name).items()} if name else {}
+        values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
 
 

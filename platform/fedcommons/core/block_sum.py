@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.executor import J
-from fedcommons.tensors import Flat, Layout, Payload, data, like
+from fedcommons.flat_tensors import Flat, Layout, Payload, data, like
 
 
 def cut(items: Sequence[J], blocks: int) -> list[list[J]]:

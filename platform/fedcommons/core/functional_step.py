@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedcommons.core.logged import Metrics
+from fedcommons.core.logging_shim import Metrics
 
 
 class Step(nn.Module):

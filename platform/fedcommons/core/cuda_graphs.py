@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.clock import NO_NUMBER, NoClock
-from fedcommons.core.local import KINDS, Batch, Correction, LocalResult, autocast
-from fedcommons.core.plain_step import plain_step
-from fedcommons.core.step import Step
+from fedcommons.core.functional_step import Step
+from fedcommons.core.local_training import KINDS, Batch, Correction, LocalResult, autocast
+from fedcommons.core.optimizers import plain_step
+from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
+from fedcommons.flat_tensors import Flat, copy
 from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
-from fedcommons.seeds import set_default_generator
-from fedcommons.tensors import Flat, copy
+from fedcommons.seeding import set_default_generator
 
 if TYPE_CHECKING:
-    from fedcommons.core.work import Work
+    from fedcommons.core.client_worker import Work
 
 WARM_UP = 3
 """Steps before a recording, in which libraries choose their kernels and reserve memory."""

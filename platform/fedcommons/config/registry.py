@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedcommons.config import as_read, imported, neighbours
-from fedcommons.config.declared import fields_in, has
+from fedcommons.config import user_code, user_imports, user_loader
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
-from fedcommons.config.neighbours import Code
+from fedcommons.config.static_fields import fields_in, has
+from fedcommons.config.user_code import Code
 from fedcommons.errors import (
     UserError,
     before_any_work,
@@ -348,7 +348,7 @@ def files(name: str) -> Mapping[str, str]:
 def clash(names: Iterable[str]) -> str | None:
     """Which two of these parts cannot be in one process, in words; see ``neighbours.clash``."""
     codes = {name: code for name in names if (code := _codes.get(_key(name.rpartition(":")[0])))}
-    return neighbours.clash(codes)
+    return user_code.clash(codes)
 
 
 def base() -> Path:
@@ -370,9 +370,9 @@ def _read(where: str, what: str) -> Code | None:
             path = base() / Path(where).expanduser()
             if not path.is_file():
                 raise UserError(f"{what}: there is no file {path}.")
-            code = neighbours.of_file(path, base(), what)
+            code = user_code.of_file(path, base(), what)
         else:
-            code = neighbours.of_module(where, base(), what)
+            code = user_code.of_module(where, base(), what)
     except OSError as error:
         raise UserError(f"{what}: {error.filename} cannot be read ({error.strerror}).") from error
     _codes[_key(where)] = code
@@ -388,11 +388,11 @@ def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
     if code:  # only for the user's own: a file that merely lies in that folder is not to be imported
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            imported.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
+            user_imports.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
     with before_any_work(), somebodys(f"{what}: importing {where} failed"):
         try:
-            return as_read.load(code) if code else importlib.import_module(where)
+            return user_loader.load(code) if code else importlib.import_module(where)
         except ModuleNotFoundError as error:
-            if code and (told := neighbours.missing(error, code)):
+            if code and (told := user_code.missing(error, code)):
                 raise UserError(f"{what}: {told}") from error
             raise

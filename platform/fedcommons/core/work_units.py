@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcommons.core.algorithm import Algorithm, Facts, TellsWork
-from fedcommons.core.local import LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError, name_of, shown, somebodys
 
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from fedcommons.config import parts
+from fedcommons.config import registry
 from fedcommons.errors import UserError, shown
 
 LARGEST = 64 * 2**30
@@ -53,4 +53,4 @@ def content(name: str, most: float) -> bytes:
 
 def _path(name: str) -> Path:
     """Relative paths start where those of parts do, in Ray's workers too."""
-    return parts.base() / Path(name).expanduser()
+    return registry.base() / Path(name).expanduser()
