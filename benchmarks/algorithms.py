@@ -34,7 +34,7 @@ from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from lightning_modules import Classifier, vae
 
 CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}

@@ -25,7 +25,7 @@ from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import build_module
 from lightning_modules import Classifier

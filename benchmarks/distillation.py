@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from fedcommons.algorithms import coboosting, dense
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
-from fedcommons.algorithms.upsampling import Upsampler
-from fedcommons.algorithms.whole_models import Lessons
+from fedcommons.algorithms.ensemble import Upsampler
+from fedcommons.algorithms.one_shot_models import Lessons
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process

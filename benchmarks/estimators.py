@@ -36,8 +36,8 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation.serial import Serial
-from fedcommons.runs.inputs import load
+from fedcommons.federation.serial_executor import Serial
+from fedcommons.runs.load_data import load
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 

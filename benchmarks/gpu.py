@@ -45,7 +45,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.runtime import gpu_memory, ray_cluster
 from fedcommons.seeding import set_default_generator
@@ -227,7 +227,7 @@ def graphs() -> Seen:
 
 
 def actors() -> Seen:
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     clients, told, bits = images(8, 500), [], set[bytes]()
     data = RunData(clients, clients, {})
@@ -335,7 +335,7 @@ def a_sweep_that_loses_a_gpu() -> Seen:
 
 def pfl_definition() -> Seen:
     """Seconds of the 1,500 rounds: step by step, by graphs, and by graphs in actors that share the GPU."""
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     assert sum(p.numel() for p in pfl_network().parameters()) == 1_626_442
     clients, seconds, models = images(1000, 50), dict[str, float](), dict[str, set[bytes]]()

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedcommons.config.schema import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.runs.inputs import load
+from fedcommons.runs.load_data import load
 
 sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
 

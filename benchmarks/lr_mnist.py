@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.runs import build
 from fedcommons.runs.worker import build_module
 

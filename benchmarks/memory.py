@@ -37,9 +37,9 @@ from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from lightning_modules import Classifier
 
 Course = Iterator[tuple[Standing, dict[str, float]]]

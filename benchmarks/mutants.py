@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "algorithms", "core", "data", "federation", "accounting", "sharing", "generators", "convergence", "runs",
-    "sweeping", "audits", "config", "reports", "files", "tracking", "testing",
+    "algorithms", "core", "data", "federation", "privacy", "sharing", "generators", "convergence", "runs", "tune",
+    "audits", "config", "cli", "reports", "storage", "runtime", "tracking", "testing",
 )  # fmt: skip
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -34,9 +34,9 @@ from fedcommons.core.worker import RunData, Worker, default_device
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.runtime import ray_cluster
 from lightning_modules import Classifier
 
@@ -190,7 +190,7 @@ class Ours:
         if actors is None:
             self.executor = Serial(build, RunData(clients, clients, {}))
         else:
-            from fedcommons.federation.ray_actors import RayActors
+            from fedcommons.federation.ray_executor import RayActors
 
             ray_cluster.connect(num_cpus=2 * actors)  # another side may have its own, asleep while this one works
             self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)

@@ -150,7 +150,7 @@ def measure(scale: Scale) -> dict[str, float]:
 
     Those of the driver, less what it had before, and of an actor; what is mapped from the object store counts.
     """
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     torch.set_num_threads(1)
     store = examples(WORKLOADS["W3"])

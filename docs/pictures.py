@@ -15,13 +15,13 @@ from matplotlib.axes import Axes
 
 from fedcommons import Experiment, experiment
 from fedcommons.convergence import per_sample
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
+from fedcommons.generators.requests import contributions
 from fedcommons.reports.plots import panels, save
-from fedcommons.runs import inputs
+from fedcommons.runs import load_data
 from fedcommons.runs.build import assemble, prepare
 from fedcommons.runs.worker import build_module
 from fedcommons.seeding import set_default_generator
-from fedcommons.sharing.needs import contributions
 from fedcommons.sharing.swapped import n_swapped
 
 HERE = Path(__file__).parent / "ideas"
@@ -33,11 +33,11 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
     """Training examples of each class at each client, (clients, classes)."""
     own = {f"partition.{key}": value for key, value in constants.items()}
     config = experiment("small", dataset, {"partition": name, **OFF, **own})
-    data = inputs.load(config.data)
+    data = load_data.load(config.data)
     train = data.train
     groups = None if train.groups is None else train.groups.numpy()
     factors = {factor: values.numpy() for factor, values in train.factors.items()}
-    dealt = inputs.deal(
+    dealt = load_data.deal(
         config.partition, train.y.numpy(), data.n_classes, 0, groups=groups, factors=factors, origin=data.origin
     )
     assert dealt.class_counts is not None

@@ -87,7 +87,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     options = arguments(argv)
     import torch
 
-    from fedcommons.runs.inputs import load
+    from fedcommons.runs.load_data import load
     from papers.fedssyn.softmax_regression import balanced
 
     torch.set_num_threads(1)  # more threads would round differently

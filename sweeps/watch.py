@@ -33,7 +33,7 @@ def arguments(argv: Sequence[str]):
 
 def watch(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    from fedcommons.reports.watching import Server, Watched  # pandas takes a second to import, and --help needs none
+    from fedcommons.reports.live_server import Server, Watched  # pandas takes a second to import, and --help needs none
 
     try:
         server = Server(Watched(options.folders, options.title), options.port)

@@ -6,7 +6,7 @@ from five_clients import DATASET
 
 from fedcommons import Clients, Contribution, Dealt, Examples, Receipt, generator
 from fedcommons.config.schema import Partition
-from fedcommons.runs import inputs
+from fedcommons.runs import load_data
 
 SHAPE = (1, 8, 8)
 SIZES = (300, 10, 41, 0, 123)
@@ -23,7 +23,7 @@ def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> Dealt:
 
 
 def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
-    rows = inputs.deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    rows = load_data.deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
     return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
 
 

@@ -8,15 +8,15 @@ import torch
 from fedcommons.config.schema import Data, Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.generators.generator import Receipt
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement
-from fedcommons.runs import inputs
-from fedcommons.sharing.dealt import Dealt
+from fedcommons.runs import load_data
 from fedcommons.sharing.stage import Contribution
 
-DATASET = inputs.load(Data())
+DATASET = load_data.load(Data())
 N = 5
 RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
 ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0, "client.epochs": 1}
@@ -24,7 +24,7 @@ ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0
 
 def dealt() -> Dealt:
     """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
-    rows = inputs.deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    rows = load_data.deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
     return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
 

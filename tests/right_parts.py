@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcommons as fc
-from fedcommons.sharing.needs import needs
+from fedcommons.generators.requests import needs
 
 
 class Method:

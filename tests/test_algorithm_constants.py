@@ -29,7 +29,7 @@ from fedcommons.data import datasets
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import flatten
 from fedcommons.runs.build import prepare
-from fedcommons.runs.modules import require_distillable
+from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
 
 LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {

@@ -14,9 +14,8 @@ import torch
 from broken_noise import break_noise
 from torch import Tensor
 
-from fedcommons.audits.directions import Estimate
 from fedcommons.audits.lower_bound import lower_bound
-from fedcommons.audits.pool import WHY, subjects
+from fedcommons.audits.white_box_estimate import Estimate
 from fedcommons.config import presets
 from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
@@ -26,8 +25,9 @@ from fedcommons.generators.generator import Receipt
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs.build import Assembled, assemble, prepare
 from fedcommons.runs.experiment import run
+from fedcommons.runs.pool_audit import WHY, subjects
 from fedcommons.runs.worker import noise_key
-from fedcommons.sharing.leaving import RAW
+from fedcommons.sharing.disclosure import RAW
 from fedcommons.sharing.stage import Contribution
 from papers.fedssyn.audits import GRID
 from papers.fedssyn.noisy_sums import audited

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcommons import Examples, UserError, generator, seed_for, set_default_generator
 from fedcommons.config import experiment as config
 from fedcommons.config import presets
-from fedcommons.core import trainer
+from fedcommons.generators import lightning_trainer
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
-from fedcommons.runs import inputs
+from fedcommons.runs import load_data
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import build_module
 from lightning_modules import VAEClassifier, vae
@@ -28,7 +28,7 @@ SHAPE = (1, 8, 8)
 Y = torch.arange(12) % 2
 X = torch.zeros(12, *SHAPE, dtype=torch.uint8)
 X[Y == 0, :, :4], X[Y == 1, :, 4:] = 255, 255  # class 0 is bright above, class 1 below
-DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 20)]
+DIGITS = load_data.load(config.Data(limit=22)).train[slice(0, 20)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,7 +81,7 @@ def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_s
     ramp = 2 * -(-12 // batch_size)
     model = BetaVAE(shape=SHAPE, n_classes=2, ramp=ramp, flip=True, seed=seed_for(3, "noise"), **sizes)
     loader = DataLoader(TensorDataset(X, Y), batch_size, shuffle=True, generator=generator(3, "order"))
-    trainer.fit(model, loader, 3, [])
+    lightning_trainer.fit(model, loader, 3, [])
     model.centre(X, Y)
     weights, expected = part.fit(Examples(X, Y), 2, 3, [3], flip=True)[3].weights, model.state_dict()
     assert weights.keys() == expected.keys()

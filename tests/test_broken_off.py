@@ -17,7 +17,7 @@ from fedcommons import experiment, run, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.cli.display import Display
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.ray_actors import RayActors
+from fedcommons.federation.ray_executor import RayActors
 from fedcommons.runtime import ray_cluster
 from fedcommons.testing import digits
 from fedcommons.tune import progress

@@ -12,10 +12,10 @@ from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
+from fedcommons.generators import image_cache
+from fedcommons.generators.image_cache import Job, JobResult
 from fedcommons.runs.build import prepare
-from fedcommons.runs.inputs import load
-from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.synthetic_pool import Job, JobResult
+from fedcommons.runs.load_data import load
 from fedcommons.storage.artifact_store import Store
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
@@ -73,7 +73,7 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
     store = Store(tmp_path / "store")
     for need in prepare(config).needs:  # grey images stand for what generators would draw
         grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
-        synthetic_pool.keep(store, Job([need], {}), JobResult({}, [grey]))
+        image_cache.keep(store, Job([need], {}), JobResult({}, [grey]))
     summary = central.run(line, tmp_path / "out")
     assert summary["images"] == pytest.approx(0.2 / 0.8 * 200, abs=2)
     assert summary["partition"] == prepare(config).partition.fingerprint

@@ -15,7 +15,7 @@ from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.communication import Traffic
 from fedcommons.federation import checkpoint
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, Layout, Payload, data
 from fedcommons.runs import experiment

@@ -13,7 +13,7 @@ from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.checks import check
-from fedcommons.tracking.recorded import flaw_of_config
+from fedcommons.tracking.record_schema import flaw_of_config
 from fedcommons.tracking.run_folder import read_config, read_run
 from papers.fedssyn import authors
 

@@ -10,12 +10,12 @@ import torch
 
 from fedcommons import LocalSGD, UserError
 from fedcommons.config.dotted import choose
-from fedcommons.data import client_tests, datasets
+from fedcommons.data import client_test_sets, datasets
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
-from fedcommons.data.shift import shifted
-from fedcommons.runs import build, inputs
+from fedcommons.data.transforms import shifted
+from fedcommons.runs import build, load_data
 from fedcommons.testing import digits
 
 MARK = np.arange(240)  # example j holds j, so that whatever comes with it can be checked
@@ -67,7 +67,7 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
         of_name = {"factor": factor} if name == "by_factor" else {}
         fields = {f"partition.{n}": value for n, value in {**constants, **of_name}.items()}
         recipe = choose({"partition.name": name, **fields}).partition
-        return inputs.deal(recipe, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups}).rows
+        return load_data.deal(recipe, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups}).rows
 
     assert [rows.tolist() for rows in deal()] == [[6], [1, 2, 5], [0, 4], [3]]
     for seed in range(20):
@@ -197,7 +197,7 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
         dealt = Partitioned.of(
             [order[:2], order[2:30], order[30:33], order[40:]], data.train.y.numpy(), 3
         )  # 7 rows of no client
-        left, train, tests = client_tests.drawn(dealt, data, share, seed)
+        left, train, tests = client_test_sets.drawn(dealt, data, share, seed)
         for client, rows in enumerate(dealt.rows):
             kept, own = train.x[left.rows[client], 0].tolist(), tests[client].x[:, 0].tolist()
             assert sorted(kept + own) == sorted(rows.tolist())
@@ -210,7 +210,7 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
 
 def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None:
     data, dealt = dataset(), Partitioned([np.arange(40), np.arange(40, 100)], None)
-    own = [client_tests.drawn(dealt, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
+    own = [client_test_sets.drawn(dealt, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
     assert own[0] == own[400]
     assert len({str(rows) for rows in own}) == 400
     times = np.bincount(np.concatenate(own[:400]), minlength=40) / 400
@@ -218,21 +218,21 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
     data = dataset(groups=[0] * 50 + [1] * 49 + [7])
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
-        client_tests.drawn(dealt, data, 0.1, 0)
+        client_test_sets.drawn(dealt, data, 0.1, 0)
 
 
 def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> None:
     groups, test_groups = np.arange(100) % 4, np.arange(30) % 5
     data = dataset(groups=groups, test_groups=test_groups)
     dealt = Partitioned([np.flatnonzero(np.isin(groups, some)) for some in ([0, 3], [1], [2])], None)
-    tests = client_tests.of_groups(dealt, data)
+    tests = client_test_sets.of_groups(dealt, data)
     assert tests is not None
     assert tests.store is data.test  # no example is held twice
     for client, some in enumerate(([0, 3], [1], [2])):
         assert tests[client].x[:, 0].neg().tolist() == np.flatnonzero(np.isin(test_groups, some)).tolist()
     cut = Partitioned([np.arange(10), np.arange(10, 100)], None)
-    assert client_tests.of_groups(cut, data) is None  # a group is two clients'
-    assert client_tests.of_groups(dealt, dataset(groups=groups)) is None
+    assert client_test_sets.of_groups(cut, data) is None  # a group is two clients'
+    assert client_test_sets.of_groups(dealt, dataset(groups=groups)) is None
 
 
 def assembled(**fields: Any) -> build.Assembled:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 
-from fedcommons.algorithms import matching
+from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose
@@ -26,12 +26,12 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.work_units import Timed, pieces_of, prices, smaller_of
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import nbytes
+from fedcommons.generators.image_cache import missing
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.runs import build, experiment, inputs
+from fedcommons.runs import build, experiment, load_data
 from fedcommons.runs.build import Assembled
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
-from fedcommons.sharing.synthetic_pool import missing
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cost, dry_run
 from fedcommons.tune.cost import Prices
@@ -120,7 +120,7 @@ def test_counts_in_closed_form(tmp_path: Path) -> None:
     """Of more than 1,000 rounds the first 1,000 are drawn and scaled up."""
     rounds = {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
               "measure.smoothness": True, "evaluate.every": 1000}  # fmt: skip
-    counts, data = counted(ready(tmp_path, rounds)), inputs.load(_config(tmp_path, rounds).data)
+    counts, data = counted(ready(tmp_path, rounds)), load_data.load(_config(tmp_path, rounds).data)
     assert counts.trainings == pytest.approx(3 * 2345)
     assert (counts.rounds, counts.checkpoints) == (2345, 3)
     assert counts.products == 40 * counts.gradients == 40 * 6 * 3  # rounds 0, 500 ... 2000, 2345; a batch per client
@@ -154,8 +154,8 @@ def test_counted_pieces_of_feddm_are_those_of_a_run(tmp_path: Path, monkeypatch:
     def server_step(module: Any, batch: Any, *_: Any) -> None:
         seen.update(server_steps=1, server_images=len(batch[1]))
 
-    spy(monkeypatch, matching, "around", lambda *_: seen.update(steps=1))
-    spy(monkeypatch, matching, "features", features)
+    spy(monkeypatch, feddm_matching, "around", lambda *_: seen.update(steps=1))
+    spy(monkeypatch, feddm_matching, "features", features)
     spy(monkeypatch, Classifier, "training_step", server_step)
     experiment.run(_config(tmp_path, values), tmp_path / "run", say=lambda _: None)
     assert seen == counts.pieces

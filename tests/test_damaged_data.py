@@ -16,7 +16,7 @@ from fedcommons.config import presets
 from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.inputs import load
+from fedcommons.runs.load_data import load
 
 FILES = {
     "train_images": "train-images-idx3-ubyte", "train_labels": "train-labels-idx1-ubyte",

@@ -15,12 +15,12 @@ from torch import Tensor
 from fedcommons import UserError, experiment
 from fedcommons.config.schema import Data
 from fedcommons.data import datasets, sprites
-from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, quadrant_shape, render, split
+from fedcommons.data.transforms import flip_and_crop
 from fedcommons.runs.build import prepare
-from fedcommons.runs.inputs import load
+from fedcommons.runs.load_data import load
 from fedcommons.runs.worker import build_module
 from lightning_modules import Classifier
 

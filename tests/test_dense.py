@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
-from fedcommons.algorithms.ensemble import to_learn
+from fedcommons.algorithms.ensemble import Upsampler, to_learn
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.upsampling import Upsampler
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.flat_tensors import Flat, data

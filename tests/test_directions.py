@@ -11,10 +11,10 @@ from broken_noise import break_noise
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from fedcommons.algorithms.codes import noisy_mean
-from fedcommons.audits.directed import Directed, directions, of_local_steps, of_vectorised_steps
-from fedcommons.audits.directions import Estimate, estimate, gaussian_epsilon, of_release
+from fedcommons.algorithms.latents import noisy_mean
 from fedcommons.audits.one_run import bound
+from fedcommons.audits.white_box_estimate import Estimate, estimate, gaussian_epsilon, of_release
+from fedcommons.audits.white_box_runs import Directed, directions, of_local_steps, of_vectorised_steps
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import TrainedGenerator

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from fedcommons import experiment, load_runs, run
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.mechanisms import accountants, columns, mechanisms
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs.build import assemble, prepare
-from fedcommons.runs.measures import summarise
-from fedcommons.tracking.recorded import flaw_of_summary
+from fedcommons.runs.evaluate import summarise
+from fedcommons.tracking.record_schema import flaw_of_summary
 
 QUICK = {"data.limit": 120, "federation.rounds": 5, "model": "linear", "measure.every": 0, "wandb": "off"}
 

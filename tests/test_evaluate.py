@@ -21,12 +21,12 @@ from fedcommons.core.evaluation import spread
 from fedcommons.core.returned import require_reply
 from fedcommons.data.clients import Clients
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation import checkpoint, personal, rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation import checkpoint, personal_evaluation, rounds
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, Payload
 from fedcommons.reports import metrics
-from fedcommons.runs import build, measures
+from fedcommons.runs import build, evaluate
 from fedcommons.runs.build import Assembled
 from fedcommons.tracking.run_folder import read_clients, read_rounds
 from fedcommons.tune import work_counts
@@ -80,11 +80,11 @@ def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plai
     ready = held(algorithm=algorithm, **{"federation.participation": 0.5})
     now, tests = end(ready), ready.data.tests
     assert tests is not None
-    each, numbers = measures.of_clients(ready, ready.executor(), now)
+    each, numbers = evaluate.of_clients(ready, ready.executor(), now)
     assert each["n"] == [1, 2, 0, 4, 5, 6]
     module = ready.executor().worker.work.module  # pyright: ignore[reportAttributeAccessIssue]
     models: dict[str, list[Flat]] = {} if algorithm == "fedper" else {"": [now.model] * 6}
-    own = (personal.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
+    own = (personal_evaluation.personal_model(ready.algorithm, now, i, keep_buffers=False) for i in range(6))
     models["personal/"] = [model for model, _ in own]
     assert {name.rpartition("/")[0] for name in each} == {name.rstrip("/") for name in models} | {""}
     for prefix, of_clients in models.items():
@@ -194,7 +194,7 @@ def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, messag
     plan, executor = federation.plan(1), federation.serial(odd)
     at, start = evaluation.ModelTask(federation.model), federation.start(odd, plan)
     with pytest.raises(ClientError, match=rf"Odd.personal, client 0, round 0: .*{message}"):
-        personal.evaluate_personal(odd, executor, at, start, plan, on_tests=False)
+        personal_evaluation.evaluate_personal(odd, executor, at, start, plan, on_tests=False)
 
 
 def test_runs_can_be_judged_by_clients() -> None:

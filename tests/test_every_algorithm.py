@@ -126,7 +126,7 @@ def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator[Exec
     """Two actors that hold what one process does in the test below."""
     from ray import cloudpickle
 
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test
     every = cast("Algorithm", _AnyOf(methods))

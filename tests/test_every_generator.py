@@ -14,12 +14,12 @@ from fedcommons import Examples, TrainedGenerator, UserError
 from fedcommons.config import experiment as config
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, part_of
+from fedcommons.generators.requests import takes, takes_noise
 from fedcommons.privacy.noise import Source
-from fedcommons.runs import inputs
-from fedcommons.sharing.needs import takes, takes_noise
+from fedcommons.runs import load_data
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
-DIGITS = inputs.load(config.Data(limit=22)).train[slice(0, 20)]
+DIGITS = load_data.load(config.Data(limit=22)).train[slice(0, 20)]
 LABELS = torch.tensor([3, 0, 3, 9, 3])
 
 pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].known)

@@ -13,8 +13,8 @@ from closed_forms import Digits
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms.decoders import Drawing, Networks, Training, draw, quotas
 from fedcommons.algorithms.fedcvae import FedCVAE
+from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, Training, draw, quotas
 from fedcommons.core.algorithm import Facts, Reply
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker

@@ -8,10 +8,10 @@ import torch
 from closed_forms import Digits, reply_of, smooth_module
 from torch import Tensor, nn
 
-from fedcommons.algorithms import matching
+from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.ball import around, project
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.ball import around, project
 from fedcommons.core.features import Head
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Layout, data, norm, sub
@@ -44,7 +44,7 @@ def _mine() -> Tensor:
 def _u(module: Classifier, x: Tensor) -> Tensor:
     head = Head(module)
     with head.watched():
-        return matching.features(module, head, x)
+        return feddm_matching.features(module, head, x)
 
 
 def _loss_of_class(module: Classifier, real: Tensor, synthetic: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _loss_of_class(module: Classifier, real: Tensor, synthetic: Tensor) -> Tenso
 
 
 def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
-    return matching.losses(_u(module, images), matching.means(_u(module, real), _mine()).detach())
+    return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, real), _mine()).detach())
 
 
 def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_their_gradient() -> None:
@@ -72,7 +72,7 @@ def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_thei
 def test_an_example_held_twice_at_half_weight_changes_no_mean() -> None:
     u, mine = _draw(5, 7), torch.tensor([[1.0, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
     more = torch.cat([u, u[:1]]), torch.cat([mine, mine[:, :1]], 1), torch.tensor([0.5, 1, 1, 1, 1, 0.5])
-    assert torch.allclose(matching.means(*more), matching.means(u, mine), rtol=1e-12)
+    assert torch.allclose(feddm_matching.means(*more), feddm_matching.means(u, mine), rtol=1e-12)
 
 
 def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> None:
@@ -96,7 +96,7 @@ def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> Non
 
 
 def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp: DPSGD) -> Tensor:
-    return matching.private(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
+    return feddm_matching.private(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
 
 
 def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:
@@ -124,7 +124,7 @@ def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> N
 def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> None:
     """2,000 numbers a class: the sample's is off by about 1.6 %."""
     if variant == "paper":
-        result = matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
+        result = feddm_matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
     else:
         images = _draw(3 * 500, 4).requires_grad_()
         result = _private(_module(), [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))
@@ -176,14 +176,14 @@ def test_matching_lowers_the_loss_at_weights_it_has_not_seen(init: str) -> None:
     def loss(iterations: int) -> float:
         method = FedDM(ipc=4, radius=0.3, iterations=iterations, init=init, image_lr=0.3)
         images = data(_client(method, rows, module=_module()).each["images"]).flatten(0, 1)
-        return matching.losses(_u(module, images), matching.means(_u(module, rows.x), mine)).sum().item()
+        return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, rows.x), mine)).sum().item()
 
     assert loss(100) < 0.05 * loss(0)
 
 
 def test_a_step_draws_its_real_images_anew_if_a_class_has_more_than_a_batch() -> None:
     rows = {3: torch.arange(5), 7: torch.arange(5, 45)}
-    drawn, mine = matching.batches(rows, 8, 60, 0, torch.device("cpu"))
+    drawn, mine = feddm_matching.batches(rows, 8, 60, 0, torch.device("cpu"))
     assert drawn.shape == (60, 13)
     assert mine.sum(1).tolist() == [5, 8]
     assert all(set(of[:5].tolist()) == set(range(5)) for of in drawn)

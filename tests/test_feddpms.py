@@ -10,12 +10,12 @@ import pytest
 import torch
 from closed_forms import Digits
 
-from fedcommons.algorithms import codes
+from fedcommons.algorithms import latents
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Flat, data, flat, select
@@ -71,7 +71,7 @@ def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_c
             gives = is_second and client not in before
             assert ("decoder" in own) == ("codes" in reply.each) == gives
             scarce, images = data(played[0].state["scarce"])[client].tolist(), (reply.memory or {}).get("images")
-            helpers = codes.assistants(client, scarce, before, method.helpers) if client not in received else []
+            helpers = latents.assistants(client, scarce, before, method.helpers) if client not in received else []
             assert ("codes" in own) == (helpers != [])
             if helpers:
                 received[client] = client in before
@@ -254,20 +254,20 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: D
     ],
 )
 def test_matching(scarce: Sequence[int], given: Mapping[int, Sequence[int]], expected: list[int]) -> None:
-    assert codes.assistants(0, scarce, given, 2) == expected
-    assert codes.assistants(0, scarce, given, 1) == expected[:1]
+    assert latents.assistants(0, scarce, given, 2) == expected
+    assert latents.assistants(0, scarce, given, 1) == expected[:1]
 
 
 def test_abundant_and_scarce_classes_and_the_decay_of_the_learning_rate(digits: Digits) -> None:
     """With three epochs a round, rounds 1 to 8 begin after 0, 3, ..., 21 epochs; the rate falls after every ten."""
     counts = torch.tensor([5, 0, 9, 5, 1])
-    assert codes.abundant(counts, 3) == [2, 0, 3]
-    assert codes.abundant(counts, 5) == [2, 0, 3, 4]  # a class without examples is not abundant
-    assert codes.scarce(torch.stack([counts, counts.flip(0)]), 3).tolist() == [[1, 4, 0], [3, 0, 1]]
+    assert latents.abundant(counts, 3) == [2, 0, 3]
+    assert latents.abundant(counts, 5) == [2, 0, 3, 4]  # a class without examples is not abundant
+    assert latents.scarce(torch.stack([counts, counts.flip(0)]), 3).tolist() == [[1, 4, 0], [3, 0, 1]]
     work = digits(lr=0.2).training(LocalSGD(3, 5)).work()
-    rates = [codes.decayed(work, 0.5, round) for round in range(1, 9)]
+    rates = [latents.decayed(work, 0.5, round) for round in range(1, 9)]
     assert rates == pytest.approx([0.2] * 4 + [0.1] * 3 + [0.05])
-    assert codes.decayed(work, 1.0, 8) is None
+    assert latents.decayed(work, 1.0, 8) is None
 
 
 def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(digits: Digits) -> None:
@@ -276,22 +276,22 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
     module: Any = work.module
     module.decoder.register_forward_hook(lambda layer, inputs, out: seen.append(len(inputs[0])))
     spread, label, centre, draws = 3.0, 4, torch.zeros(8), generator("a test")
-    with codes.looking(work):
+    with latents.looking(work):
         logits = module(module.decoder(spread * torch.randn(500, 8, generator=generator("others"))))
         behind = logits[:, torch.arange(10) != label].max(1).values - logits[:, label]
         work.named["classifier.bias"][label] += behind.quantile(0.6)
         never = int(module(module.decoder(centre[None])).argmin())
     seen.clear()
-    result, labels = codes.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
+    result, labels = latents.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
     assert (result.shape, labels) == ((7, 8), [label] * 7)
     assert 1 < len(seen) < 100
     drawn = torch.cat([spread * torch.randn(7, 8, generator=draws) for _ in seen])
-    with codes.looking(work):
+    with latents.looking(work):
         wanted = drawn[module(module.decoder(drawn)).argmax(1) == label]
     assert len(wanted) > 7
     assert torch.equal(wanted[:7], result)  # the first ones, in the order of the draws
     seen.clear()
-    result, labels = codes.recognised(work, [(never, centre), (never, centre)], 0.0, 5, 6, generator("a test"))
+    result, labels = latents.recognised(work, [(never, centre), (never, centre)], 0.0, 5, 6, generator("a test"))
     assert seen == [5] * 6 * 2
     assert (result.shape, labels) == ((0, 8), [])
 
@@ -299,19 +299,19 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
 def test_it_trains_on_as_many_points_as_it_has_drawn_from_its_own_and_the_decoded(digits: Digits) -> None:
     own = digits(SIZES).data.clients[0]
     images, labels = torch.full((300, 1, 8, 8), 255, dtype=torch.uint8), torch.full((300,), 9)
-    bar = codes.augmented(own, images, labels, 3)
+    bar = latents.augmented(own, images, labels, 3)
     assert (len(bar), bar.size, bar.n_own) == (30, 330.0, own.n_own)
     decoded = (bar.x == 255).flatten(1).all(1)
     assert torch.equal(bar.y == 9, decoded)
     assert len(bar.x[~decoded].flatten(1).unique(dim=0)) == (~decoded).sum()  # nothing twice
-    shares = [(codes.augmented(own, images, labels, seed).y == 9).float().mean().item() for seed in range(50)]
+    shares = [(latents.augmented(own, images, labels, seed).y == 9).float().mean().item() for seed in range(50)]
     assert np.mean(shares) == pytest.approx(300 / 330, abs=4 * 0.05 / 50**0.5)
 
 
 def test_weights_of_examples_go_with_them_and_a_decoded_image_weighs_one(digits: Digits) -> None:
     own = digits((4,)).data.clients[0]
     own = replace(own, weight=torch.tensor([0.5, 0.5, 1.5, 1.5]), total=2.0)  # raw weights 1/4, 1/4, 3/4, 3/4
-    bar = codes.augmented(own, torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.full((4,), 9), 1)
+    bar = latents.augmented(own, torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.full((4,), 9), 1)
     assert bar.weight is not None
     assert bar.size == 6.0
     assert bar.weight.mean() == pytest.approx(1)
@@ -322,16 +322,16 @@ def test_weights_of_examples_go_with_them_and_a_decoded_image_weighs_one(digits:
 def test_a_noisy_mean_is_of_clipped_codes_with_the_noise_that_is_stated() -> None:
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [60.0, 80.0]])  # norms 5, 1/2, 0, 100
     clean = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]]).mean(0)
-    draws = [codes.noisy_mean(z, 1.0, 2.0, np.random.default_rng(s))[0] for s in range(2000)]
+    draws = [latents.noisy_mean(z, 1.0, 2.0, np.random.default_rng(s))[0] for s in range(2000)]
     noise = torch.stack(draws) - clean
     assert noise.mean().abs() < 4 * 0.5 / 4000**0.5
     assert noise.std().item() == pytest.approx(2.0 / 4, rel=4 / 8000**0.5)  # sigma C / m
-    release = codes.noisy_mean(z, 1.0, 2.0, np.random.default_rng(0))[1]
+    release = latents.noisy_mean(z, 1.0, 2.0, np.random.default_rng(0))[1]
     assert (release.sigma, release.sensitivity, release.steps, release.q) == (2.0, 1.0, 1, 1.0)
     for j in range(4):  # one image blanked out, its place kept: the sum moves by at most C
         blank = z.clone()
         blank[j] = 0
-        a, b = (codes.noisy_mean(one, 1.0, 2.0, np.random.default_rng(0))[0] for one in (z, blank))
+        a, b = (latents.noisy_mean(one, 1.0, 2.0, np.random.default_rng(0))[0] for one in (z, blank))
         assert 4 * (a - b).norm() <= 1 + 1e-6
 
 

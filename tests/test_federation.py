@@ -23,7 +23,7 @@ from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
@@ -186,7 +186,7 @@ def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
 ) -> None:
     from ray import cloudpickle
 
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actor cannot import a test
     federation, algorithm = least_squares().federation(0.1), _Wayward(_fail_on_purpose, who=(2,))

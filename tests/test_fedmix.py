@@ -12,8 +12,8 @@ from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.flat_tensors import flat
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share, share_by_method
 from lightning_modules import Classifier

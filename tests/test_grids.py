@@ -9,9 +9,9 @@ from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
+from fedcommons.generators.requests import contribution
 from fedcommons.runs.checks import check
-from fedcommons.runs.inputs import load
-from fedcommons.sharing.needs import contribution
+from fedcommons.runs.load_data import load
 from fedcommons.tune import dry_run
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep as tuning

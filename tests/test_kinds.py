@@ -21,7 +21,7 @@ from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError
-from fedcommons.federation.ray_actors import RayActors
+from fedcommons.federation.ray_executor import RayActors
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH
 from fedcommons.testing import digits

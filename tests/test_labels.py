@@ -9,13 +9,13 @@ import torch
 
 from fedcommons.config import presets
 from fedcommons.config.experiment import Experiment
-from fedcommons.data import own
+from fedcommons.data import user_data
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share
 from fedcommons.tracking.run_folder import read_class_counts
@@ -32,7 +32,7 @@ def test_labels_that_are_no_classes_are_read() -> None:
         (np.stack([REAL, -REAL], 1), (2,), torch.float32), (np.arange(N) / 1, (), torch.float32),
         (None, (), torch.int64),
     ):  # fmt: skip
-        found, _ = own.read("mine", (X, y))
+        found, _ = user_data.read("mine", (X, y))
         for part in (found.train, found.test):
             assert (part.y.shape[1:], part.y.dtype) == (shape, dtype)
         assert found.n_classes is None
@@ -113,10 +113,10 @@ def test_a_hugging_face_set_is_taken_with_its_groups() -> None:
     features = hugging_face.Features({"image": hugging_face.Image(), "label": hugging_face.ClassLabel(num_classes=3)})
     rows = {"image": [Image.fromarray(image) for image in images], "label": [i % 3 for i in range(N)]}
     made = hugging_face.Dataset.from_dict(rows, features=features)
-    found, _ = own.read("mine", hugging_face.DatasetDict({"train": made, "test": made}))
+    found, _ = user_data.read("mine", hugging_face.DatasetDict({"train": made, "test": made}))
     assert torch.equal(found.train.x[:, 0], torch.from_numpy(images))
     assert (found.n_classes, found.train.y.tolist()) == (3, rows["label"])
     named = made.add_column("group", [f"writer {i % 4}" for i in range(N)])
-    found, origin = own.read("mine", named)
+    found, origin = user_data.read("mine", named)
     assert found.train.groups is not None
     assert found.train.groups.tolist() == (origin.rows % 4).tolist()

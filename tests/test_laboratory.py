@@ -27,7 +27,6 @@ from fedcommons.convergence.estimators import (
     zeta_sq_of_each,
 )
 from fedcommons.convergence.laboratory import Laboratory
-from fedcommons.convergence.names import NAMES
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
@@ -36,6 +35,7 @@ from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import Flat
 from fedcommons.runs import build, experiment
 from fedcommons.testing import Federation, LeastSquares
+from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import read_rounds
 
 Digits = Callable[..., Federation]
@@ -254,7 +254,7 @@ def test_every_parameter_has_its_closed_form_on_least_squares(least_squares: Pro
 
 @pytest.mark.ray
 def test_ray_actors_measure_the_bits_of_one_process(digits: Digits, ray_session: None) -> None:
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
 
     federation = _commons(digits(sizes=(20, 26, 25, 13, 17, 24), dropout=0.3), 3)
     at, executor = ModelTask(federation.model), RayActors(federation.build(ALGORITHM), federation.data, 2, 0)

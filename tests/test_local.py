@@ -15,8 +15,8 @@ from fedcommons import experiment
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import SCALE, LocalSGD
 from fedcommons.core.local_training import onednn as set_onednn
-from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.runs.build import prepare

@@ -18,7 +18,7 @@ from fedcommons.audits.membership import Losing, attack, auc, by_pool, halves, l
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
-from fedcommons.generators.private import PrivateDDPM
+from fedcommons.generators.private_ddpm import PrivateDDPM
 from fedcommons.seeding import generator, numpy_generator
 
 

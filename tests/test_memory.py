@@ -20,8 +20,8 @@ from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory, remove_files
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_memory import ClientMemory, remove_files
+from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat, nbytes
 from fedcommons.seeding import seed_for, set_default_generator

@@ -20,7 +20,7 @@ from fedcommons.errors import UserError
 from fedcommons.reports.frames import load_runs
 from fedcommons.runs.build import prepare
 from fedcommons.runs.experiment import run
-from fedcommons.runs.inputs import load
+from fedcommons.runs.load_data import load
 from fedcommons.runs.worker import build_module
 from fedcommons.testing import Federation
 

@@ -13,8 +13,8 @@ from fedcommons import experiment
 from fedcommons.config import experiment as config
 from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
-from fedcommons.generators.loop import batch_of
-from fedcommons.runs import inputs
+from fedcommons.generators.training_loop import batch_of
+from fedcommons.runs import load_data
 from fedcommons.runs.build import prepare
 from fedcommons.sharing.merf import MERF
 from lightning_modules import Classifier
@@ -237,7 +237,7 @@ def test_even_batches_are_as_many_as_others_and_none_is_small() -> None:
 
 def test_they_change_a_training_only_where_the_last_batch_was_smaller() -> None:
     """Of 20 images ten per batch are even; of 21 the last batch had one image."""
-    images = inputs.load(config.Data(limit=40)).train
+    images = load_data.load(config.Data(limit=40)).train
     for n, is_equal in ((20, True), (21, False)):
         each = (CVAE(batch_size=10, epochs=1, even_batches=flag, channels=(8, 16)) for flag in (False, True))
         mixed, even = (part.fit(images[torch.arange(n)], 10, 0, [1])[1].weights for part in each)

@@ -20,14 +20,14 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Payload, flat, flatten
+from fedcommons.generators import requests
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import CipherStream, Noise, Source
-from fedcommons.sharing import needs
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.testing import LeastSquares
 from fedcommons.testing.spy import Spy
 
@@ -41,8 +41,8 @@ def counted(y: Tensor, x: Tensor, seed: int = 0, sigma: float = 2.0) -> Tensor:
     """Return the noisy class shares of 200 examples of two classes, as the labels of 20,000 synthetic images."""
     store = Examples(x, y)
     given = Dealt(Clients(store, [np.arange(200)]), 2, False, seed)
-    recipe = needs.GeneratorRecipe("", DDPM(), 1.0, label_noise=sigma)
-    (need,) = needs.needs(0.99, given, recipe)
+    recipe = requests.GeneratorRecipe("", DDPM(), 1.0, label_noise=sigma)
+    (need,) = requests.needs(0.99, given, recipe)
     return torch.bincount(need.labels, minlength=2) / len(need.labels)
 
 

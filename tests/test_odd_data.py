@@ -26,10 +26,10 @@ from fedcommons.cli.display import Display
 from fedcommons.config import registry
 from fedcommons.config.dotted import choose, override
 from fedcommons.config.schema import Data
-from fedcommons.data import datasets, own
+from fedcommons.data import datasets, user_data
 from fedcommons.data.examples import Dataset
 from fedcommons.runs import build
-from fedcommons.runs.inputs import load
+from fedcommons.runs.load_data import load
 from fedcommons.tune.sweep import Trial, todo
 
 DRAWS = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)
 def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) -> None:
-    result = own.read("mine", returned)[0]
+    result = user_data.read("mine", returned)[0]
     expected = expected.astype({"f": np.float32, "i": np.int64, "u": np.uint8}[expected.dtype.kind])
     both_parts = [pair for part in (result.train, result.test) for pair in zip(part.x.numpy(), part.y, strict=True)]
     wanted = zip(expected, Y, strict=True)
@@ -119,7 +119,7 @@ def test_what_can_be_read_is_read_as_it_is(returned: Any, expected: np.ndarray) 
 def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(y: np.ndarray, n_classes: int | None) -> None:
     kinds = {}
     for form, returned in forms(y):
-        result = own.read("mine", returned)[0]
+        result = user_data.read("mine", returned)[0]
         kinds[form] = result.n_classes, result.train.y.dtype, tuple(result.train.y.shape[1:])
     assert set(kinds.values()) == {(n_classes, torch.int64 if n_classes else torch.float32, ())}, kinds
 
@@ -134,11 +134,11 @@ def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes
 ) -> None:
     for _, returned in forms(y):
         with pytest.raises(UserError, match=f"{words} classes are empty"):
-            own.read("mine", returned)
+            user_data.read("mine", returned)
     n = int(y.max()) + 1
-    assert own.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
-    assert own.read("mine", {"x": X, "y": y, "n_classes": n})[0].n_classes == n
-    assert own.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
+    assert user_data.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
+    assert user_data.read("mine", {"x": X, "y": y, "n_classes": n})[0].n_classes == n
+    assert user_data.read("mine", (X, np.unique(y, return_inverse=True)[1]))[0].n_classes == len(set(y.tolist()))
 
 
 class Mixture:
@@ -154,7 +154,7 @@ class Mixture:
 
 def test_random_rows_are_noticed_and_drawn_once() -> None:
     def notes(returned: Any) -> Sequence[str]:
-        return own.read("mine", returned)[1].notes
+        return user_data.read("mine", returned)[1].notes
 
     draws: list[Callable[[], float]] = [lambda: float(torch.rand(())), random.random, DRAWS.random]
     for draw in draws:
@@ -170,13 +170,13 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
     vars(one).update(constants)
     whole = SimpleNamespace(train=(2 * X + 5, Y), test=(2 * X + 5, Y), **constants)
     for returned in ({"x": 2 * X + 5, "y": Y, **constants}, {**vars(whole)}, whole, one, (one, one)):
-        result = own.read("mine", returned)[0]
+        result = user_data.read("mine", returned)[0]
         assert (result.n_classes, result.computed) == (7, ())
         rows, plain = (set(map(tuple, x.round(3))) for x in (result.train.x.numpy(), X.astype("f4")))
         assert rows <= plain
-    stated, origin = own.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
+    stated, origin = user_data.read("mine", both(y=Y.astype(float), n_classes=3, normalised=True))
     assert (stated.n_classes, stated.train.y.dtype, origin.notes) == (3, torch.int64, ())
-    assert ["labels are floats" in note for note in own.read("mine", (X, Y.astype(float)))[1].notes] == [True]
+    assert ["labels are floats" in note for note in user_data.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
 
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("returned", "words"), REFUSED.values(), ids=REFUSED)
 def test_every_invalid_data_set_is_refused_with_one_sentence(returned: Any, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)) as error:
-        own.read("my_data.py:Photos", returned)
+        user_data.read("my_data.py:Photos", returned)
     assert str(error.value).startswith("data set my_data.py:Photos")
     assert "\n" not in str(error.value)
 

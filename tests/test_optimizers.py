@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.local_training import LocalSGD
@@ -23,7 +23,7 @@ from fedcommons.core.optimizers import plain_step
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.testing import digits, least_squares
 from fedcommons.testing.federations import Federation
 

@@ -17,7 +17,7 @@ from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.federation.personal import evaluate_personal, personal_model
+from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
 from fedcommons.seeding import seed_for

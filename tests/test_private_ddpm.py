@@ -14,15 +14,15 @@ from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.private import PrivateDDPM
+from fedcommons.generators.private_ddpm import PrivateDDPM
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.noise import Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
-from fedcommons.runs import inputs
+from fedcommons.runs import load_data
 from fedcommons.runs.build import prepare
 
 N_CLASSES = 10
-DIGITS = inputs.load(config.Data(limit=36)).train
+DIGITS = load_data.load(config.Data(limit=36)).train
 TINY = PrivateDDPM(
     epochs=1, batch_size=12, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4,
     noise_multiplier=1.5, draws=2,

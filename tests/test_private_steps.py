@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.algorithms import matching
+from fedcommons.algorithms import feddm_matching
 from fedcommons.config.registry import make
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
@@ -103,10 +103,10 @@ def feddm(dp: Counting, seed: int) -> Divided:
     module.head = "network.2"
     work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=dp)), []
     data = ClientData(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64))
-    how = matching.Steps(iterations=1, radius=0.0, batch_size=EXPECTED, lr=1.0, momentum=0.0, sigma=0.0, clip=1.0)
+    how = feddm_matching.Steps(iterations=1, radius=0.0, batch_size=EXPECTED, lr=1.0, momentum=0.0, sigma=0.0, clip=1.0)
     for step in range(16):
         work.noise, before = Noise(SEED_ALONE, seed, step), -torch.ones(1, 4)
-        after = matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]
+        after = feddm_matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]
         found += [divided(dp.sizes[-1], after - before)] if dp.sizes[-1] else []
     return found
 

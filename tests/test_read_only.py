@@ -10,7 +10,7 @@ import torch
 
 from fedcommons.config.dotted import choose, override
 from fedcommons.errors import UserError
-from fedcommons.runs import build, inputs
+from fedcommons.runs import build, load_data
 from fedcommons.runs.experiment import run
 
 PARTS = """
@@ -72,7 +72,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # torch, in the last partition
 def test_a_partition_does_not_rewrite_the_training_labels() -> None:
     config = choose({"partition.name": "lab.py:by_torch", "partition.n_clients": 2, "data.limit": 40})
-    before = inputs.load(config.data)
+    before = load_data.load(config.data)
     labels = before.train.y.numpy().copy()
     with pytest.raises(Exception, match="read-only"):
         build.prepare(override(config, {"partition.name": "lab.py:by_numpy"}))

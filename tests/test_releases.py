@@ -15,13 +15,13 @@ from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Common
 from fedcommons.data.clients import Clients
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger, read, require_small_delta
 from fedcommons.privacy.release import Release
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.leaving import sent
+from fedcommons.sharing.disclosure import sent
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real

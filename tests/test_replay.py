@@ -28,7 +28,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
-from fedcommons.federation.blocks import Block, BlockResult, RoundTask, train_block
+from fedcommons.federation.client_block import Block, BlockResult, RoundTask, train_block
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment

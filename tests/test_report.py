@@ -24,10 +24,10 @@ from report_runs import change, copies, quiet, small_runs, summary
 from fedcommons import report
 from fedcommons.errors import UserError
 from fedcommons.reports import intervals, page
-from fedcommons.reports.gathered import gather
+from fedcommons.reports.collect import gather
 from fedcommons.reports.groups import grouped
 from fedcommons.reports.intervals import Column
-from fedcommons.reports.watching import Server, Watched
+from fedcommons.reports.live_server import Server, Watched
 from fedcommons.tune import main
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"

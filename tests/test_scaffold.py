@@ -14,7 +14,7 @@ from fedcommons.core.algorithm import Facts
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, flat
 from fedcommons.seeding import generator, seed_for

@@ -17,12 +17,12 @@ from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
+from fedcommons.generators import image_cache
+from fedcommons.generators.requests import Need, salts_told
 from fedcommons.privacy import salts
-from fedcommons.runs import build, secret
+from fedcommons.runs import build, run_salts
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
-from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.needs import Need, salts_told
 from fedcommons.storage.artifact_store import Store
 from fedcommons.testing import Federation
 
@@ -50,23 +50,23 @@ def test_a_generator_that_takes_no_noise_gets_no_receipt_in_a_secret_run(tmp_pat
     """Its noise can only follow from its seed; ``PrivateDDPM.fit``, called without noise, is such a one."""
     plain = {name: value for name, value in SECRET.items() if not name.startswith("generator.")}
     need, store = _needed({**plain, "generator.name": "user_parts:WithReceipt", "dp.noise": noise})[0], Store(tmp_path)
-    (job,) = synthetic_pool.missing(store, [need])
-    synthetic_pool.keep(store, job, synthetic_pool.make(job))
-    assert (synthetic_pool.read(store, need).receipt is None) == (noise == salts.SECRET)
+    (job,) = image_cache.missing(store, [need])
+    image_cache.keep(store, job, image_cache.make(job))
+    assert (image_cache.read(store, need).receipt is None) == (noise == salts.SECRET)
     assert not need.salt
 
 
 def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path, state: Path) -> None:
-    salt = secret.begun(tmp_path, salts_told(_needed(SECRET)))
-    assert secret.begun(tmp_path, salts_told(_needed(SECRET))) == salt
+    salt = run_salts.begun(tmp_path, salts_told(_needed(SECRET)))
+    assert run_salts.begun(tmp_path, salts_told(_needed(SECRET))) == salt
     next(path for path in state.glob("artifact-*") if path.name.count("-") == 2).unlink()
     with pytest.raises(UserError, match="salts are lost"):
-        secret.begun(tmp_path, salts_told(_needed(SECRET)))
+        run_salts.begun(tmp_path, salts_told(_needed(SECRET)))
 
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [(secret.FILE, ""), (secret.FILE, '{"salt": "../x", "generators": []}'), (secret.FILE, '{"salt": 7}'),
+    [(run_salts.FILE, ""), (run_salts.FILE, '{"salt": "../x", "generators": []}'), (run_salts.FILE, '{"salt": 7}'),
      ("partition.json", ""), ("checkpoints", ""), ("summary.json", "")],
 )  # fmt: skip
 def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
@@ -74,18 +74,18 @@ def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
 ) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match="lost or damaged"):
-        secret.begun(tmp_path, [])
+        run_salts.begun(tmp_path, [])
     assert not [*state.rglob("run-*")]
 
 
 def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
-    secret.begun(tmp_path, [])
-    names = json.loads((tmp_path / secret.FILE).read_text())
+    run_salts.begun(tmp_path, [])
+    names = json.loads((tmp_path / run_salts.FILE).read_text())
     (tmp_path / "partition.json").write_text(json.dumps({"noise": names["salt"]}))
-    secret.begun(tmp_path, [])
-    (tmp_path / secret.FILE).write_text(json.dumps({**names, "salt": salts.name_of(salts.new())}))
+    run_salts.begun(tmp_path, [])
+    (tmp_path / run_salts.FILE).write_text(json.dumps({**names, "salt": salts.name_of(salts.new())}))
     with pytest.raises(UserError, match="salt of another run"):
-        secret.begun(tmp_path, [])
+        run_salts.begun(tmp_path, [])
 
 
 def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
@@ -100,7 +100,7 @@ def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
         salts.require_writable(tmp_path / "artifacts")
     (tmp_path / "link").symlink_to(place)
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "link" / "deeper"))
-    for refuse in (lambda: salts.require_writable(place), lambda: secret.begun(place, [])):
+    for refuse in (lambda: salts.require_writable(place), lambda: run_salts.begun(place, [])):
         with pytest.raises(UserError, match="which must not be in"):
             refuse()
     assert list(place.iterdir()) == []

@@ -23,7 +23,7 @@ from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.federations import Noise

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, UserError
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.server_pool import OnPool
+from fedcommons.algorithms.server_training import OnPool
 from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.federation.at_server import AtServer
+from fedcommons.federation.server_executor import AtServer
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
 from fedcommons.sharing.local_synthetic import LocalSynthetic
-from fedcommons.sharing.optimal import evened
-from fedcommons.sharing.placement import holdings, n_open, opened
+from fedcommons.sharing.placement import evened, holdings, n_open, opened
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.server_synthetic import ServerSynthetic

@@ -16,7 +16,7 @@ from werkzeug.serving import make_server
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage import object_store
-from fedcommons.tracking import run_mirror
+from fedcommons.tracking import remote_run
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Trial
 
@@ -91,7 +91,7 @@ def test_it_goes_to_and_fro_between_machines(
     monkeypatch.chdir(place)
     Machine(tmp_path, ".", "a").run(last=5)  # a storage is the same by any path
     assert not stale.exists()  # the storage has no such file of the run
-    (machine("a").folder / run_mirror.SEEN).write_text('{"storage": "elsewhere", "tag": "x"}')
+    (machine("a").folder / remote_run.SEEN).write_text('{"storage": "elsewhere", "tag": "x"}')
     with pytest.raises(UserError, match=r"holds a run that .* does not go back to"):
         machine("a").run()
     machine("b").run()

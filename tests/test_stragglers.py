@@ -16,7 +16,7 @@ from fedcommons.config import presets
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, UserError
-from fedcommons.federation.participation import joining, participants
+from fedcommons.federation.client_sampling import joining, participants
 from fedcommons.federation.rounds import Plan, drawn
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
 from fedcommons.flat_tensors import data

@@ -16,15 +16,15 @@ from fedcommons import Clients, Dealt, Examples, Experiment, GeneratorRecipe, Ne
 from fedcommons.config.dotted import override, part_of
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
+from fedcommons.generators.image_cache import Job, keep, make, missing, read
+from fedcommons.generators.requests import contribution, largest_remainder
 from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement
-from fedcommons.runs import build, inputs
-from fedcommons.sharing.needs import contribution, largest_remainder
+from fedcommons.runs import build, load_data
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import share
-from fedcommons.sharing.synthetic_pool import Job, keep, make, missing, read
 from fedcommons.storage.artifact_store import Store, key_of
 
 START = dealt()  # 5 clients of 259 images each
@@ -187,7 +187,7 @@ FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "parti
 
 def needs_of(changes: Mapping[str, object] = {}) -> list[Need]:
     c = override(Experiment(), {**FIVE, **changes})
-    rows = inputs.deal(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
+    rows = load_data.deal(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
     start = Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
     return list(part_of(c, "sharing").needs(start, build.recipe(c)))
 

@@ -12,8 +12,8 @@ from fedcommons.config.dotted import deciding, from_dict, override, to_dict
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics
+from fedcommons.runs.early_stopping import Stop, stop_of
 from fedcommons.runs.experiment import run
-from fedcommons.runs.stopping import Stop, stop_of
 
 FIELDS = {
     "federation.rounds": 6, "federation.checkpoint_every": 4, "measure.every": 0, "client.epochs": 1,

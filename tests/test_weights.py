@@ -17,8 +17,8 @@ from fedcommons.config.dotted import deciding, from_dict, to_dict
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.runs import build, inputs
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.runs import build, load_data
 from fedcommons.runs.build import prepare
 from fedcommons.runs.worker import noise_key
 from fedcommons.testing import digits
@@ -199,7 +199,7 @@ def quiet(text: str) -> None:
 
 
 def accuracy(result: Result, module: torch.nn.Module, which: str) -> float:
-    part = getattr(inputs.load(result.experiment.data), which)
+    part = getattr(load_data.load(result.experiment.data), which)
     with torch.no_grad():
         return float((module(part.x).argmax(1) == part.y).float().mean())
 
@@ -259,7 +259,7 @@ def test_an_exported_model_has_the_logits(done: Result, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
-    x = inputs.load(done.experiment.data).test.x[:7]
+    x = load_data.load(done.experiment.data).test.x[:7]
     (logits,) = ReferenceEvaluator(str(result.export("onnx"))).run(None, {"x": x.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(logits), result.model(x), atol=1e-4, rtol=1e-4)

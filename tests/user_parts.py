@@ -14,11 +14,11 @@ from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.flat_tensors import Payload
 from fedcommons.generators.generator import TrainedGenerator
+from fedcommons.generators.requests import GeneratorRecipe, Need
 from fedcommons.seeding import seed_for
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contributions

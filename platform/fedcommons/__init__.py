@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedcommons.core.worker import RunData
     from fedcommons.data.clients import ClientData, Clients
     from fedcommons.data.examples import Examples, Source
+    from fedcommons.data.federated import Dealt
     from fedcommons.data.partition import Partition
     from fedcommons.errors import ClientError, UserError
     from fedcommons.federation.stragglers import Rule
@@ -66,14 +67,13 @@ if TYPE_CHECKING:
         zeros_like,
     )
     from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
+    from fedcommons.generators.requests import GeneratorRecipe, Need
     from fedcommons.privacy.release import Release
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
     from fedcommons.reports.page import report
-    from fedcommons.runs.own_measure import Measure
+    from fedcommons.runs.user_metric import Measure
     from fedcommons.seeding import generator, numpy_generator, seed_for, set_default_generator
-    from fedcommons.sharing.dealt import Dealt
-    from fedcommons.sharing.needs import GeneratorRecipe, Need
     from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
     from fedcommons.testing.adapters import adapted
     from fedcommons.testing.contract import check_algorithm
@@ -105,10 +105,10 @@ _HOMES = {
     "reports.cells": "means",
     "reports.frames": "load_clients load_rounds load_runs",
     "reports.page": "report",
-    "runs.own_measure": "Measure",
+    "runs.user_metric": "Measure",
     "seeding": "generator numpy_generator seed_for set_default_generator",
-    "sharing.dealt": "Dealt",
-    "sharing.needs": "GeneratorRecipe Need",
+    "data.federated": "Dealt",
+    "generators.requests": "GeneratorRecipe Need",
     "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
     "flat_tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.adapters": "adapted",

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms import whole_models
+from fedcommons.algorithms import one_shot_models
 from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
-from fedcommons.algorithms.whole_models import MANY, Lessons
+from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work
@@ -103,17 +103,17 @@ class CoBoosting:
         rounds, participation, buffers = (
             fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
         )
-        whole_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
+        one_shot_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
         """Return the epochs of the clients' last training."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        return whole_models.participants(state, self.warmup_rounds, round)
+        return one_shot_models.participants(state, self.warmup_rounds, round)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        state = whole_models.start(model, facts)
+        state = one_shot_models.start(model, facts)
         if self.server_schedule == "constant":  # then it does not depend on the number of rounds
             return state
         return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
@@ -123,14 +123,14 @@ class CoBoosting:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if round > self.warmup_rounds:
-            return whole_models.reply(work, message, data, seed, self.client_epochs)
+            return one_shot_models.reply(work, message, data, seed, self.client_epochs)
         x = flat(message.common, "model")
         return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        kept = whole_models.kept(state, total, replies, self.start_from == "average")
+        kept = one_shot_models.kept(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
 
@@ -189,10 +189,10 @@ class CoBoosting:
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """See ``whole_models.server_pieces``; of an image of the pool the ensemble makes three passes, x three."""
-        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
+        epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
-            **whole_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
-            **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
+            **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
+            **one_shot_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
@@ -221,7 +221,7 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
     """A round of the server: what it changes in the state."""
     work, how, state = worker.work, task.method, task.state
     with onednn(work.loop.onednn):
-        room = whole_models.enter(worker, state)
+        room = one_shot_models.enter(worker, state)
         images, ensemble, device = room.images, room.ensemble, work.device
         w = values(state.get("learned", state["weights"])).to(device, copy=True)
         labels = (
@@ -245,4 +245,4 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
             share = (1 + cos(pi * epoch / int(values(state["in_all"])))) / 2 if "in_all" in state else 1.0
             how.distil(work, ensemble, w, images, room.velocity, how.server_lr * share, batches, u)
         found = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
-        return {**whole_models.left(work, room, images), **{name: x.cpu() for name, x in found.items()}}
+        return {**one_shot_models.left(work, room, images), **{name: x.cpu() for name, x in found.items()}}

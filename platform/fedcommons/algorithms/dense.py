@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms import whole_models
+from fedcommons.algorithms import one_shot_models
 from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
-from fedcommons.algorithms.whole_models import MANY, Lessons
+from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work
@@ -94,31 +94,31 @@ class DENSE:
         rounds, participation, buffers = (
             fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
         )
-        whole_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
+        one_shot_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
         """Return the epochs of the clients' last training."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        return whole_models.participants(state, self.warmup_rounds, round)
+        return one_shot_models.participants(state, self.warmup_rounds, round)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return whole_models.start(model, facts)
+        return one_shot_models.start(model, facts)
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if round > self.warmup_rounds:
-            return whole_models.reply(work, message, data, seed, self.client_epochs)
+            return one_shot_models.reply(work, message, data, seed, self.client_epochs)
         x = flat(message.common, "model")
         return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        kept = whole_models.kept(state, total, replies, self.start_from == "average")
+        kept = one_shot_models.kept(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
 
@@ -154,10 +154,10 @@ class DENSE:
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """See ``whole_models.server_pieces``; of an image of the pool x makes three passes."""
-        epochs = whole_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
+        epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
-            **whole_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
-            **whole_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
+            **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
+            **one_shot_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
@@ -188,7 +188,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
     """A round of the server: what it changes in the state."""
     work, how = worker.work, task.method
     with onednn(work.loop.onednn):
-        room = whole_models.enter(worker, task.state)
+        room = one_shot_models.enter(worker, task.state)
         images, ensemble = room.images, room.ensemble
         targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
         for epoch in range(task.first, task.first + how.server_epochs):
@@ -199,4 +199,4 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
                 targets.append(torch.tensordot(room.weights, ensemble.logits(made), 1))
             images = torch.cat([images, made])
             how.distil(work, images, torch.cat(targets), room.velocity, batches)
-        return {**whole_models.left(work, room, images), "targets": torch.cat(targets).cpu()}
+        return {**one_shot_models.left(work, room, images), "targets": torch.cat(targets).cpu()}

@@ -11,7 +11,7 @@ Departs from the paper: clients are weighted as in FedAvg. A client that has not
 
 from dataclasses import dataclass
 
-from fedcommons.algorithms.kept_part import download, merged, own_model, parted, trained
+from fedcommons.algorithms.partial_sharing import download, merged, own_model, parted, trained
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import torch
 
-from fedcommons.algorithms.decoders import Drawing, Lesson, Networks, Training, draw, learn, train
+from fedcommons.algorithms.fedcvae_decoders import Drawing, Lesson, Networks, Training, draw, learn, train
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import torch
 
-from fedcommons.algorithms.server_pool import OnPool, loss_on_pool, train_on_pool
+from fedcommons.algorithms.server_training import OnPool, loss_on_pool, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work

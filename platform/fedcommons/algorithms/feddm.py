@@ -28,8 +28,8 @@ from typing import Annotated, Any
 
 import torch
 
-from fedcommons.algorithms import matching
-from fedcommons.algorithms.surrogate import ServerSGD, Surrogate, minimise
+from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
@@ -113,7 +113,7 @@ class FedDM:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         counts = facts.counts() if facts.counts else torch.empty(0, 0)
-        unseen = (counts.sum(0) > 0) & ~matching.is_owned(counts, self.least).any(0)
+        unseen = (counts.sum(0) > 0) & ~feddm_matching.is_owned(counts, self.least).any(0)
         if unseen.any():
             raise UserError(
                 f"feddm: no client holds feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so "
@@ -127,9 +127,9 @@ class FedDM:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
-        rows, mine = matching.owned(data.y, self.least), replace(data, x=real)
-        first = matching.first(mine, rows, self.ipc, self.init == "real", seed)
-        how = matching.Steps(
+        rows, mine = feddm_matching.owned(data.y, self.least), replace(data, x=real)
+        first = feddm_matching.first(mine, rows, self.ipc, self.init == "real", seed)
+        how = feddm_matching.Steps(
             iterations=self.iterations,
             radius=self.radius,
             batch_size=self.match_batch,
@@ -138,7 +138,9 @@ class FedDM:
             sigma=self.sigma,
             clip=self.clip,
         )
-        images, losses, protection = matching.match(work, flat(message.common, "model"), mine, rows, first, how, seed)
+        images, losses, protection = feddm_matching.match(
+            work, flat(message.common, "model"), mine, rows, first, how, seed
+        )
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
         spent = Release(what=("images",), why=why, seen=sum(map(len, rows.values())), commons=True)
@@ -172,7 +174,7 @@ class FedDM:
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
-        owned = matching.is_owned(counts, self.least)
+        owned = feddm_matching.is_owned(counts, self.least)
         batch = torch.where(owned, counts.clamp(max=self.match_batch), 0)
         sent = owned.sum(1) * self.ipc
         passes = batch.max(1).values if loop.dp else torch.ones_like(sent)

@@ -34,7 +34,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fedcommons.algorithms import codes
+from fedcommons.algorithms import latents
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
@@ -60,7 +60,7 @@ class FedDPMS:
         UserError: a constant does not fit the federation.
     """
 
-    needs = codes.AND_CROSS_ENTROPY
+    needs = latents.AND_CROSS_ENTROPY
     needs_classes = True
 
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
@@ -112,7 +112,7 @@ class FedDPMS:
             "model": model,
             "last": torch.tensor(last),
             "second": torch.tensor(last == 0),  # whether stage II has begun
-            "scarce": codes.scarce(counts, self.classes),
+            "scarce": latents.scarce(counts, self.classes),
             "received": torch.tensor([], dtype=torch.int64),
         }
 
@@ -138,7 +138,7 @@ class FedDPMS:
         """The joint loss; the decoder goes on from the client's own last one, and is sent in the last round."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
-        y, metrics, spent = work.local(start, data, seed, lr=codes.decayed(work, self.decay, round))
+        y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
         names = list(y) if "ask" in message.common else x.layout.names
         delta = sub(select(y, names), select(put(work.initial, x), names))  # all know the initial decoder
         kept = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
@@ -160,9 +160,9 @@ class FedDPMS:
             kept |= joining if len(joining["labels"]) else {}
             each |= {"served": torch.tensor(len(joining["labels"]) > 0)} if self.privacy == "sound" else {}
         if "images" in kept:
-            bar = codes.augmented(data, data_of(kept["images"]), data_of(kept["labels"]), seed)
+            bar = latents.augmented(data, data_of(kept["images"]), data_of(kept["labels"]), seed)
             kept.pop("decoder", None)
-        loss, lr = work.module.cross_entropy, codes.decayed(work, self.decay, round)
+        loss, lr = work.module.cross_entropy, latents.decayed(work, self.decay, round)
         y, metrics, spent = work.local(start, bar, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
         w, delta = work.weight(bar), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
@@ -195,22 +195,24 @@ class FedDPMS:
         classes_of = {
             int(n.partition("/")[2]): data_of(x).tolist() for n, x in state.items() if n.startswith("labels/")
         }
-        return codes.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
+        return latents.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
         """What a client gives as printed: codes that its own model, which the module holds, recognises."""
         if self.receive == "real":
-            return codes.real_images(data, self.classes, self.quota, seed)
-        centres = [(c, z.mean(0)) for c, z in codes.codes_by_class(work, data, self.classes).items()]
+            return latents.real_images(data, self.classes, self.quota, seed)
+        centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
-        kept, labels = codes.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
+        kept, labels = latents.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
         return {"codes": kept, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
         """What a client gives with privacy sound: one noisy mean of each class, by the server's encoder."""
         draws = work.noise.call("means", *data.columns).stream()
-        mine = codes.codes_by_class(work, data, self.classes)
-        means, releases = zip(*(codes.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True)
+        mine = latents.codes_by_class(work, data, self.classes)
+        means, releases = zip(
+            *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True
+        )
         protection = releases[0] if len(set(releases)) == 1 else Release()  # of two kinds no epsilon can tell
         return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, protection
 
@@ -221,6 +223,6 @@ class FedDPMS:
             return {"images": z, "labels": labels}
         if self.privacy == "sound":
             means, draws = zip(labels.tolist(), z, strict=True), generator(seed, "codes around means")
-            z, around = codes.recognised(work, means, self.spread, self.quota, self.tries, draws)
+            z, around = latents.recognised(work, means, self.spread, self.quota, self.tries, draws)
             labels = torch.tensor(around).to(labels)
-        return {"images": codes.decoded(work, z, data.x), "labels": labels}
+        return {"images": latents.decoded(work, z, data.x), "labels": labels}

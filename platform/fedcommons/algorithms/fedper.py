@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from fedcommons.algorithms.kept_part import download, merged, own_model, parted, trained
+from fedcommons.algorithms.partial_sharing import download, merged, own_model, parted, trained
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor

@@ -12,7 +12,7 @@ and the released code never decays.
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedcommons.algorithms.codes import AUTOENCODER, decayed
+from fedcommons.algorithms.latents import AUTOENCODER, decayed
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work

@@ -21,9 +21,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons.audits.directed import STEEP
-from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
+from fedcommons.audits.white_box_estimate import Estimate, estimate
+from fedcommons.audits.white_box_runs import STEEP
 from fedcommons.core.algorithm import Algorithm, Facts, Reply
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch, LocalSGD

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.audits.closeness import Compared, Subject, compare
+from fedcommons.audits.detection_power import fewest_copies
 from fedcommons.audits.distances import Space
-from fedcommons.audits.power import fewest_copies
+from fedcommons.audits.nearest_neighbours import Compared, Subject, compare
 from fedcommons.audits.verdict import counts, independent, memorised
 
 

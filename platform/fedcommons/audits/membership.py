@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from fedcommons.audits.closeness import closest, pixels
 from fedcommons.audits.copies import clopper_pearson
+from fedcommons.audits.nearest_neighbours import closest, pixels
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Weights, of_client
 from fedcommons.seeding import numpy_generator, seed_for

@@ -18,10 +18,10 @@ from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import Score
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
+from fedcommons.generators.requests import takes_noise
 from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.noise import Noise, of_audit
 from fedcommons.seeding import numpy_generator, seed_for
-from fedcommons.sharing.needs import takes_noise
 
 FEWEST = 4
 """Canaries of a bound, at least: of so many one is guessed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcommons.audits.closeness import Compared
+from fedcommons.audits.nearest_neighbours import Compared
 
 ALARM = 0.001
 """Probability with which a generator that memorised nothing is said to have, at most."""

@@ -14,8 +14,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from fedcommons.core.functional_step import Step
 from fedcommons.core.optimizers import plain_step
-from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.clients import ClientData
+from fedcommons.data.transforms import flip_and_crop
 from fedcommons.flat_tensors import Flat
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD

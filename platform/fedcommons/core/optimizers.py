@@ -3,6 +3,9 @@
 The forms are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``, which is a scheduler or a
 dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequency``; and lists of them, as in
 ``([optimizer], [schedulers])``. An epoch is one over the client's data, a step one of the optimizer.
+
+``plain_step``: a step without the profiler's region and the hooks that torch puts around it. With no hook to call,
+they take as long as the step of a small model.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcommons.data import own
+from fedcommons.data import user_data
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Dataset, Examples, Source
 from fedcommons.errors import UserError
 from fedcommons.seeding import keyed_globals, numpy_generator
@@ -49,7 +49,7 @@ def load(
             images than ``limit``, or ``standardise`` is false and its examples are no images.
     """
     with keyed_globals("data set", name):
-        source, origin = own.read(name, make())
+        source, origin = user_data.read(name, make())
     train = source.train
     if not standardise and train.x.dtype != torch.uint8:
         raise UserError(

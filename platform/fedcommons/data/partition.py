@@ -13,8 +13,8 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import torch
 
-from fedcommons.data.arrays import as_tensor, kind_of
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
+from fedcommons.data.user_arrays import as_tensor, kind_of
 from fedcommons.errors import UserError, shown
 
 Rows = list[np.ndarray]

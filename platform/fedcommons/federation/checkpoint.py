@@ -10,10 +10,10 @@ from fedcommons.core import rejections
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
-from fedcommons.federation import memory as memories
-from fedcommons.federation.memory import ClientMemory, remove_files
-from fedcommons.federation.packing import pack, unpack
+from fedcommons.federation import client_memory as memories
+from fedcommons.federation.client_memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
+from fedcommons.federation.serialization import pack, unpack
 from fedcommons.flat_tensors import Layout, Payload, flat
 from fedcommons.privacy import ledger as privacy
 from fedcommons.storage import safe_read

@@ -27,10 +27,10 @@ from fedcommons.core.rejections import Largest, Rejected, counted, largest, unus
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, given, somebodys
-from fedcommons.federation.at_server import AtServer
-from fedcommons.federation.blocks import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_block import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.federation.client_sampling import participants
+from fedcommons.federation.server_executor import AtServer
 from fedcommons.federation.stragglers import Rule
 from fedcommons.flat_tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
 from fedcommons.privacy.ledger import Ledger

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
-from fedcommons.generators.loop import batches
+from fedcommons.generators.training_loop import batches
 from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeding import seed_for, set_default_generator
 

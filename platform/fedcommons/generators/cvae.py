@@ -22,7 +22,7 @@ from fedcommons.generators.generator import (
     require_images,
     state_of,
 )
-from fedcommons.generators.loop import batch_of, batches
+from fedcommons.generators.training_loop import batch_of, batches
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import cvae

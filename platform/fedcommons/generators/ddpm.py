@@ -16,7 +16,7 @@ from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, shown
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
-from fedcommons.generators.loop import batch_of
+from fedcommons.generators.training_loop import batch_of
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
 
@@ -118,7 +118,7 @@ class DDPM(Diffusion):
         """See ``Generator``; fewer images than ``batch_size`` make one batch."""
         import pytorch_lightning as lightning
 
-        from fedcommons.core import trainer
+        from fedcommons.generators import lightning_trainer
 
         require_precision("generator.precision", self.precision, default_device())
         set_default_generator(seed, "initial weights")
@@ -139,7 +139,7 @@ class DDPM(Diffusion):
                     )  # nothing protects it
 
         precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
-        trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
+        lightning_trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
         return kept
 
     def sample(

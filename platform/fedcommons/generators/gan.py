@@ -19,7 +19,7 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import require_levels
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
-from fedcommons.generators.loop import batch_of, batches
+from fedcommons.generators.training_loop import batch_of, batches
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import gan

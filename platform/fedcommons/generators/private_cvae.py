@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import CVAE, Autoencoder
-from fedcommons.generators.dp_constants import ByDPSGD
+from fedcommons.generators.dp_training import ByDPSGD
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, state_of
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.noise import Noise

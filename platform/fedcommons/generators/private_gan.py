@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.generators.dp_constants import ByDPSGD
+from fedcommons.generators.dp_training import ByDPSGD
 from fedcommons.generators.gan import GAN, Adversarial, Course
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
 from fedcommons.privacy import dp_sgd_vmap

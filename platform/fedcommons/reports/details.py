@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.errors import UserError
 from fedcommons.reports import columns, intervals
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.gathered import Told
+from fedcommons.reports.collect import Told
 from fedcommons.reports.groups import Group
 from fedcommons.reports.tables import commons_epsilon
 from fedcommons.storage import safe_read

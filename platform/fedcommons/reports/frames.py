@@ -15,7 +15,7 @@ from fedcommons.errors import UserError, clean, shown
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read
-from fedcommons.tracking.recorded import flaw_of_config, flaw_of_line, flaw_of_summary
+from fedcommons.tracking.record_schema import flaw_of_config, flaw_of_line, flaw_of_summary
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,

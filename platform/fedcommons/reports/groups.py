@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import target
 from fedcommons.reports import columns
 from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, fields, once
-from fedcommons.reports.gathered import DIGEST
+from fedcommons.reports.collect import DIGEST
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd

@@ -6,9 +6,9 @@ from typing import Any
 from fedcommons.config import target
 from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
-from fedcommons.convergence.names import NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.privacy.salts import IF_SECRET
+from fedcommons.tracking.metric_names import NAMES
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 

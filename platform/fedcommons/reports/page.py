@@ -15,9 +15,9 @@ from typing import Any
 
 from fedcommons.errors import UserError, clean, shown
 from fedcommons.reports import charts
-from fedcommons.reports.contents import contents
+from fedcommons.reports.collect import gather
 from fedcommons.reports.frames import folder_path, load_central
-from fedcommons.reports.gathered import gather
+from fedcommons.reports.page_data import contents
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.audits import pool
 from fedcommons.config import registry
 from fedcommons.config.dotted import part_of
 from fedcommons.config.experiment import Experiment
@@ -30,19 +29,22 @@ from fedcommons.core.returned import require_state
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
+from fedcommons.data.federated import Dealt
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError, before_any_work, given, somebodys
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.flat_tensors import EMPTY, Flat, flatten
+from fedcommons.generators import image_cache
+from fedcommons.generators.requests import GeneratorRecipe, Need, n_seen, require_constants, salts_told
 from fedcommons.privacy import ledger, salts
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import Source
 from fedcommons.privacy.salts import SECRET
-from fedcommons.runs import inputs, modules
+from fedcommons.runs import check_module, load_data, pool_audit
 from fedcommons.runs.checks import (
     check,
     refuse,
@@ -52,13 +54,10 @@ from fedcommons.runs.checks import (
     require_replies,
     require_target,
 )
+from fedcommons.runs.early_stopping import stop_of
 from fedcommons.runs.leaks import computed_by_all, leaks_of
-from fedcommons.runs.stopping import stop_of
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.runtime import memory_limit
-from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need, n_seen, require_constants, salts_told
 from fedcommons.sharing.stage import (
     Contribution,
     Contributions,
@@ -144,7 +143,7 @@ def recipe(config: Experiment) -> GeneratorRecipe:
 
 @lru_cache(maxsize=2)  # the cells of a sweep share their data
 def _load(data: Data, source: str | None) -> Dataset:
-    return inputs.load(data)
+    return load_data.load(data)
 
 
 @fresh_torch()
@@ -173,13 +172,13 @@ def prepare(config: Experiment) -> Prepared:
         refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
     every = dataset.train
-    dealt = inputs.deal(
+    dealt = load_data.deal(
         config.partition, every.y.numpy(), dataset.n_classes, config.seed,
         groups=None if every.groups is None else every.groups.numpy(),
         factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
     )  # fmt: skip
     share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
-    dealt, train, tests = inputs.as_held(dealt, dataset, share, shift, size, config.seed)
+    dealt, train, tests = load_data.as_held(dealt, dataset, share, shift, size, config.seed)
     sizes = [len(rows) for rows in dealt.rows]
     require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
     rule = None if made["straggler"] == Independent() else made["straggler"]
@@ -196,7 +195,7 @@ def prepare(config: Experiment) -> Prepared:
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
-        pool.subjects(prepared.dealt, prepared.needs, dataset.validation)
+        pool_audit.subjects(prepared.dealt, prepared.needs, dataset.validation)
     # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
     own = registry.is_own(config.model.name) or registry.is_own(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
@@ -204,15 +203,15 @@ def prepare(config: Experiment) -> Prepared:
     notes: Sequence[str] = ()
     if own:
         called = registry.called("model", config.model.name)
-        modules.require_hooks(prepared.algorithm, module, loop, called)
+        check_module.require_hooks(prepared.algorithm, module, loop, called)
         is_of_clients = config.measure.clients or config.evaluate.clients
         of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
-        notes = modules.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        modules.require_hooks(prepared.algorithm, module, loop, called)  # of hooks that were assigned meanwhile
+        notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
+        check_module.require_hooks(prepared.algorithm, module, loop, called)  # of hooks that were assigned meanwhile
     if is_tried:
-        modules.try_a_step(loop, config.model.name, module, dataset)
+        check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trained(module))
@@ -220,14 +219,14 @@ def prepare(config: Experiment) -> Prepared:
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
     measured = keeps and config.measure.every > 0 and not is_kept
-    modules.require_statistics(module, private=config.dp.local, measured=measured)
-    modules.require_precision(config.client.precision, module)
+    check_module.require_statistics(module, private=config.dp.local, measured=measured)
+    check_module.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
         raise UserError(
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
-    modules.require_distillable(prepared.algorithm, module, dataset)
+    check_module.require_distillable(prepared.algorithm, module, dataset)
     with before_any_work(), somebodys(registry.called("model", config.model.name)):  # whose attributes may raise
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
@@ -278,7 +277,7 @@ def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None
 
 @fresh_torch()
 def synthetic_images(
-    prepared: Prepared, store: Store, jobs: Sequence[synthetic_pool.Job], say: Callable[[str], None],
+    prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
     """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
@@ -288,7 +287,7 @@ def synthetic_images(
         name = f"generator {number}/{len(jobs)} (client {job.needs[0].client})"
         say(f"{name}: {doing}")
         step = partial(on_step, name) if on_step else None
-        synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
+        image_cache.keep(store, job, image_cache.make(job, step))
     return contributions(prepared, store)
 
 
@@ -298,7 +297,7 @@ def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
     Raises:
         LookupError: they have not been made.
     """
-    return [synthetic_pool.read(store, need) for need in prepared.needs]
+    return [image_cache.read(store, need) for need in prepared.needs]
 
 
 @dataclass(frozen=True)
@@ -308,7 +307,7 @@ class Assembled:
     prepared: Prepared
     shared: Shared
     plan: Plan
-    audited: pool.PoolAudit | None = None  # None: nobody asked, or no images were made
+    audited: pool_audit.PoolAudit | None = None  # None: nobody asked, or no images were made
 
     @property
     def config(self) -> Experiment:
@@ -349,7 +348,7 @@ class Assembled:
         build = partial(build_worker, self.config, self.facts, str(registry.base()), source)
         if f.executor == "serial":
             return Serial(partial(build, self.prepared.algorithm), self.data)
-        from fedcommons.federation.ray_actors import RayActors
+        from fedcommons.federation.ray_executor import RayActors
 
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
@@ -375,11 +374,11 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     if c.sharing.is_audited and (needs := prepared.needs):
         module = build_module(c, dataset)
         withhold = c.sharing.withhold == "near_copies"
-        audited = pool.audited(prepared.dealt, contributed, needs, dataset.validation, module, withhold=withhold)
+        audited = pool_audit.audited(prepared.dealt, contributed, needs, dataset.validation, module, withhold=withhold)
         contributed = audited.kept
     shared = share_contributed(prepared.stage, prepared.dealt, contributed)
     if audited and c.sharing.withhold != "none":
-        shared = pool.uncovered(shared)
+        shared = pool_audit.uncovered(shared)
     if judged := prepared.stage if c.dp.local else None:
         require_once(judged, shared)
     shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)

@@ -18,7 +18,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.errors import UserError, before_any_work, shown, somebodys
 from fedcommons.privacy.accountants import require_reachable
-from fedcommons.runs.stopping import stop_of
+from fedcommons.runs.early_stopping import stop_of
 from fedcommons.sharing.stage import Stage, serves_pool
 
 ROUNDS_TRIED = 10_000

@@ -12,15 +12,15 @@ from typing import Any
 
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.data import shift
+from fedcommons.data import transforms
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import default_n_aux
 from fedcommons.federation.rounds import Plan
 from fedcommons.flat_tensors import Flat
+from fedcommons.generators.requests import Need
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 
 
@@ -40,7 +40,7 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
     if asked.get("partition.n_aux", 0) is None:
         values["partition.n_aux"] = default_n_aux(n, dataset.n_classes or 0, asked["partition.alpha"])
     if asked["partition.shift"] != "none" and asked["partition.shift_size"] is None:
-        values["partition.shift_size"] = shift.SIZES[asked["partition.shift"]]
+        values["partition.shift_size"] = transforms.SIZES[asked["partition.shift"]]
     if asked.get("partition.factor", "") is None:
         values["partition.factor"] = next(iter(dataset.train.factors))
     if asked.get("partition.join", 0) is None:

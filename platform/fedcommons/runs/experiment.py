@@ -28,26 +28,26 @@ from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import ClientError, Warned
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
+from fedcommons.generators import image_cache
 from fedcommons.privacy import salts
 from fedcommons.privacy.ledger import Ledger, require_small_delta
 from fedcommons.privacy.salts import IF_SECRET, SECRET
-from fedcommons.runs import extended, inputs, measures, models, secret
+from fedcommons.runs import continuation, evaluate, load_data, model_files, run_salts
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
-from fedcommons.runs.inputs import dir_option
-from fedcommons.runs.stopping import stop_of
+from fedcommons.runs.early_stopping import stop_of
+from fedcommons.runs.load_data import dir_option
 from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
-from fedcommons.sharing import synthetic_pool
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
-from fedcommons.tracking.own_tracker import OwnTracker
+from fedcommons.tracking.remote_run import RunMirror, name_of
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
-from fedcommons.tracking.run_mirror import RunMirror, name_of
 from fedcommons.tracking.tracker import Tracker
+from fedcommons.tracking.user_tracker import OwnTracker
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
 
@@ -85,7 +85,7 @@ def run(
     run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
     """
     prepared = prepare(config)
-    inputs.require_same(prepared.dataset, data)
+    load_data.require_same(prepared.dataset, data)
     data, patience, mirror = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
     if config.storage is not None:
         mirror = RunMirror(config.storage, mirrored_as or name_of(folder), folder, say)
@@ -96,9 +96,9 @@ def run(
             mirror.end()
         return finished
     if resume:
-        extended.require_same_rounds(prepared, folder)
+        continuation.require_same_rounds(prepared, folder)
     store = Store(Path(config.artifacts), say, config.storage)
-    if jobs := synthetic_pool.missing(store, prepared.needs) if may_generate else []:
+    if jobs := image_cache.missing(store, prepared.needs) if may_generate else []:
         store.require_writable()
     if config.federation.executor == "ray_actors":
         from fedcommons.runtime import ray_cluster
@@ -130,7 +130,7 @@ def run(
 def _run(
     prepared: Prepared,
     store: Store,
-    jobs: Sequence[synthetic_pool.Job],
+    jobs: Sequence[image_cache.Job],
     record: RunFolder,
     mirror: RunMirror | None,
     resume: bool,
@@ -142,7 +142,7 @@ def _run(
     with leaving_errors(folder, [*parts_of_own(config), *dir_option(config.data.dir)]):
         salt = b""
         if config.dp.noise == SECRET:
-            salt = secret.begun(folder, prepared.salts)
+            salt = run_salts.begun(folder, prepared.salts)
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
         for sentence in prepared.told:
             say(sentence)
@@ -176,8 +176,8 @@ def _run(
             record.require_rounds(end.round)
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
-                models.write(folder / models.LAST, module, end.round, ready.facts)
-            summary = measures.summarise(ready, record.rounds(), end, is_secret=bool(salt))
+                model_files.write(folder / model_files.LAST, module, end.round, ready.facts)
+            summary = evaluate.summarise(ready, record.rounds(), end, is_secret=bool(salt))
             if summary["rejected"]:
                 say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
@@ -269,8 +269,8 @@ def _federate(
         courses = ()
     if not record.rounds():  # so nobody has seen the untrained model yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
-    models.Best.rewind(record.path, start.round if record.rounds() else -1)
-    best = models.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
+    model_files.Best.rewind(record.path, start.round if record.rounds() else -1)
+    best = model_files.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
     build = partial(build_module, config, ready.facts)
     last, clock, lost = start, time.perf_counter(), set()
     try:
@@ -324,8 +324,8 @@ def _observed(
     if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
         return before[0], before[1]
     metrics: dict[str, float | None] = {**facts, "comm/total_bytes": now.traffic.total}
-    metrics |= measures.observe(ready, executor, now, last)
-    clients, of_all = measures.of_clients(ready, executor, now, last)
+    metrics |= evaluate.observe(ready, executor, now, last)
+    clients, of_all = evaluate.of_clients(ready, executor, now, last)
     metrics |= of_all
     if config.dp.local:
         spent = now.ledger.largest_of_rounds(config.dp.delta)

@@ -9,9 +9,9 @@ import torch
 from fedcommons.core.digests import is_users
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION
+from fedcommons.data.federated import Dealt
 from fedcommons.privacy.release import Release
-from fedcommons.runs.stopping import Stop
-from fedcommons.sharing.dealt import Dealt
+from fedcommons.runs.early_stopping import Stop
 from fedcommons.sharing.stage import Contributions, Stage
 
 STATE: Mapping[str, str] = {

@@ -20,14 +20,14 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.blocks import train_block
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_block import train_block
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, data, nbytes
 from fedcommons.privacy.salts import SECRET
-from fedcommons.runs import secret
+from fedcommons.runs import run_salts
 from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
-from fedcommons.runs.inputs import dir_option
+from fedcommons.runs.load_data import dir_option
 from fedcommons.runs.worker import noise_key, run_name
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_config, require_same_data
@@ -79,7 +79,9 @@ def replay(
     prepared = prepare(config)
     require_same_data(folder, config.data.name, prepared.dataset.digest)
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
-    salt = secret.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""  # without it images are not found
+    salt = (
+        run_salts.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""
+    )  # without it images are not found
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:

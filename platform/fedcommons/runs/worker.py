@@ -22,7 +22,7 @@ from fedcommons.errors import UserError, before_any_work, somebodys
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import Source
-from fedcommons.runs import weights
+from fedcommons.runs import model_files
 from fedcommons.runs.checks import (
     depends_on_rounds,
     require_sources,
@@ -86,7 +86,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         hooks.prepare(module)
     if m.weights:
         with before_any_work(), somebodys(registry.called("model", m.name)):
-            weights.load(module, m.weights, config.source.get("weights"))
+            model_files.load_weights(module, m.weights, config.source.get("weights"))
     return module
 
 

@@ -32,14 +32,14 @@ import torch
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.privacy import gaussian, salts
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
-from fedcommons.sharing import targets
-from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing import privacy_target
 from fedcommons.sharing.merf_generator import generated
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
@@ -88,7 +88,7 @@ class MERF:
     """biases in front of this network's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
     none"""
 
-    check = targets.check
+    check = privacy_target.check
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
 from fedcommons.privacy import salts
@@ -39,8 +40,7 @@ from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
-from fedcommons.sharing import targets
-from fedcommons.sharing.dealt import Dealt
+from fedcommons.sharing import privacy_target
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
@@ -80,7 +80,7 @@ class NDPDC:
     augment: Annotated[str, "none | translation | all"] = "none"
     """what both real and fitted images go through (the paper augments them); all: colour, translation and cutout"""
 
-    check = targets.check
+    check = privacy_target.check
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``. It solves for every client's noise, so that what cannot be reached is refused before work."""

@@ -17,13 +17,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.optimal import plans
-from fedcommons.sharing.placement import holdings, n_open, opened
+from fedcommons.sharing.placement import holdings, n_open, opened, plans
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 

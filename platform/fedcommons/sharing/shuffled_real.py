@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 from fedcommons.sharing.swapped import n_swapped
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from fedcommons.data.federated import Dealt
+from fedcommons.generators.requests import GeneratorRecipe, Need, check_contributions, contributions, needs
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need, check_contributions, contributions, needs
 from fedcommons.sharing.stage import Assigned, Contribution, Contributions
 
 

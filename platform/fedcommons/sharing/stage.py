@@ -23,13 +23,13 @@ from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError, given, name_of, shown, somebodys
 from fedcommons.generators.generator import Receipt
+from fedcommons.generators.requests import GeneratorRecipe, Need
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing import leaving
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
+from fedcommons.sharing import disclosure
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _shared(
     stage: Stage, dealt: Dealt, contributed: Contributions, releases: Sequence[Release], assigned: Assigned
 ) -> Shared:
     name = type(stage).__name__
-    releases = leaving.events(f"sharing stage {name}", releases, len(dealt.own))
+    releases = disclosure.events(f"sharing stage {name}", releases, len(dealt.own))
     store = contributed.store
     own = Clients(store, dealt.own.rows)
     clients, kept = own, list[np.ndarray]()
@@ -318,23 +318,23 @@ def _shared(
             raise UserError(f"sharing stage {name} must give rows to each of {len(own)} clients, got {len(rows)}.")
         clients = Clients(store, Rows.of(rows, assigned.weights), _counted(name, assigned.n_own, len(own)))
     pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
-    leaving.require_unchanged(name, dealt, store)
-    rows = leaving.numbers(name, "contributed rows", contributed.rows, len(store))
-    owners = leaving.owners_of(name, dealt, store, rows, contributed.owners)
-    given = np.concatenate([leaving.elsewhere(clients, owners), *parts])
-    leaving.require_known(name, dealt, given, owners)
-    examples = partial(leaving.sent, kept, received, rows, parts, owners, dealt.n_total)
-    copied = leaving.copied(store, len(dealt.own.store), np.unique(given))  # of those that leave their owner
+    disclosure.require_unchanged(name, dealt, store)
+    rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
+    owners = disclosure.owners_of(name, dealt, store, rows, contributed.owners)
+    given = np.concatenate([disclosure.elsewhere(clients, owners), *parts])
+    disclosure.require_known(name, dealt, given, owners)
+    examples = partial(disclosure.sent, kept, received, rows, parts, owners, dealt.n_total)
+    copied = disclosure.copied(store, len(dealt.own.store), np.unique(given))  # of those that leave their owner
     given = np.union1d(np.union1d(rows, given), copied)
     is_real = given < len(dealt.own.store)
     left = given[is_real & (owners[given] >= 0)]
-    releases = leaving.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
+    releases = disclosure.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
     return Shared(
         data=RunData(clients, own, pool=pool, serves=pool is not None and serves_pool(stage)),
         p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=leaving.nbytes(name, dealt, assigned.once, examples)),
+        traffic=Traffic(once=disclosure.nbytes(name, dealt, assigned.once, examples)),
         owners=owners,
-        releases=leaving.with_raw(releases, owners[left], len(dealt.own)),
+        releases=disclosure.with_raw(releases, owners[left], len(dealt.own)),
         disclosed=len(left),
         notes=assigned.notes,
         views=assigned.views,
@@ -342,7 +342,7 @@ def _shared(
 
 
 def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
-    return [leaving.numbers(stage, what, rows, n) for rows in each]
+    return [disclosure.numbers(stage, what, rows, n) for rows in each]
 
 
 def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
@@ -360,13 +360,13 @@ def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
 def require_once(stage: Stage, shared: Shared) -> None:
     """Refuse a stage by which a client trains on a real row several times, where that is private (see ``leaving``)."""
     if shared.data.clients is not shared.data.own:
-        leaving.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
+        disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
 
 
 def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequence[Contribution]) -> None:
     """Refuse a stage whose private generators saw other examples than their client's own (see ``leaving``)."""
     private = [any(r and r.release(0).covered for r in (one.receipt, one.of_labels)) for one in drawn]
-    leaving.require_own(type(stage).__name__, dealt, needs, private)
+    disclosure.require_own(type(stage).__name__, dealt, needs, private)
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:
@@ -389,10 +389,10 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     if data.clients.store[slice(None)].digest != before:
         raise UserError(f"{name}.share must not change the clients' examples, and it does.")
     clients = data.clients.with_commons(common.examples)
-    releases = leaving.events(f"{name}.share", common.releases, len(clients))
+    releases = disclosure.events(f"{name}.share", common.releases, len(clients))
     return replace(
         shared,
         data=replace(data, clients=clients, own=clients if data.own is data.clients else data.own),
         traffic=shared.traffic + Traffic(once=nbytes),
-        releases=[*shared.releases, *leaving.with_undeclared(releases, range(len(clients)), clients.sizes)],
+        releases=[*shared.releases, *disclosure.with_undeclared(releases, range(len(clients)), clients.sizes)],
     )

@@ -9,7 +9,7 @@ from typing import Any
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
-from fedcommons.federation.personal import evaluate_personal
+from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Plan
 from fedcommons.testing.comparing import bits, differing, listed, require
 from fedcommons.testing.federations import Federation
@@ -62,7 +62,7 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     import ray
     from ray import cloudpickle
 
-    from fedcommons.federation.ray_actors import RayActors
+    from fedcommons.federation.ray_executor import RayActors
     from fedcommons.runtime import ray_cluster
 
     home = sys.modules.get(type(algorithm).__module__)

@@ -22,9 +22,9 @@ from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Rule, arrival
 from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.seeding import set_default_generator

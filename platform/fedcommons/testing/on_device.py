@@ -20,7 +20,7 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 
 PRETEND = "pretend"
 
-BY_DESIGN = ("core/local_training.py", "privacy/dp_sgd.py", "core/ball.py", "data/augment.py")
+BY_DESIGN = ("core/local_training.py", "privacy/dp_sgd.py", "algorithms/ball.py", "data/transforms.py")
 """Files that draw orders, noise, weights and flips on the CPU and copy them: every device gets the same draws."""
 
 ROUNDING = 1e-3

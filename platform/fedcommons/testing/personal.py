@@ -4,7 +4,7 @@ from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.federation.personal import evaluate_personal, personal_model
+from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.flat_tensors import Flat
 from fedcommons.testing.comparing import differing, listed, raw, require

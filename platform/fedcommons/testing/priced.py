@@ -12,7 +12,7 @@ from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, sma
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
 

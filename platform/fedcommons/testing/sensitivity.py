@@ -22,7 +22,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
-from fedcommons.federation.blocks import RoundTask
+from fedcommons.federation.client_block import RoundTask
 from fedcommons.flat_tensors import Payload, data, like
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import SEED_ALONE, Noise

@@ -10,11 +10,11 @@ import torch
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.generators.generator import Receipt
+from fedcommons.generators.requests import GeneratorRecipe, Need
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import generator, keyed_globals
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import GeneratorRecipe, Need
 from fedcommons.sharing.stage import Contribution, Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits

@@ -4,7 +4,7 @@ config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one li
 clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
 ``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
 model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
-``runs/models.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
+``runs/model_files.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
 checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes), .storage.json (with
 ``storage``: see ``run_mirror``). Other files in the folder are never changed or removed.
 """
@@ -27,7 +27,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.runtime.rounding_env import differing, variables
 from fedcommons.storage import file_lock, safe_read, safe_yaml
 from fedcommons.storage.atomic_files import remove_unfinished, sha256, unfinished, write_json, write_text
-from fedcommons.tracking import recorded
+from fedcommons.tracking import record_schema
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
 
@@ -93,7 +93,10 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
-        from fedcommons.federation import checkpoint, memory  # torch takes seconds to import, and who reads needs none
+        from fedcommons.federation import (
+            checkpoint,
+            client_memory,  # torch takes seconds to import, and who reads needs none
+        )
 
         self.path = path
         self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
@@ -109,7 +112,7 @@ class RunFolder:
                 require_same_rounding(path)
             remove_unfinished(path, FILES)
             remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
-            remove_unfinished(path / "memory", rf"{memory.FILE}(\.json)?")
+            remove_unfinished(path / "memory", rf"{client_memory.FILE}(\.json)?")
             (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
             if is_run(path):
                 self._forget_ends(config)
@@ -130,7 +133,7 @@ class RunFolder:
 
     def whole(self) -> int:
         """Number of rounds, from round 0 on, with whole lines in all files that have one line per round."""
-        return min(len(recorded.lines(self.path / name)[0]) for name in self._courses)
+        return min(len(record_schema.lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
         """Drop the lines after this round (-1: all lines); a resumed run writes them again."""
@@ -151,7 +154,7 @@ class RunFolder:
             self.rewind(min(odd) - 1)
 
     def _text(self, name: str, after_round: int) -> str:
-        kept = recorded.lines(self.path / name)[0][: after_round + 1]
+        kept = record_schema.lines(self.path / name)[0][: after_round + 1]
         return "".join(json.dumps(line) + "\n" for line in kept)
 
     def digest(self, after_round: int | None = None) -> str:
@@ -169,7 +172,7 @@ class RunFolder:
         Raises:
             ClientError: it holds something else.
         """
-        lines, is_all = recorded.lines(self.path / "rounds.jsonl")
+        lines, is_all = record_schema.lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
             raise ClientError(
                 f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: something "
@@ -186,7 +189,7 @@ class RunFolder:
 
     def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
         """Metrics of each client, lists by client; what is not finite is written as null."""
-        clean = {name: [recorded.written(value) for value in values] for name, values in clients.items()}
+        clean = {name: [record_schema.written(value) for value in values] for name, values in clients.items()}
         self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -203,7 +206,7 @@ class RunFolder:
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """A round's line of rounds.jsonl; what is not finite is null."""
-    return {"round": round, **{name: recorded.written(value) for name, value in metrics.items()}}
+    return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
 
 def read_config(path: Path) -> Experiment:
@@ -232,13 +235,13 @@ def require_plain(path: Path) -> None:
     Raises:
         UserError: something is.
     """
-    from fedcommons.federation import checkpoint, memory
+    from fedcommons.federation import checkpoint, client_memory
 
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
         safe_read.flaw(path, ours, ("checkpoints", "memory", "wandb")),
         safe_read.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),
-        safe_read.flaw(path / "memory", rf"{memory.FILE}(\.json)?"),
+        safe_read.flaw(path / "memory", rf"{client_memory.FILE}(\.json)?"),
     )
     if flaw := next(filter(None, flaws), None):
         raise UserError(f"{flaw}; put the file or folder itself there, or choose another --out.")
@@ -342,12 +345,12 @@ def read_class_counts(path: Path) -> list[list[int]]:
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """The lines of rounds 0, 1, ... of a run folder, up to the first line that is damaged or out of order."""
-    return recorded.lines(path / "rounds.jsonl")[0]
+    return record_schema.lines(path / "rounds.jsonl")[0]
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """The lines of clients.jsonl, as ``read_rounds``; none where nobody asked for them."""
-    return recorded.lines(path / "clients.jsonl")[0]
+    return record_schema.lines(path / "clients.jsonl")[0]
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -356,7 +359,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     A run counts as finished only if rounds.jsonl holds exactly the rounds of its summary.
     """
     summary = read_run(path)[0]
-    return None if summary is None or recorded.flaw_of_summary(summary) else summary
+    return None if summary is None or record_schema.flaw_of_summary(summary) else summary
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
@@ -365,7 +368,7 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     Raises:
         UserError: one of the two is no regular file, or too large.
     """
-    lines, is_all = recorded.lines(path / "rounds.jsonl")
+    lines, is_all = record_schema.lines(path / "rounds.jsonl")
     try:
         summary = safe_read.cleaned(_read_json(path / "summary.json"))
     except ValueError:

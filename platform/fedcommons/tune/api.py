@@ -1,4 +1,4 @@
-"""One experiment from Python: run it, or read it where it is finished, and look at its rounds and its model."""
+"""Experiments from Python: run one, or read its rounds and model once it is finished; run many side by side on Ray."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from fedcommons.core.worker import only_thread
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import ClientError, UserError, shown
 from fedcommons.federation import checkpoint
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.personal import personal_model
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.federation.personal_evaluation import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds, load_runs
 from fedcommons.runs import experiment as runs
-from fedcommons.runs import exports, inputs, models, worker
+from fedcommons.runs import exports, load_data, model_files, worker
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 from fedcommons.tune.gpu_share import with_share
 from fedcommons.tune.remote_sweep import SweepMirror
@@ -57,7 +57,7 @@ class Result:
             UserError: its file and its checkpoint were removed or are damaged, the method has no server model, or the
                 module is somebody's own and may not be executed, or is not what it was.
         """
-        if (found := models.read(self.folder / models.LAST)) and found[1] == self.summary["rounds"]:
+        if (found := model_files.read(self.folder / model_files.LAST)) and found[1] == self.summary["rounds"]:
             return self._loaded(found)
         end = self._end()
         model = end.model  # a method that has none says so
@@ -70,9 +70,9 @@ class Result:
         Raises:
             UserError: there is no such file, as of a run without validation data; and as ``model``.
         """
-        if found := models.read(self.folder / models.BEST):
+        if found := model_files.read(self.folder / model_files.BEST):
             return self._loaded(found)
-        raise UserError(f"{self.folder} has no {models.BEST}: no round had a value on validation data.")
+        raise UserError(f"{self.folder} has no {model_files.BEST}: no round had a value on validation data.")
 
     def export(self, form: str = "onnx") -> Path:
         """Write ``model.onnx``, the model of the last round for batches of any size, into the folder; its path.
@@ -81,9 +81,9 @@ class Result:
             UserError: another form is asked for, a package is missing, torch cannot; and as ``model``.
         """
         exports.require(form)
-        if not (found := models.read(self.folder / models.LAST)):
-            raise UserError(f"{self.folder} has no {models.LAST} to export.")
-        models.to_onnx(self._loaded(found), found[2], path := self.folder / "model.onnx")
+        if not (found := model_files.read(self.folder / model_files.LAST)):
+            raise UserError(f"{self.folder} has no {model_files.LAST} to export.")
+        model_files.to_onnx(self._loaded(found), found[2], path := self.folder / "model.onnx")
         return path
 
     def personal(self, client: int) -> LightningModule:
@@ -112,13 +112,13 @@ class Result:
 
     def _untrained(self) -> LightningModule:
         """The module, whatever its trained weights are; what is frozen is as it was."""
-        if found := models.read(self.folder / models.LAST):
+        if found := model_files.read(self.folder / model_files.LAST):
             return self._loaded(found)
         self._require_allowed("model")
         if self.may_run is None:
-            return worker.build_module(self.experiment, inputs.load(self.experiment.data))
+            return worker.build_module(self.experiment, load_data.load(self.experiment.data))
         raise UserError(  # what a folder names of data is not read
-            f"{self.folder} has no {models.LAST}, which says what its data look like."
+            f"{self.folder} has no {model_files.LAST}, which says what its data look like."
         )
 
     def _loaded(self, found: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:

@@ -35,20 +35,20 @@ from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.errors import given, somebodys
 from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.memory import ClientMemory
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.serial import Serial
+from fedcommons.federation.serial_executor import Serial
 from fedcommons.flat_tensors import nbytes
+from fedcommons.generators.image_cache import require_like
+from fedcommons.generators.requests import Need
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
 from fedcommons.runs.build import Assembled, Prepared
 from fedcommons.runs.worker import build_module, build_worker, local_loop
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
-from fedcommons.sharing.needs import Need
 from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
-from fedcommons.sharing.synthetic_pool import require_like
 from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3

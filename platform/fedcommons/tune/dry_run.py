@@ -15,10 +15,10 @@ import torch
 
 from fedcommons.cli.display import Display, duration
 from fedcommons.config.experiment import Experiment
+from fedcommons.generators.image_cache import Job, missing
 from fedcommons.runs import build
 from fedcommons.runs.build import Prepared
 from fedcommons.runtime import ray_cluster
-from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep

@@ -8,8 +8,8 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.storage import object_store
 from fedcommons.storage.object_store import StorageError
 from fedcommons.storage.snapshots import Snapshots
+from fedcommons.tracking.remote_run import RunMirror, name_of, require_apart
 from fedcommons.tracking.run_folder import read_summary
-from fedcommons.tracking.run_mirror import RunMirror, name_of, require_apart
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
 """Files in a sweep's own folder that are sent."""

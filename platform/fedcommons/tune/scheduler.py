@@ -1,4 +1,4 @@
-"""In which order a sweep works: cell after cell, each after the generators that it needs."""
+"""The order in which a sweep works, cell after cell and each after its generators, and the values it shares with trials."""
 
 import json
 import time
@@ -16,9 +16,9 @@ from ray.tune.search import Searcher
 from fedcommons.config import dotted
 from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
-from fedcommons.runs import build, inputs
+from fedcommons.generators import image_cache
+from fedcommons.runs import build, load_data
 from fedcommons.runtime.gpu_memory import is_lost
-from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store, key_of
 
 EVERY = 5.0
@@ -61,11 +61,11 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
         configs = [dotted.from_dict(cell["config"]) for cell in cells]
         prepared = [build.prepare(config) for config in configs]
         for one, cell in zip(prepared, cells, strict=True):
-            inputs.require_same(one.dataset, cell["data"])
+            load_data.require_same(one.dataset, cell["data"])
         needs = [need for one in prepared for need in one.needs]
         store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
-        for job in synthetic_pool.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
-            synthetic_pool.keep(store, job, synthetic_pool.make(job, step))
+        for job in image_cache.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
+            image_cache.keep(store, job, image_cache.make(job, step))
             trained = trained or bool(job.epochs)
         tune.report({"trained": trained, "unsent": store.send()})
     except Exception as error:

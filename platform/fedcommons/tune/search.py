@@ -3,6 +3,8 @@
 Optuna proposes points from the results so far, in batches of a fixed size. It is keyed, asked and told in
 a fixed order, so the same results give the same points. A sweep that is resumed asks again from the beginning: points
 whose runs are finished are told at once, and the search goes on behind them.
+
+``space``: what ``--space`` and ``--seeds`` vary.
 """
 
 import warnings

@@ -110,9 +110,9 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         UserError: something that cannot be met: it is refused before any work and before anything is written.
     """
     display.say("Loading torch and the data ...")
+    from fedcommons.generators.image_cache import missing
     from fedcommons.runs.build import prepare
-    from fedcommons.runs.extended import may_continue
-    from fedcommons.sharing.synthetic_pool import missing
+    from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import Lacking
 
     left = [c for c in cells if not is_done(c, out)]

@@ -23,8 +23,8 @@ from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
 from fedcommons.runtime.gpu_memory import bound, is_lost
 from fedcommons.storage import safe_read
 from fedcommons.storage.error_file import left_in
+from fedcommons.tracking.remote_run import name_of
 from fedcommons.tracking.run_folder import read_rounds
-from fedcommons.tracking.run_mirror import name_of
 from fedcommons.tune.progress import Progress
 from fedcommons.tune.scheduler import DRIVER, InOrder, Lacking, make, shared_value, shared_values
 

@@ -15,12 +15,12 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.work_units import pieces_of
 from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import EMPTY
+from fedcommons.generators.image_cache import Job
 from fedcommons.runs.build import Assembled
-from fedcommons.runs.measures import due
+from fedcommons.runs.evaluate import due
 from fedcommons.runs.worker import local_loop
-from fedcommons.sharing.synthetic_pool import Job
 
 PRODUCTS = 40
 """Hessian-vector products that Lanczos' iteration is taken to need; it stops by itself, after 100 at the latest."""

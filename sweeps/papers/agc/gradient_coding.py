@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Partition
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
-from fedcommons.runs.inputs import deal
+from fedcommons.runs.load_data import deal
 from fedcommons.runtime.torch_settings import without_denormals
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fedcommons.audits.closeness import subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import pixel_space
+from fedcommons.audits.nearest_neighbours import subject
 from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch

@@ -8,8 +8,8 @@ of generators that the clients hold.
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.work_units import in_seconds
 from fedcommons.core.worker import fresh_torch
+from fedcommons.generators.image_cache import Job
 from fedcommons.runs import build
-from fedcommons.sharing.synthetic_pool import Job
 from fedcommons.tune import cost, dry_run
 from fedcommons.tune.work_counts import counted
 

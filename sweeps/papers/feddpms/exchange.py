@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from fedcommons.federation import checkpoint
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import data
 from fedcommons.reports.plots import panels, save
 from fedcommons.tracking.run_folder import read_class_counts, read_config

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_sampling import joining
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell
@@ -132,7 +132,10 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
     last, seeds = 0, 1
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = series.course(load_rounds(*cell.runs["run"]), "test/accuracy")
-        (means, low, high), dash = 100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--"
+        (means, low, high), dash = (
+            100 * np.array(list(course.values())).T,
+            "-" if i < len(series.COLOURS) else "--",
+        )
         for axes in (whole, near):
             axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
             axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)

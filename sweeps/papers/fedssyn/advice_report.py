@@ -13,7 +13,7 @@ from fedcommons.config import registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.advisor import LocalWork, Prediction
 from fedcommons.core.communication import images_nbytes
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_sampling import joining
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
 from fedcommons.storage.atomic_files import write_json, write_text

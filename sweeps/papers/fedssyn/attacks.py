@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.audits import membership, one_run, pool
-from fedcommons.audits.closeness import Subject
+from fedcommons.audits import membership, one_run
 from fedcommons.audits.copies import audit
 from fedcommons.audits.membership import Attack, Losing
+from fedcommons.audits.nearest_neighbours import Subject
 from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
 from fedcommons.cli import parse
 from fedcommons.config.dotted import deciding
@@ -22,12 +22,13 @@ from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.generators import image_cache
+from fedcommons.generators.image_cache import Job
+from fedcommons.generators.requests import Need
+from fedcommons.runs import pool_audit
 from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.seeding import numpy_generator, seed_for
-from fedcommons.sharing import synthetic_pool
-from fedcommons.sharing.needs import Need
-from fedcommons.sharing.synthetic_pool import Job
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cached_results, dry_run
 from papers.fedssyn import audits as pictures
@@ -91,7 +92,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool.subjects(prepared.dealt, needs, held_out)  # refuses before any work
+    pool_audit.subjects(prepared.dealt, needs, held_out)  # refuses before any work
     return prepared, one
 
 
@@ -103,10 +104,10 @@ def audited(
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
         set_up_process()
-        made = synthetic_images(prepared, store, synthetic_pool.missing(store, needs), say, on_step)
+        made = synthetic_images(prepared, store, image_cache.missing(store, needs), say, on_step)
         images = [contribution.examples for contribution in made]
-        subjects = pool.subjects(prepared.dealt, needs, prepared.dataset.test, images)
-        found = audit(subjects, pool.spaces(classifier(prepared)), prepared.dealt.seed)
+        subjects = pool_audit.subjects(prepared.dealt, needs, prepared.dataset.test, images)
+        found = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.dealt.seed)
         attacks = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)
@@ -125,7 +126,7 @@ def audited(
 def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str], None]) -> None:
     """Say what the audit of a seed trains, and how long that takes."""
     store = Store(Path(found.config.artifacts), say, found.config.storage)
-    jobs = synthetic_pool.missing(store, found.needs)
+    jobs = image_cache.missing(store, found.needs)
     attackers = generators(found.needs[one], found.dataset.test, options.shadows, options.canaries)
     seconds = dry_run.generators([*jobs, *attackers])
     say(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.audits.closeness import Compared
 from fedcommons.audits.membership import Attack
+from fedcommons.audits.nearest_neighbours import Compared
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.reports import tables

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
-from fedcommons.core import trainer
 from fedcommons.core.evaluation import CHUNK
 from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import fresh_torch, set_up_process
-from fedcommons.data.augment import flip_and_crop
 from fedcommons.data.examples import Dataset, Examples
+from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
+from fedcommons.generators import lightning_trainer
 from fedcommons.runs import build
 from fedcommons.runs.build import Prepared, contributions, prepare
 from fedcommons.runs.experiment import PATIENCE
@@ -116,7 +116,7 @@ def fit(
     """Train ``module`` on ``train``; the accuracy on ``test`` after each epoch."""
     accuracy = _TestAccuracy(test)
     set_default_generator(seed, "central dropout")
-    trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
+    lightning_trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
     return accuracy.accuracies
 
 

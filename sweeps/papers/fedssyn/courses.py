@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcommons.convergence.names import NAMES
 from fedcommons.reports.plots import panels
 from fedcommons.reports.series import Spread, course
 from fedcommons.reports.tables import markdown, records
+from fedcommons.tracking.metric_names import NAMES
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
 """Parameters of what clients train on, with the names of their values in Lemma 1."""

@@ -17,12 +17,12 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, set_up_process
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
+from fedcommons.generators import image_cache
 from fedcommons.reports import tables
-from fedcommons.reports.images import image_grid
+from fedcommons.reports.plots import image_grid
 from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
 from fedcommons.runs.worker import build_module
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import dry_run
@@ -53,7 +53,7 @@ def _checked(config: Experiment) -> Prepared:
 def price(options: parse.Options, say: Callable[[str], None]) -> None:
     """Say what would be trained, and for how long."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
-    jobs = synthetic_pool.missing(store, [need for config in options.pools for need in _checked(config).needs])
+    jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).needs])
     seconds = dry_run.duration(dry_run.generators(jobs))
     say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
 
@@ -65,7 +65,7 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
         ready = [_checked(config) for config in of]
         with fresh_torch():
             set_up_process()
-            jobs = synthetic_pool.missing(store, [need for p in ready for need in p.needs])
+            jobs = image_cache.missing(store, [need for p in ready for need in p.needs])
             synthetic_images(ready[0], store, jobs, say, on_step)
             for number, prepared in enumerate(ready, 1):
                 say(f"seed {seed}: judging pool {number}/{len(ready)}")

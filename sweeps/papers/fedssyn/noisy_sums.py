@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.audits.directions import Estimate, estimate, of_release
+from fedcommons.audits.white_box_estimate import Estimate, estimate, of_release
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.privacy.noise import of_audit
 from fedcommons.privacy.release import Release
 from fedcommons.reports import tables
 from fedcommons.runs.build import Prepared, prepare
 from fedcommons.seeding import numpy_generator, seed_for
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import sums

@@ -7,8 +7,8 @@ from fedcommons.cli.display import Display
 from fedcommons.config.dotted import override
 from fedcommons.convergence import advisor
 from fedcommons.convergence.advisor import Prediction
+from fedcommons.generators import image_cache
 from fedcommons.runs import build
-from fedcommons.sharing import synthetic_pool
 from fedcommons.storage.artifact_store import Store
 from papers.fedssyn.advice_report import local_work
 from papers.fedssyn.probe import probe
@@ -17,7 +17,7 @@ from papers.fedssyn.probe import probe
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
     """The predictions of one experiment, and of which pool they are."""
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
-    known = not synthetic_pool.missing(store, ready.needs)
+    known = not image_cache.missing(store, ready.needs)
     synthetic = build.contributions(ready, store) if ready.needs and known else None
     pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
     found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from torch import Tensor
 
     from fedcommons.data.examples import Examples
+    from fedcommons.generators.image_cache import Contribution
+    from fedcommons.generators.requests import Need
     from fedcommons.privacy.release import Release
-    from fedcommons.sharing.needs import Need
-    from fedcommons.sharing.synthetic_pool import Contribution
 
 
 @dataclass(frozen=True)

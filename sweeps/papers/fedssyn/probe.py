@@ -11,7 +11,7 @@ from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.rejections import records, told
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
-from fedcommons.federation.memory import ClientMemory
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.privacy.salts import SEEDED
 from fedcommons.runs import build
 from fedcommons.runtime import ray_cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedcommons.core import communication
 from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import unknown
-from fedcommons.federation.participation import joining
+from fedcommons.federation.client_sampling import joining
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import IDENTIFYING, until_target
 from fedcommons.reports.frames import load_runs

@@ -15,9 +15,9 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
-from fedcommons.runs import inputs
+from fedcommons.generators.image_cache import Job, missing
+from fedcommons.runs import load_data
 from fedcommons.runs.build import OnStep, Prepared, contribute, prepare, synthetic_images
-from fedcommons.sharing.synthetic_pool import Job, missing
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cost
 from fedcommons.tune.sweep import require_few
@@ -83,7 +83,7 @@ def of_sums(options: parse.Options) -> Iterator[Prepared]:
 
 def enough(config: Experiment) -> Prepared | None:
     """It, prepared; None where there are not as many real images."""
-    if len(inputs.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
+    if len(load_data.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
         return None
     return prepare(config)
 

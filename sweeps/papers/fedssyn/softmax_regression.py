@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.runs.inputs import deal
+from fedcommons.data.federated import Dealt
+from fedcommons.runs.load_data import deal
 from fedcommons.seeding import generator, numpy_generator
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share
 

@@ -102,7 +102,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 
 def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Of the first seed, images of three clients: columns by epochs, rows by what the generator saw."""
-    from fedcommons.reports.images import image_grid
+    from fedcommons.reports.plots import image_grid
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 

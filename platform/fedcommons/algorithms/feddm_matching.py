@@ -14,7 +14,7 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
-from fedcommons.core.ball import around
+from fedcommons.algorithms.ball import around
 from fedcommons.core.client_worker import Work
 from fedcommons.core.features import Head
 from fedcommons.core.local_training import onednn

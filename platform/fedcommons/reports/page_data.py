@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
-from fedcommons.reports.gathered import WHO, Told
+from fedcommons.reports.collect import WHO, Told
 from fedcommons.reports.groups import grouped, plain
 from fedcommons.reports.intervals import Column
 

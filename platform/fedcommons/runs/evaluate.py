@@ -7,23 +7,23 @@ from typing import Any
 from fedcommons.config import registry, target
 from fedcommons.config.dotted import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
-from fedcommons.convergence.names import NAMES
 from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal, trains_locally
 from fedcommons.core.client_worker import trained
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
-from fedcommons.federation.personal import evaluate_personal
+from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, flat, flatten
 from fedcommons.privacy.mechanisms import mechanisms
 from fedcommons.privacy.statement import statement
 from fedcommons.runs import effective
 from fedcommons.runs.build import Assembled
-from fedcommons.runs.own_measure import measured
-from fedcommons.runs.stopping import stop_of
+from fedcommons.runs.early_stopping import stop_of
+from fedcommons.runs.user_metric import measured
 from fedcommons.runs.worker import build_module, local_loop
 from fedcommons.seeding import seed_for
+from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import accuracies, last_of
 
 OF_CLIENTS = ("clients/", "personal/")

@@ -12,8 +12,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedcommons.audits.directions import Estimate, estimate
 from fedcommons.audits.lower_bound import coins
+from fedcommons.audits.white_box_estimate import Estimate, estimate
 from fedcommons.core.client_worker import Work, trained
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData

@@ -52,9 +52,12 @@ class RunMirror:
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
-        from fedcommons.federation import checkpoint, memory  # torch takes seconds to import
+        from fedcommons.federation import (
+            checkpoint,
+            client_memory,  # torch takes seconds to import
+        )
 
-        inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{memory.FILE}(\.json)?"
+        inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{client_memory.FILE}(\.json)?"
         self.folder, self.say, self.late, self.has_lost = folder, say, "", False
         self._not_before = 0.0
         require_apart(storage, folder)

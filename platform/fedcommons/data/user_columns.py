@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.data.arrays import as_tensor, how, is_array, kind_of
 from fedcommons.data.examples import Examples
+from fedcommons.data.user_arrays import as_tensor, how, is_array, kind_of
 from fedcommons.errors import UserError
 from fedcommons.seeding import global_states
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM, Diffusion
-from fedcommons.generators.dp_constants import ByDPSGD
+from fedcommons.generators.dp_training import ByDPSGD
 from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.noise import Noise

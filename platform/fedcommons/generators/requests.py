@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError, given, somebodys
 from fedcommons.generators.generator import Generator, Receipt, of_client
 from fedcommons.privacy import salts
@@ -26,7 +27,6 @@ from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import numpy_generator, seed_for, wide_key
-from fedcommons.sharing.dealt import Dealt
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 

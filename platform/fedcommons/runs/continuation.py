@@ -14,10 +14,10 @@ from fedcommons.config import registry
 from fedcommons.config.dotted import same_results
 from fedcommons.core.client_worker import trained
 from fedcommons.errors import UserError, somebodys
-from fedcommons.federation.participation import participants
+from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Payload, data, flatten
 from fedcommons.privacy.salts import SECRET
-from fedcommons.runs import secret
+from fedcommons.runs import run_salts
 from fedcommons.runs.build import Prepared, begin, plan_of
 from fedcommons.runs.checks import depends_on_rounds
 from fedcommons.runs.worker import build_module
@@ -52,7 +52,7 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
         require_same_data(folder, config.data.name, prepared.dataset.digest)
         require_same_rounding(folder)
         if config.dp.noise == SECRET:
-            secret.kept(folder, prepared.salts)
+            run_salts.kept(folder, prepared.salts)
     except UserError:
         return False
     return done <= config.federation.rounds and not dependence(prepared, held.federation.rounds, done)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcommons.core.ball import project
+from fedcommons.algorithms.ball import project
 from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Flat, data

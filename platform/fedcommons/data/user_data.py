@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from fedcommons.data.arrays import as_array, how, kind_of
-from fedcommons.data.columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
+from fedcommons.data.user_arrays import as_array, how, kind_of
+from fedcommons.data.user_columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
 from fedcommons.errors import UserError, shown
 from fedcommons.seeding import numpy_generator
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedcommons.errors import ClientError
-from fedcommons.federation.packing import pack, unpack
+from fedcommons.federation.serialization import pack, unpack
 from fedcommons.flat_tensors import Payload, nbytes
 from fedcommons.storage.atomic_files import read_tensors, write_tensors
 

@@ -13,13 +13,13 @@ import numpy as np
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, taken
 from fedcommons.config.schema import Data, Partition
-from fedcommons.data import client_tests, datasets
+from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
-from fedcommons.data.arrays import read_only
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
-from fedcommons.data.shift import shifted
+from fedcommons.data.transforms import shifted
+from fedcommons.data.user_arrays import read_only
 from fedcommons.errors import UserError, shown, somebodys
 from fedcommons.seeding import numpy_generator, seed_for
 
@@ -159,9 +159,9 @@ def as_held(
     Raises:
         UserError: a client has too few rows, or the examples cannot be shifted so.
     """
-    train, tests = dataset.train, client_tests.of_groups(dealt, dataset) if not share else None
+    train, tests = dataset.train, client_test_sets.of_groups(dealt, dataset) if not share else None
     if share:
-        dealt, train, tests = client_tests.drawn(dealt, dataset, share, seed)
+        dealt, train, tests = client_test_sets.drawn(dealt, dataset, share, seed)
     if shift != "none":
         train = shifted(Clients(train, dealt.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shifted(tests, shift, size, seed, "test"), tests.rows)

@@ -1,25 +1,34 @@
-"""The trained model as a file of named tensors, and what it takes to build its module again without the data.
+"""The trained model as a file of named tensors, and the file of weights that a model starts from.
 
 ``model.safetensors`` is the server model of the last round, ``best.safetensors`` that of the round with the best
 validation value. They hold all that the module's ``state_dict`` has, also what is not trained, and are read by
-``safetensors.torch.load_file(path)``. Their metadata say of which round they are, and what the data look like.
+``safetensors.torch.load_file(path)``. Their metadata name the round and describe the data, so that the module can be
+built again without the data.
+
+A model starts from safetensors or from a state dict that torch has saved. The file's tensors are the module's state
+(parameters, frozen ones too, and buffers) by the same names and shapes. A plain network's tensors may have the names
+that the network gives them. A Lightning checkpoint has the tensors under ``state_dict``.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from pytorch_lightning import LightningModule
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor, nn
 
+from fedcommons.config.weights_file import content, digest_of
 from fedcommons.core.client_worker import module_with
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, shown
 from fedcommons.federation.rounds import Standing
-from fedcommons.runs.stopping import best_round
+from fedcommons.runs.early_stopping import best_round
 from fedcommons.runtime import memory_limit
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_bytes
@@ -145,3 +154,73 @@ def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
     except Exception as error:  # of torch's exporter anything may come
         why = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"--export onnx: torch cannot write this module: {why[:120]}") from error
+
+
+BESIDE = 4
+"""So many times the bytes of the model a file may have: a checkpoint has the optimizer's state besides."""
+
+INSIDE = "network."
+"""The name of a plain network in the module that trains it."""
+
+
+def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
+    """Copy the file's weights into the module; on the meta device see only that they could be.
+
+    Raises:
+        UserError: the file cannot be read or is another one; or its names, shapes or types are not the module's.
+    """
+    state = module.state_dict()
+    most = BESIDE * sum(t.nbytes for t in state.values()) + 2**20
+    data = content(name, most)
+    if digest_of(data) != digest:
+        raise UserError(f"model.weights {shown(name)} is not the file it was when this experiment was written.")
+    found = _read(name, data, most)
+    if not any(one.startswith(INSIDE) for one in found) and all(one.startswith(INSIDE) for one in state):
+        found = {INSIDE + one: tensor for one, tensor in found.items()}
+    lacking, besides = [n for n in state if n not in found], sorted(n for n in found if n not in state)
+    if lacking or besides:
+        told = [f"it lacks {_some(lacking)}"] * bool(lacking) + [f"it has {_some(besides)} besides"] * bool(besides)
+        raise UserError(f"model.weights {shown(name)} has other names than the model: {', and '.join(told)}.")
+    for one, tensor in state.items():
+        given = found[one]
+        if given.shape != tensor.shape or given.is_floating_point() != tensor.is_floating_point():
+            raise UserError(
+                f"model.weights {shown(name)}: {one} is {given.dtype} {tuple(given.shape)}, and the model's is "
+                f"{tensor.dtype} {tuple(tensor.shape)}."
+            )
+        if not given.isfinite().all():
+            raise UserError(f"model.weights {shown(name)}: {one} has values that are not finite.")
+        if not tensor.is_meta:
+            tensor.copy_(given)
+
+
+def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
+    try:
+        if name.endswith(".safetensors"):
+            from safetensors.torch import load as read
+
+            return read(data)
+        with ZipFile(BytesIO(data)) as packed:  # torch packs what it saves, uncompressed
+            size = sum(one.file_size for one in packed.infolist())
+        if size > most:
+            raise UserError(f"model.weights {shown(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")
+        given = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except BadZipFile:
+        raise UserError(
+            f"model.weights {shown(name)} is neither .safetensors nor a file that torch.save wrote."
+        ) from None
+    except Exception as error:  # of what somebody may have put there
+        kind = type(error).__name__
+        raise UserError(f"model.weights {shown(name)} cannot be read as weights ({kind}).") from error
+    given = given.get("state_dict", given) if isinstance(given, dict) else given
+    if not (isinstance(given, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in given.items())):
+        raise UserError(f"model.weights {shown(name)} holds {type(given).__name__}, and must hold tensors by name.")
+    return given
+
+
+def _some(names: Collection[str]) -> str:
+    """The first three, and how many there are besides."""
+    first = ", ".join(list(names)[:3])
+    return f"{first} and {len(names) - 3} more" if len(names) > 3 else first

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
-from fedcommons.audits.closeness import Subject, subject
 from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import Space, feature_space, pixel_space
+from fedcommons.audits.nearest_neighbours import Subject, subject
 from fedcommons.data.examples import Examples
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need
+from fedcommons.data.federated import Dealt
+from fedcommons.generators.requests import Need
 from fedcommons.sharing.stage import Contributions, Shared
 from fedcommons.storage.atomic_files import write_json
 

@@ -10,7 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from fedcommons.audits.closeness import Compared
+from fedcommons.audits.nearest_neighbours import Compared
 from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeding import numpy_generator
 

@@ -1,4 +1,6 @@
-"""Feature shift: what clients' examples look like differs from client to client, not whose labels they have.
+"""Feature shift, and the random flip and crop of training images.
+
+Feature shift: what clients' examples look like differs from client to client, not whose labels they have.
 
 Client i of N, counted from 1, is shifted by  s i/N  of a size s:
 
@@ -16,6 +18,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -58,3 +61,18 @@ def _shift(x: Tensor, kind: str, by: float, draws: torch.Generator) -> Tensor:
         factors = 1 + by * (2 * torch.rand(x.shape[1], generator=draws) - 1)
         y = x.float() * factors.view(-1, 1, 1)
     return y.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else y.to(x.dtype)
+
+
+def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Flip each image with probability 1/2 and crop it at random after zero padding.  x: (B, C, H, W), any type."""
+    b, _, h, w = x.shape
+    flip = torch.rand(b, generator=generator) < 0.5
+    top, left = (torch.randint(2 * padding + 1, (b, 1), generator=generator) for _ in range(2))
+    columns = torch.where(flip[:, None], torch.arange(w - 1, -1, -1), torch.arange(w)) + left  # (B, W)
+    rows = torch.arange(h) + top  # (B, H)
+    padded = F.pad(x, (padding,) * 4)
+    index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
+    images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+    # Not .contiguous(): it leaves one-channel images as they are, with strides that convolutions take for channels-last
+    # and double backward passes do not; the kernels of the two round differently.
+    return images.clone(memory_format=torch.contiguous_format)

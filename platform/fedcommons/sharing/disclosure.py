@@ -15,10 +15,10 @@ import torch
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
+from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError, shown
+from fedcommons.generators.requests import Need
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.dealt import Dealt
-from fedcommons.sharing.needs import Need
 
 RAW = "raw examples"
 """The ledger's name of real examples that left a client as they are."""
