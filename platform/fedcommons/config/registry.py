@@ -141,7 +141,7 @@ KINDS: Mapping[str, Kind] = {
         "generator.name",
         {
             "ddpm": f"{_GENERATORS}.ddpm:DDPM",
-            "private_ddpm": f"{_GENERATORS}.private:PrivateDDPM",
+            "private_ddpm": f"{_GENERATORS}.private_ddpm:PrivateDDPM",
             "beta_vae": f"{_GENERATORS}.beta_vae:BetaVAE",
             "cvae": f"{_GENERATORS}.cvae:CVAE",
             "gan": f"{_GENERATORS}.gan:GAN",

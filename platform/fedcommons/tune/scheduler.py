@@ -1,4 +1,4 @@
-"""The order in which a sweep works, cell after cell and each after its generators, and the values it shares with trials."""
+"""The order in which a sweep works, each cell after its generators, and the values that it shares with its trials."""
 
 import json
 import time
