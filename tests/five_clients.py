@@ -10,11 +10,11 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.generators.generator import Receipt
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement
 from fedcommons.runs import load_data
-from fedcommons.sharing.stage import Contribution
 
 DATASET = load_data.load(Data())
 N = 5

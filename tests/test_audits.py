@@ -22,13 +22,13 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs.build import Assembled, assemble, prepare
 from fedcommons.runs.experiment import run
 from fedcommons.runs.pool_audit import WHY, subjects
 from fedcommons.runs.worker import noise_key
 from fedcommons.sharing.disclosure import RAW
-from fedcommons.sharing.stage import Contribution
 from papers.fedssyn.audits import GRID
 from papers.fedssyn.noisy_sums import audited
 

@@ -75,11 +75,11 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_more_room_ends_it_well(
 
 
 PRINTS = """
-from fedcommons.config import cli
+from fedcommons.cli import parse
 def script(_):
     while True:
         print("x" * 1000)
-cli.main(script)
+parse.main(script)
 """
 
 

@@ -17,6 +17,7 @@ from fedcommons.core.algorithm import Common
 from fedcommons.data.clients import Clients
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger, read, require_small_delta
 from fedcommons.privacy.release import Release
@@ -27,7 +28,7 @@ from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions, require_once, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contributions, require_once, share, share_by_method
 
 FLAWS: list[tuple[str, Any]] = [
     *(("steps", value) for value in (0, 3.0, True, 10**12 + 1)),

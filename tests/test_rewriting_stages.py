@@ -12,11 +12,12 @@ from five_clients import ONE_ROUND, N, dealt, images
 
 from fedcommons import Clients, Common, Dealt, Examples, Release, UserError
 from fedcommons.config import presets
+from fedcommons.generators.requests import Contribution
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contributions, share, share_by_method
 
 
 def _swapped(start: Dealt, store: Examples) -> Examples:

@@ -15,10 +15,10 @@ from fedcommons.runtime import tempdirs
 
 MAKES = """
 import signal, sys
-from fedcommons.federation import scratch
+from fedcommons.runtime import tempdirs
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 signal.signal(signal.SIGINT, signal.default_int_handler)
-folder = scratch.make()
+folder = tempdirs.make()
 (folder / "deep" / "er").mkdir(parents=True)
 (folder / "deep" / "er" / "secret").write_text("seed")
 print(folder, flush=True)

@@ -15,12 +15,12 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.generators.requests import GeneratorRecipe, Need, needs
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, needs
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.privacy.noise import Noise
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.testing import check_generator, check_stage, digits
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared

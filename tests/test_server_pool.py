@@ -12,11 +12,12 @@ from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.flat_tensors import data, scalar, sub
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.privacy.statement import statement
 from fedcommons.sharing.server_synthetic import ServerSynthetic
-from fedcommons.sharing.stage import Contribution, share
+from fedcommons.sharing.stage import share
 from fedcommons.testing import digits
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier

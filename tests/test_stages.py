@@ -20,6 +20,7 @@ from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.server_executor import AtServer
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
 from fedcommons.sharing.local_synthetic import LocalSynthetic
@@ -29,7 +30,7 @@ from fedcommons.sharing.real import Real
 from fedcommons.sharing.server_synthetic import ServerSynthetic
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Shared, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contributions, Shared, share, share_by_method
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear

@@ -24,7 +24,8 @@ OWN = """
 from dataclasses import dataclass
 
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Contribution, Contributions
+from fedcommons.sharing.stage import Contributions
+from fedcommons.generators.requests import Contribution
 
 
 @dataclass(frozen=True)

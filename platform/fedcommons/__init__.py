@@ -67,14 +67,14 @@ if TYPE_CHECKING:
         zeros_like,
     )
     from fedcommons.generators.generator import Generator, Receipt, TrainedGenerator
-    from fedcommons.generators.requests import GeneratorRecipe, Need
+    from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
     from fedcommons.privacy.release import Release
     from fedcommons.reports.cells import means
     from fedcommons.reports.frames import load_clients, load_rounds, load_runs
     from fedcommons.reports.page import report
     from fedcommons.runs.user_metric import Measure
     from fedcommons.seeding import generator, numpy_generator, seed_for, set_default_generator
-    from fedcommons.sharing.stage import Assigned, Contribution, Contributions, Generating, Stage, TakesLong
+    from fedcommons.sharing.stage import Assigned, Contributions, Generating, Stage, TakesLong
     from fedcommons.testing.adapters import adapted
     from fedcommons.testing.contract import check_algorithm
     from fedcommons.testing.federations import least_squares
@@ -108,8 +108,8 @@ _HOMES = {
     "runs.user_metric": "Measure",
     "seeding": "generator numpy_generator seed_for set_default_generator",
     "data.federated": "Dealt",
-    "generators.requests": "GeneratorRecipe Need",
-    "sharing.stage": "Assigned Contribution Contributions Generating Stage TakesLong",
+    "generators.requests": "Contribution GeneratorRecipe Need",
+    "sharing.stage": "Assigned Contributions Generating Stage TakesLong",
     "flat_tensors": "Flat Payload add copy flat flatten norm put scalar scale select sq_norm sub zeros_like",
     "testing.adapters": "adapted",
     "testing.contract": "check_algorithm",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ from fedcommons.core.functional_step import Step
 from fedcommons.core.local_training import KINDS, Batch, Correction, LocalResult, autocast
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
+from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
 from fedcommons.flat_tensors import Flat, copy
 from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import set_default_generator
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
 
 WARM_UP = 3
 """Steps before a recording, in which libraries choose their kernels and reserve memory."""
@@ -52,7 +50,7 @@ class _Graph:
 class Graphs:
     """Trains a worker's clients by graphs; ``sums``: over a client's steps, of its loss and of what it logs."""
 
-    def __init__(self, work: "Work") -> None:
+    def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
         self.graphs: dict[Hashable, _Graph] = {}
         self.corrections: dict[Hashable, Correction] = {}
@@ -185,7 +183,7 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
     return graph.replay
 
 
-def flaw(work: "Work", batch: Batch) -> str | None:
+def flaw(work: TrainingProcess, batch: Batch) -> str | None:
     """Why the steps of this module cannot be graphs, tried on a batch; None where nothing speaks against it."""
     if work.schedulers:
         return "it has a learning rate scheduler of its own"
@@ -225,6 +223,6 @@ def _generators_as_before() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
-def of(work: "Work") -> Graphs | None:
+def of(work: TrainingProcess) -> Graphs | None:
     """Of a worker whose client.graphs is on and whose device is a GPU."""
     return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

@@ -38,9 +38,9 @@ from torch import Tensor, nn
 from fedcommons.core.module_state import Saved
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.trainer_shim import Clock
+from fedcommons.core.training_process import TrainingProcess
 
 if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
     from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
     from fedcommons.data.clients import ClientData
 
@@ -141,7 +141,7 @@ class Hooks:
         ValueError: the module has an attribute that cannot be copied, so that it could not be put back.
     """
 
-    def __init__(self, work: "Work") -> None:
+    def __init__(self, work: TrainingProcess) -> None:
         self.work, self.module, self.clock = work, work.module, work.clock
         self.clips_itself = bool(overridden(self.module, CLIPPING))
         self.optimizer = LightningOptimizer(work.optimizer)
@@ -331,6 +331,6 @@ class _Closure:
         return value
 
 
-def of(work: "Work") -> Hooks | None:
+def of(work: TrainingProcess) -> Hooks | None:
     """Return what calls the hooks of a worker's module; None if it overrides none."""
     return Hooks(work) if overridden(work.module, CALLED) else None

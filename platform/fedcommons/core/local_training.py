@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from fedcommons.core.functional_step import Step
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.flat_tensors import Flat
@@ -24,9 +25,6 @@ from fedcommons.privacy.release import UNCOVERED, Release
 from fedcommons.privacy.weight_guard import WRITTEN, Written
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
 
 Batch = tuple[Tensor, ...]
 """(x, y) or (x, y, weight); for a method's own loss those ``beside`` follow (see ``ClientData``)."""
@@ -126,7 +124,7 @@ class LocalSGD:
 
     def run(
         self,
-        work: "Work",
+        work: TrainingProcess,
         start: Flat,
         data: ClientData,
         seed: int,
@@ -241,7 +239,7 @@ class LocalSGD:
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)
 
-    def _private(self, work: "Work", data: ClientData) -> DPSGD:
+    def _private(self, work: TrainingProcess, data: ClientData) -> DPSGD:
         """With the client's own noise, if a target decides it.
 
         Raises:
@@ -323,7 +321,7 @@ class LocalSGD:
     def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
         return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
 
-    def gradient(self, work: "Work", at: Flat, data: ClientData) -> Flat:
+    def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
         """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation."""
         work.load(at)
         work.module.eval()

@@ -10,7 +10,6 @@ from fedcommons.core import rejections
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
-from fedcommons.federation import client_memory as memories
 from fedcommons.federation.client_memory import ClientMemory, remove_files
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serialization import pack, unpack
@@ -18,12 +17,10 @@ from fedcommons.flat_tensors import Layout, Payload, flat
 from fedcommons.privacy import ledger as privacy
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import read_tensors, write_tensors
+from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
 from fedcommons.storage.safe_read import UnreadableError
 
 KEEP = 2
-
-FILE = r"round-(\d{6,})\.safetensors"
-"""The name of a checkpoint; its facts are in a file of this name and .json."""
 
 
 def save(folder: Path, standing: Standing, record: str = "") -> None:
@@ -68,7 +65,7 @@ def remove_after(folder: Path, round: int) -> None:
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """Round to checkpoint file; files with other names are not ours."""
-    matches = {path: re.fullmatch(FILE, path.name) for path in folder.glob("round-*.safetensors")}
+    matches = {path: re.fullmatch(CHECKPOINT_FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in matches.items() if match}
 
 
@@ -154,7 +151,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
-    if len(facts["order"]) != len(entries) or not all(re.fullmatch(memories.FILE, str(name)) for name in names):
+    if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):
         raise ValueError("the facts name other memories than there are")
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
         raise ValueError("the facts count rounds and bytes in other than whole numbers")

@@ -16,9 +16,7 @@ from fedcommons.errors import ClientError
 from fedcommons.federation.serialization import pack, unpack
 from fedcommons.flat_tensors import Payload, nbytes
 from fedcommons.storage.atomic_files import read_tensors, write_tensors
-
-FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
-"""The name of a memory file; its facts are in a file of this name and .json."""
+from fedcommons.storage.paths import MEMORY_FILE
 
 
 class ClientMemory(Mapping[int, Payload]):
@@ -118,6 +116,6 @@ def belongs(facts: Mapping[str, Any], run: str, name: str) -> bool:
 def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove the memory files that are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
-        if path.name not in needed and re.fullmatch(FILE, path.name):
+        if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
             path.with_name(path.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time
             path.unlink()

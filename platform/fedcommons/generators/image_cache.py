@@ -18,9 +18,8 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, given, somebodys
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.generators.requests import Need, largest_remainder, takes, takes_noise
+from fedcommons.generators.requests import Contribution, Need, largest_remainder, takes, takes_noise
 from fedcommons.runtime.gpu_memory import with_room
-from fedcommons.sharing.stage import Contribution
 from fedcommons.storage.artifact_store import Store, constants, key_of
 
 

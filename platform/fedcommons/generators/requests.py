@@ -252,3 +252,17 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
     order = np.argsort(-(exact - counts), kind="stable")
     counts[order[: total - counts.sum()]] += 1
     return counts
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Examples that were made for a client, and what protects them; None: nothing.
+
+    seen: how many of the client's examples they were made from. of_labels: what protects the class counts that labels
+    follow; None: labels are as well protected as the examples.
+    """
+
+    examples: Examples
+    receipt: Receipt | None = None
+    seen: int = 0
+    of_labels: Receipt | None = None

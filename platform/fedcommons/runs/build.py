@@ -39,7 +39,7 @@ from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.flat_tensors import EMPTY, Flat, flatten
 from fedcommons.generators import image_cache
-from fedcommons.generators.requests import GeneratorRecipe, Need, n_seen, require_constants, salts_told
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, n_seen, require_constants, salts_told
 from fedcommons.privacy import ledger, salts
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import Source
@@ -59,7 +59,6 @@ from fedcommons.runs.leaks import computed_by_all, leaks_of
 from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
 from fedcommons.runtime import memory_limit
 from fedcommons.sharing.stage import (
-    Contribution,
     Contributions,
     Forewarning,
     Generating,

@@ -34,6 +34,7 @@ from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy import gaussian, salts
 from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Noise, Source
@@ -42,7 +43,7 @@ from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import privacy_target
 from fedcommons.sharing.merf_generator import generated
 from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 

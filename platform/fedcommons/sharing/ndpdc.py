@@ -35,13 +35,14 @@ from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import privacy_target
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 

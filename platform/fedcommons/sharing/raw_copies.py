@@ -19,11 +19,12 @@ import numpy as np
 
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.placement import holdings, n_open, opened, plans
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcommons.data.federated import Dealt
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 
 
 @dataclass(frozen=True)

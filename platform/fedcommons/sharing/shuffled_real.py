@@ -11,9 +11,10 @@ import numpy as np
 
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.sharing.swapped import n_swapped
 
 

@@ -11,9 +11,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedcommons.data.federated import Dealt
-from fedcommons.generators.requests import GeneratorRecipe, Need, check_contributions, contributions, needs
+from fedcommons.generators.requests import (
+    Contribution,
+    GeneratorRecipe,
+    Need,
+    check_contributions,
+    contributions,
+    needs,
+)
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.stage import Assigned, Contribution, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions
 
 
 @dataclass(frozen=True)

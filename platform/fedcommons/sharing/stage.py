@@ -26,24 +26,10 @@ from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError, given, name_of, shown, somebodys
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import GeneratorRecipe, Need
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing import disclosure
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """Examples that were made for a client, and what protects them; None: nothing.
-
-    seen: how many of the client's examples they were made from. of_labels: what protects the class counts that labels
-    follow; None: labels are as well protected as the examples.
-    """
-
-    examples: Examples
-    receipt: Receipt | None = None
-    seen: int = 0
-    of_labels: Receipt | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,15 @@
-"""The files and folders that a user names."""
+"""The files and folders that a user names, and the names of files in a run folder."""
 
 import os
 from pathlib import Path
 
 from fedcommons.errors import UserError, shown
+
+CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
+"""The name of a checkpoint; its facts are in a file of this name and .json."""
+
+MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
+"""The name of a file of a client's memory; its facts are in a file of this name and .json."""
 
 NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
 """Errors that a valid path may give here; whoever opens it reports them."""

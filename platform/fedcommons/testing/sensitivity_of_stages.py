@@ -12,10 +12,10 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import GeneratorRecipe, Need
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import generator, keyed_globals
-from fedcommons.sharing.stage import Contribution, Generating, Stage
+from fedcommons.sharing.stage import Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
 from fedcommons.testing.judging import Left, faults, renamed, told

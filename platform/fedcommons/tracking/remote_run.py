@@ -18,6 +18,7 @@ from fedcommons.errors import ClientError, UserError, Warned, shown
 from fedcommons.storage import file_lock, object_store, safe_read
 from fedcommons.storage.atomic_files import write_bytes, write_json
 from fedcommons.storage.object_store import ChangedError, StorageError
+from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
 from fedcommons.storage.snapshots import Snapshots
 from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, require_plain, stranger
 
@@ -52,12 +53,7 @@ class RunMirror:
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
-        from fedcommons.federation import (
-            checkpoint,
-            client_memory,  # torch takes seconds to import
-        )
-
-        inner = rf"checkpoints/{checkpoint.FILE}(\.json)?|memory/{client_memory.FILE}(\.json)?"
+        inner = rf"checkpoints/{CHECKPOINT_FILE}(\.json)?|memory/{MEMORY_FILE}(\.json)?"
         self.folder, self.say, self.late, self.has_lost = folder, say, "", False
         self._not_before = 0.0
         require_apart(storage, folder)
@@ -72,7 +68,7 @@ class RunMirror:
     def bring(self, resume: bool = True, patience: float = 0) -> None:
         """Make the folder the storage's snapshot, unless there is none or the folder is further on.
 
-        patience: see ``locks.locked``.
+        patience: see ``file_lock.locked``.
 
         Raises:
             ClientError: somebody else writes there.

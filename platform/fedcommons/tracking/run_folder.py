@@ -27,6 +27,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.runtime.rounding_env import differing, variables
 from fedcommons.storage import file_lock, safe_read, safe_yaml
 from fedcommons.storage.atomic_files import remove_unfinished, sha256, unfinished, write_json, write_text
+from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
 from fedcommons.tracking import record_schema
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
@@ -93,11 +94,6 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
-        from fedcommons.federation import (
-            checkpoint,
-            client_memory,  # torch takes seconds to import, and who reads needs none
-        )
-
         self.path = path
         self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
@@ -111,8 +107,8 @@ class RunFolder:
                 _require_same(path, config, data)
                 require_same_rounding(path)
             remove_unfinished(path, FILES)
-            remove_unfinished(self.checkpoints, rf"{checkpoint.FILE}(\.json)?")
-            remove_unfinished(path / "memory", rf"{client_memory.FILE}(\.json)?")
+            remove_unfinished(self.checkpoints, rf"{CHECKPOINT_FILE}(\.json)?")
+            remove_unfinished(path / "memory", rf"{MEMORY_FILE}(\.json)?")
             (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
             if is_run(path):
                 self._forget_ends(config)
@@ -235,13 +231,11 @@ def require_plain(path: Path) -> None:
     Raises:
         UserError: something is.
     """
-    from fedcommons.federation import checkpoint, client_memory
-
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
         safe_read.flaw(path, ours, ("checkpoints", "memory", "wandb")),
-        safe_read.flaw(path / "checkpoints", rf"{checkpoint.FILE}(\.json)?"),
-        safe_read.flaw(path / "memory", rf"{client_memory.FILE}(\.json)?"),
+        safe_read.flaw(path / "checkpoints", rf"{CHECKPOINT_FILE}(\.json)?"),
+        safe_read.flaw(path / "memory", rf"{MEMORY_FILE}(\.json)?"),
     )
     if flaw := next(filter(None, flaws), None):
         raise UserError(f"{flaw}; put the file or folder itself there, or choose another --out.")

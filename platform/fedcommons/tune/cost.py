@@ -41,14 +41,14 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial_executor import Serial
 from fedcommons.flat_tensors import nbytes
 from fedcommons.generators.image_cache import require_like
-from fedcommons.generators.requests import Need
+from fedcommons.generators.requests import Contribution, Need
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
 from fedcommons.runs.build import Assembled, Prepared
 from fedcommons.runs.worker import build_module, build_worker, local_loop
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
-from fedcommons.sharing.stage import Contribution, Contributions, shorter_of
+from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3

@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from torch import Tensor
 
     from fedcommons.data.examples import Examples
-    from fedcommons.generators.image_cache import Contribution
-    from fedcommons.generators.requests import Need
+    from fedcommons.generators.requests import Contribution, Need
     from fedcommons.privacy.release import Release
 
 

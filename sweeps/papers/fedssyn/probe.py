@@ -12,11 +12,12 @@ from fedcommons.core.rejections import records, told
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.salts import SEEDED
 from fedcommons.runs import build
 from fedcommons.runtime import ray_cluster
 from fedcommons.seeding import seed_for
-from fedcommons.sharing.stage import Contribution, Generating
+from fedcommons.sharing.stage import Generating
 
 Found = dict[str, Estimate]
 

@@ -1,0 +1,57 @@
+"""The Protocol of what a local training uses of its process: the module, its weights, optimizer, clock and noise.
+
+``client_worker.Work`` is the class. The loop, its hooks and its CUDA graphs know this Protocol only.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.optim import Optimizer
+
+from fedcommons.core.logging_shim import Logged
+from fedcommons.core.optimizers import Schedulers
+from fedcommons.core.trainer_shim import Clock
+from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat
+from fedcommons.privacy.noise import Noise
+from fedcommons.privacy.release import Release
+
+
+class TrainingProcess(Protocol):
+    """A process that trains one client after another; see ``Work`` for the meaning of each attribute."""
+
+    module: LightningModule
+    device: torch.device
+    loop: Any
+    named: dict[str, nn.Parameter]
+    params: Flat
+    buffers: Flat
+    optimizer: Optimizer
+    schedulers: Schedulers | None
+    rates: list[Any]
+    clock: Clock
+    logged: Logged
+    began: tuple[int, int]
+    share: float
+    noise: Noise
+    trained: list[Release]
+    listed: Mapping[bytes, int]
+    instead: Callable[..., Any] | None
+    graphs: Any
+    hooks: Any
+    has_user_code: bool
+
+    def load(self, model: Flat) -> None: ...
+
+    def set_rates(self, lr: float | None = None) -> None: ...
+
+    def gradient(self, at: Flat, data: ClientData) -> Flat: ...
+
+    def times_listed(self, data: ClientData) -> int: ...
+
+    def gather(self) -> bool: ...
+
+    def train_mode(self) -> None: ...
