@@ -57,6 +57,7 @@ lint: $(VENV)/.installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m pyright
+	PYTHONPATH=sweeps $(VENV)/bin/lint-imports
 
 # Keeps the versions of constraints.txt where they still fit; ARGS=--upgrade takes the newest.
 COMPILE := $(VENV)/lock/bin/uv pip compile --quiet --universal --fork-strategy fewest --no-annotate \

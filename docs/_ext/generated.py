@@ -115,10 +115,17 @@ def public() -> str:
 
 def entry(name: str) -> str:
     if name in ALIASES:
-        return f".. autodata:: fedcommons.{fedcommons._MODULES[name]}.{name}\n   :no-value:\n"
+        return f".. autodata:: fedcommons.{home(name)}.{name}\n   :no-value:\n"
     if inspect.isfunction(getattr(fedcommons, name)):
         return f".. autofunction:: fedcommons.{name}\n"
     return f".. autoclass:: fedcommons.{name}\n   :members:\n"
+
+
+def home(name: str) -> str:
+    """Return the module of a public name, as the package's stub has it."""
+    stub = Path(fedcommons.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
+    return next(str(node.module) for node in imports if name in {alias.name for alias in node.names})
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import fedcommons
 from fedcommons.federation import source_files
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.rounding_env import variables
@@ -43,7 +42,7 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
         "code_hashes": _with(before.get("code_hashes"), source_files.combined_hash()),
         "commit": commit,
         "uncommitted_changes": is_changed,
-        "packages": {"fedcommons": fedcommons.__version__} | {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in ("fedcommons", *PACKAGES)},
     }
 
 
