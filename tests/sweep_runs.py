@@ -36,7 +36,7 @@ def sweep_output(main: Callable[[Sequence[str]], int], folder: Path, *words: str
     """Run a sweep to its end in this process, with ``folder`` as current folder, and return what it prints."""
     folder.mkdir(exist_ok=True)
     with chdir(folder), redirect_stdout(StringIO()) as output:
-        assert main(words) == 0
+        assert main(words) == 0, output.getvalue()
     return output.getvalue()
 
 
