@@ -26,8 +26,7 @@ SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n == "fedprox_synthetic" else pytest.mark.long) for n in PRINTED],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "fedprox_synthetic" else pytest.mark.long) for n in PRINTED]
 )
 def test_a_program_and_the_commands_of_its_docstring_run(
     sweeps: Callable[[str], ModuleType],
