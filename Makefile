@@ -19,12 +19,14 @@ test-long: $(VENV)/.installed
 snapshots: $(VENV)/.installed
 	$(RUN) -m pytest -n 0 --inline-snapshot=fix tests/test_refusals.py $(ARGS)
 
+# Only files with such tests are read, or those that ARGS names: importing all of tests/ takes longer than some tests.
+MARKED = $(if $(filter tests/%,$(ARGS)),,$(shell grep --files-with-matches 'mark\.$(1)' tests/test_*.py))
 test-ray: $(VENV)/.installed
-	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(ARGS)
+	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(call MARKED,ray) $(ARGS)
 
 # Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
 test-cluster: $(VENV)/.installed
-	$(RUN) -m pytest -m cluster $(ARGS)
+	$(RUN) -m pytest -m cluster $(call MARKED,cluster) $(ARGS)
 
 # Needs chromium (Debian's package); skips with the reason where it lacks.
 test-browser: $(VENV)/.installed

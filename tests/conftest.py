@@ -274,6 +274,12 @@ def s3_server() -> Iterator[str]:
     server.stop()
 
 
+AWS = {
+    "ACCESS_KEY_ID": "nobody", "SECRET_ACCESS_KEY": "pass-word", "DEFAULT_REGION": "us-east-1", "MAX_ATTEMPTS": "2",
+    "EC2_METADATA_DISABLED": "true", "CONFIG_FILE": os.devnull, "SHARED_CREDENTIALS_FILE": os.devnull,
+}  # fmt: skip
+
+
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """Make a bucket in that S3 and return a URL in it; the environment has its endpoint and invalid credentials."""
@@ -281,11 +287,7 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "ACCESS_KEY_ID": "nobody", "SECRET_ACCESS_KEY": "pass-word", "DEFAULT_REGION": "us-east-1",
-        "ENDPOINT_URL": s3_server, "EC2_METADATA_DISABLED": "true", "MAX_ATTEMPTS": "2", "CONFIG_FILE": os.devnull,
-        "SHARED_CREDENTIALS_FILE": os.devnull,
-    }.items():  # fmt: skip
+    for name, value in {**AWS, "ENDPOINT_URL": s3_server}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
 
     def make() -> str:
@@ -302,13 +304,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """A real Ray on this machine, one for all tests of this process; workers can import what lies in sweeps/."""
+def ray_session(s3_server: str) -> Iterator[None]:
+    """A real Ray, one for all tests of this process; its workers can import sweeps/ and reach the emulated S3."""
     from fedcommons.runtime import ray_cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(SWEEPS), prepend=os.pathsep)
-        ray_cluster.connect(num_cpus=4)
+        for name, value in {**AWS, "ENDPOINT_URL": s3_server}.items():
+            patch.setenv(f"AWS_{name}", value)
+        ray_cluster.connect(num_cpus=2)
     yield
     import ray
 

@@ -1,6 +1,8 @@
 """Run the cells of a sweep in this process, so that its command finds them finished and needs no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return figures
+
+
+def sweep_output(main: Callable[[Sequence[str]], int], folder: Path, *words: str) -> str:
+    """Run a sweep to its end in this process, with ``folder`` as current folder, and return what it prints."""
+    folder.mkdir(exist_ok=True)
+    with chdir(folder), redirect_stdout(StringIO()) as output:
+        assert main(words) == 0, output.getvalue()
+    return output.getvalue()
 
 
 def complete(

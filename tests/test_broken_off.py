@@ -80,7 +80,7 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, tmp_path / "long")
     assert soon(is_free)
-    config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 3})
+    config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 2})
     with ThreadPoolExecutor(1) as threads:
         rows = threads.submit(sweep, [config], tmp_path / "next").result()
     assert soon(lambda: stored_bytes() == 0)
@@ -93,7 +93,7 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
 def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, interrupts: Press) -> None:
     interrupts(lambda: "CREATED" in states())  # while the actors start
     with pytest.raises(KeyboardInterrupt):
-        run(experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 4}), tmp_path / "run")
+        run(experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 2}), tmp_path / "run")
     assert soon(is_free)
     interrupts(lambda: "PENDING" in states())
     with pytest.raises(KeyboardInterrupt):
@@ -105,13 +105,9 @@ def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, i
 def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_free_soon(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Other:
-        def is_there(self) -> bool:
-            return True
-
     assert soon(is_free)
-    holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(Other).remote()
-    assert ray.get(holder.is_there.remote(), timeout=60)
+    holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(threading.Event).remote()
+    assert not ray.get(holder.is_set.remote(), timeout=60)
     build, data = digits().build(FedAvg()), digits().data
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
         RayActors(build, data, 2, 0, wait_s=1)

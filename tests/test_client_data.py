@@ -32,9 +32,7 @@ def load(returned: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "returned",
-    [marked(), SimpleNamespace(train=marked(100), test=marked())],
-    ids=["one set", "an object of two"],
+    "returned", [marked(), SimpleNamespace(train=marked(100), test=marked())], ids=["one set", "an object of two"]
 )
 def test_groups_factors_and_rows_stay_with_their_examples(returned: Any) -> None:
     for fields in ({}, {"validation": 0}, {"validation_from": "last"}, {"limit": 37}):

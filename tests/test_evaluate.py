@@ -180,10 +180,7 @@ def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [
-        ({"model": torch.zeros(3)}, "'model', a Flat of all weights"),
-        ({"model": EMPTY}, "names or shapes"),
-    ],
+    [({"model": torch.zeros(3)}, "'model', a Flat of all weights"), ({"model": EMPTY}, "names or shapes")],
 )
 def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, message: str, digits: "Digits") -> None:
     class Odd(FedAvg):

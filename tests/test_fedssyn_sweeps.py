@@ -94,9 +94,7 @@ def cells(parameters: ModuleType, figure: str, *options: str) -> dict[str, list[
     return {label: [cell.config for cell in several] for label, several in result.items()}
 
 
-def test_a8_takes_shares_of_the_generators_epochs_and_preset_paper_is_the_papers(
-    parameters: ModuleType,
-) -> None:
+def test_a8_takes_shares_of_the_generators_epochs_and_preset_paper_is_the_papers(parameters: ModuleType) -> None:
     curves = cells(parameters, "figure_a8", "--preset=paper")
     assert [c.generator.epochs for c, *_ in curves.values()] == [50, 150, 250, 350, 450]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import report_runs
 from rich.console import Console
-from sweep_runs import rows_of
+from sweep_runs import rows_of, sweep_output
 
 from fedcommons.cli.display import Display
 from fedcommons.privacy.accountants import epsilon
@@ -97,13 +97,12 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_once(
-    private: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    private: ModuleType, tmp_path: Path
 ) -> None:
-    argv = ["--preset", "smoke", "--algorithms", "fedavg", "--partition.n_clients", "2", "--epsilons", "30"]
-    argv += ["--checkpoints", "0.34,1", "--tracking.wandb", "off", "--artifacts", str(tmp_path / "artifacts")]
-    out = tmp_path / "out"
-    assert private.private_fedssyn([*argv, "--out", str(out)]) == 0
-    assert "4 generators trained" in capsys.readouterr().out  # two clients' plain and private ones
+    words = ["--preset=smoke", "--algorithms=fedavg", "--partition.n_clients=2", "--epsilons=30", "--out=out",
+             "--checkpoints=0.34,1", "--tracking.wandb=off", "--artifacts=artifacts"]  # fmt: skip
+    said, out = sweep_output(private.private_fedssyn, tmp_path, *words), tmp_path / "out"
+    assert "4 generators trained" in said  # two clients' plain and private ones
     with (out / "private_fedssyn.csv").open() as file:
         rows = {(line["pool"], line["epochs"]): line for line in csv.DictReader(file)}
     assert list(rows) == [("none", ""), ("plain", "2"), ("epsilon 30", "1"), ("epsilon 30", "3")]

@@ -133,7 +133,7 @@ def main(folder: Path) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "labels": {CPU: "odd", TORCH: OURS}})
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "labels": {CPU: "odd", TORCH: OURS}})
     for _ in range(2):
         nodes.add_node(num_cpus=1, labels=HERE)
     os.environ |= {"RAY_ADDRESS": str(nodes.address), CHOICE: cpu_kind.cpu()}  # of the driver alone

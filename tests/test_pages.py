@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from sweep_runs import sweep_output
 
 from fedcommons.cli import parse
 
@@ -92,14 +92,16 @@ def test_the_first_program_of_start(
 
 
 @pytest.mark.ray
-def test_a_sweep_finds_user_defined_components(shared_ray: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_finds_user_defined_components(
+    sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(tmp_path, FOLLOWED[0])
     (line,) = [line for line in commands(FOLLOWED[0]) if "table1.py" in line]
     _, script, *words = shlex.split(line)
-    clean = {k: v for k, v in shared_ray.items() if k != "FEDCOMMONS_PARTS"}
-    command = [sys.executable, str(ROOT / script), *words, "--tracking.wandb", "off"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    monkeypatch.delenv("FEDCOMMONS_PARTS", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sweep_output(sweeps(Path(script).stem).table1, tmp_path, *words, "--tracking.wandb", "off")
     configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in tmp_path.glob("runs/*/*/config.yaml")]
     assert {config["algorithm"] for config in configs} == {"fedavg", "my_lab.py:FedAvgM"}
 

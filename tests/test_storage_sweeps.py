@@ -1,19 +1,18 @@
 """Sweeps with a storage: a driver gets what other machines ran, and a machine with nothing goes on."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from interrupted import outputs, small
+from sweep_runs import sweep_output
 
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import experiment
 from fedcommons.storage import object_store
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Trial
-
-ROOT = Path(__file__).parent.parent
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -59,22 +58,18 @@ def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("place", ["s3"], indirect=True)
-def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(place: str, tmp_path: Path) -> None:
-    words = [sys.executable, str(ROOT / "sweeps" / "table1.py"), "--preset=smoke", "--algorithms=fedavg",
-             "--settings=shuffled_synthetic", "--alphas=0.1", "--federation.rounds=2", "--wandb=off", "--out=out",
-             "--artifacts=artifacts", f"--storage={place}"]  # fmt: skip
-
-    def sweep(machine: str, *more: str) -> str:
-        (tmp_path / machine).mkdir(exist_ok=True)
-        done = subprocess.run([*words, *more], cwd=tmp_path / machine, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "4 generators trained" in sweep("a")
-    again = sweep("b", "--resume")
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(
+    bucket: Callable[[], str], sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    words = ["--preset=smoke", "--algorithms=fedavg", "--settings=shuffled_synthetic", "--alphas=0.1", "--wandb=off",
+             "--federation.rounds=2", "--partition.n_clients=2", "--out=out", "--artifacts=artifacts",
+             f"--storage={(place := bucket())}"]  # fmt: skip
+    table1 = sweeps("table1").table1
+    assert "2 generators trained" in sweep_output(table1, tmp_path / "a", *words)
+    again = sweep_output(table1, tmp_path / "b", *words, "--resume")
     assert "1 of 1 cells are done already." in again
     assert "Starting Ray" not in again
     assert results(tmp_path / "b" / "out") == results(tmp_path / "a" / "out")
-    assert "none had to be trained" in sweep("c", "--resume", "--client.lr=0.07")
+    assert "none had to be trained" in sweep_output(table1, tmp_path / "c", *words, "--resume", "--client.lr=0.07")
     assert object_store.opened(place).look("runs/out/MANIFEST.json")

@@ -16,6 +16,7 @@ from types import ModuleType
 import psutil
 import pytest
 import ray
+from sweep_runs import sweep_output
 
 from fedcommons.core.rejections import told
 from fedcommons.runs.experiment import run
@@ -43,22 +44,18 @@ def wait_for_rounds(process: subprocess.Popen[str], out: Path) -> None:
         time.sleep(0.05)
 
 
-def sweep(shared_ray: dict[str, str], folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a sweep in this folder on the tests' Ray."""
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=400, cwd=folder, env=shared_ray)
-    assert done.returncode == code, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str]) -> Table:
+def table(
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str], sweeps: Callable[[str], ModuleType]
+) -> Table:
     """A table 1 that was killed half-way and resumed: its folder, its artifacts, what it printed in the end."""
     folder = tmp_path_factory.mktemp("table1")
     # relative folders, as a user would name them: a trial works in a folder of its own and must find them all the same
-    words = ["table1.py", *TABLE1, "--out=out", "--artifacts=artifacts"]
+    words = [*TABLE1, "--out=out", "--artifacts=artifacts"]
     process = subprocess.Popen(
-        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=shared_ray
-    )
+        command("table1.py", *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, cwd=folder,
+        env=shared_ray,
+    )  # fmt: skip
     wait_for_rounds(process, folder / "out")
     process.kill()
     process.wait()
@@ -66,7 +63,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str]) 
     deadline = time.monotonic() + 60
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"] and time.monotonic() < deadline:
         time.sleep(0.1)  # Ray ends the killed sweep's processes
-    return folder / "out", folder / "artifacts", sweep(shared_ray, folder, *words, "--resume").stdout
+    return folder / "out", folder / "artifacts", sweep_output(sweeps("table1").table1, folder, *words, "--resume")
 
 
 def test_a_sweep_killed_half_way_and_resumed_leaves_what_it_promises(
@@ -123,14 +120,16 @@ def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert [content for content in states if cell.parent.name.encode() in content]
 
 
-def test_tune_sweeps_fields_reusing_generators(table: Table, shared_ray: dict[str, str], tmp_path: Path) -> None:
+def test_tune_sweeps_fields_reusing_generators(
+    table: Table, sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
     _, artifacts, _ = table
     words = [
-        "tune.py", *SMALL, OFF, QUICK, "--out=out", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
+        *SMALL, OFF, QUICK, "--out=out", f"--artifacts={artifacts}", "--sharing=shuffled_synthetic",
         "--space=alpha=0.1", "--space=p=uniform(0,0.5)", "--space=lr=loguniform(0.01,0.1)", "--samples=2",
         "--metric=best_accuracy", "--scheduler=asha",
     ]  # fmt: skip
-    assert "none had to be trained" in sweep(shared_ray, tmp_path, *words).stdout
+    assert "none had to be trained" in sweep_output(sweeps("tune").tune, tmp_path, *words)
     cells = json.loads((tmp_path / "out" / "summary.json").read_text())["cells"]
     assert len(cells) == len({c["sharing.p"] for c in cells}) == 2
     # ASHA may stop some half-way, but those that ran all rounds are finished and summarised
@@ -145,9 +144,10 @@ def test_a_run_that_fails_takes_no_other_with_it_and_rejected_replies_are_report
 ) -> None:
     """With a learning rate of 1e30 every client diverges, and a round without a reply stops the run."""
     out = tmp_path / "out"
-    words = ["tune.py", *SMALL, OFF, "--out=out", "--space=lr=0.1,1e30", "--sharing.setting=real"]
+    words = command("tune.py", *SMALL, OFF, "--out=out", "--space=lr=0.1,1e30", "--sharing.setting=real")
     words += ["--federation.rounds=1", "--data.limit=200", "--client.epochs=2", "--federation.max_norm=0.85"]
-    done = sweep(shared_ray, tmp_path, *words, code=1)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, cwd=tmp_path, env=shared_ray)
+    assert done.returncode == 1, done.stderr
     (cell,) = [c for c in json.loads((out / "summary.json").read_text())["cells"] if c["status"] == "finished"]
     assert cell["client.lr"] == 0.1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]

@@ -53,6 +53,12 @@ def ends(process: subprocess.Popen[str]) -> str:
     return said
 
 
+SOON = (
+    "RAY_health_check_period_ms=500 AUTOSCALER_UPDATE_INTERVAL_S=1 AUTOSCALER_HEARTBEAT_TIMEOUT_S=10 "
+    "RAY_gcs_rpc_server_reconnect_timeout_s=10 RAY_gcs_server_request_timeout_seconds=20"
+)
+"""Ray finds after seconds, not minutes, that a worker or the head has ended."""
+
 NODES = """
 import ray
 ray.init(log_to_driver=False)
@@ -100,7 +106,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         for old, new in (
             ("head_ip: REPLACE", f"head_ip: {head.ip}"), ("[REPLACE]", f"[{worker.ip}]"),
             ("ssh_user: REPLACE", "ssh_user: root"), ("~/.ssh/id_ed25519", "/mnt/keys/operator"),
-            ("setup_commands:", "unused_commands:"),
+            ("setup_commands:", "unused_commands:"), ("ray start --", f"{SOON} ray start --num-cpus=1 --"),
         ):  # fmt: skip
             assert old in text, old
             text = text.replace(old, new)
@@ -152,7 +158,7 @@ def working(lab: Lab, process: subprocess.Popen[str]) -> set[str]:
 
 
 JOIN = (
-    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=2 "
+    ". ~/fedcommons/cluster/environment.sh && ray start --address={head}:6379 --node-ip-address={ip} --num-cpus=1 "
     '--labels="$(python -m fedcommons.runtime.cpu_kind)"'
 )
 

@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.convergence.estimators import (
-    PARTS,
-    Moments,
-    Part,
-    clients_of,
-    delta_sq,
-    moments,
-    zeta_sq_of_each,
-)
+from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, moments, zeta_sq_of_each
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData
