@@ -146,7 +146,7 @@ def test_a_component_that_breaks_is_named_in_one_sentence(
         config = one_round(method, "wrong.py:Wrong")
         if method.dry:
             with Display() as display:
-                dry_run.dry_run([Trial(out.name, config)], lab, display, in_ray=False)
+                dry_run.print_costs([Trial(out.name, config)], lab, display, in_ray=False)
         else:
             runs.run(config, out)
         return 0

@@ -238,10 +238,10 @@ def counted(params: Mapping[str, Any]) -> None:
     import os
     import signal
 
-    from fedcommons.tune import scheduler
+    from fedcommons.tune.scheduler import shared_value
 
     name = params["cell"]
-    marks = Path(scheduler.value(name)["out"]) / f"{name}.starts"
+    marks = Path(shared_value(name)["out"]) / f"{name}.starts"
     with open(marks, "a", encoding="utf-8") as file:
         file.write("x")
     if (marks.parent / "dies").read_text() == name and marks.read_text() == "x":

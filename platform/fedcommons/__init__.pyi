@@ -144,4 +144,5 @@ from .tune.api import load as load
 from .tune.api import run as run
 from .tune.api import sweep as sweep
 
+__all__: list[str]
 __version__: str
