@@ -15,12 +15,12 @@ test: $(VENV)/.installed
 test-long: $(VENV)/.installed
 	$(RUN) -m pytest -m long -n 2 --dist worksteal $(ARGS)
 
-# Writes the sentences of refused commands anew (tests/test_refusals.py); look at the diff.
+# Writes the sentences of refused commands anew (tests/cli/test_refusals.py); look at the diff.
 snapshots: $(VENV)/.installed
-	$(RUN) -m pytest -n 0 --inline-snapshot=fix tests/test_refusals.py $(ARGS)
+	$(RUN) -m pytest -n 0 --inline-snapshot=fix tests/cli/test_refusals.py $(ARGS)
 
 # Only files with such tests are read, or those that ARGS names: importing all of tests/ takes longer than some tests.
-MARKED = $(if $(filter tests/%,$(ARGS)),,$(shell grep --files-with-matches 'mark\.$(1)' tests/test_*.py))
+MARKED = $(if $(filter tests/%,$(ARGS)),,$(shell grep --files-with-matches 'mark\.$(1)' --recursive --include='test_*.py' tests))
 test-ray: $(VENV)/.installed
 	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(call MARKED,ray) $(ARGS)
 
@@ -39,9 +39,11 @@ cluster-check: $(VENV)/.installed
 # The tests that compare bits, with the instructions of other CPUs, which round differently, and the tests that read and
 # write texts most, in a locale that is not UTF-8.
 CPUS := "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"
-BITS := $(addprefix tests/test_,identities.py contract.py every_algorithm.py resume.py laboratory.py weighted_examples.py \
-  dp_vectorised.py private_steps.py private_ddpm.py planted_faults.py feddpms.py)
-TEXTS := $(addprefix tests/test_,cli.py report.py)
+BITS := $(addprefix tests/,algorithms/test_identities.py testing/test_contract.py algorithms/test_every_algorithm.py \
+  runs/test_resume.py convergence/test_laboratory.py core/test_weighted_examples.py \
+  $(addprefix privacy/test_,dp_sgd_vmap.py private_steps.py planted_faults.py) generators/test_private_ddpm.py \
+  algorithms/test_feddpms.py)
+TEXTS := tests/cli/test_cli.py tests/reports/test_report.py
 LOCALE := LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(LOCALE) $(RUN) -m pytest -m "not slow and not ray and not browser" -n 2 \

@@ -2,7 +2,7 @@
 
 python benchmarks/scaling.py [actors hosts clients participants parameters] [--json]
 
-actors: 1 to 8 on this machine. hosts: two hosts of tests/hosts.py, namespaces on this machine that share its cores, by
+actors: 1 to 8 on this machine. hosts: two hosts of tests/helpers/hosts.py, namespaces that share its cores, by
 TLS (needs root). clients: N from 10 to 10^6, ten of them a round. participants: C N from 10 to 10^4.
 parameters: models from 10^4 to 10^8. Each row is measured in a fresh process, after a round of warming up; it is the
 median over rounds of the seconds that
@@ -202,7 +202,7 @@ def here(scale: Scale) -> dict[str, float]:
 
 def on_two_hosts(scales: Sequence[Scale]) -> list[dict[str, float]]:
     """The rows, measured on the first of two hosts; the driver is there, and half of the actors are on the other."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import hosts  # pyright: ignore[reportMissingImports]
 
     if why := hosts.missing():

@@ -24,7 +24,7 @@ from fedcommons.storage.artifact_store import key_of
 from fedcommons.tune.sweep import Trial, cell
 from papers.fedssyn import sizes
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 NAMES = json.loads((HERE / "names.json").read_text())
 
 

@@ -14,7 +14,7 @@ import yaml
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import nearest
 
-SWEEPS = Path(__file__).parent.parent / "sweeps"
+SWEEPS = Path(__file__).parents[2] / "sweeps"
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.py"))
 HEAVY = ("torch", "pytorch_lightning", "ray", "diffusers", "torchvision", "matplotlib", "opacus", "pandas", "sklearn",
          "scipy", "wandb")  # fmt: skip

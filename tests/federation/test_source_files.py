@@ -19,7 +19,7 @@ from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
 from fedcommons.tune.sweep import Trial, todo
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CHANGED = "platform/fedcommons/seeding.py"
 
 

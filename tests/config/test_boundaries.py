@@ -112,7 +112,7 @@ def cases() -> Iterator[tuple[Method, str]]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, with right components of every kind."""
-    shutil.copy(Path(__file__).with_name("right_parts.py"), tmp_path / "right.py")
+    shutil.copy(Path(__file__).parents[1] / "helpers" / "right_parts.py", tmp_path / "right.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCOMMONS_PARTS", str(tmp_path))
     return tmp_path

@@ -21,7 +21,7 @@ from sweep_runs import sweep_output
 from fedcommons.core.rejections import told
 from fedcommons.runs.experiment import run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ray
 
 SMALL = ["--preset=smoke", "--data.limit=100", "--client.epochs=1", "--federation.rounds=2"]

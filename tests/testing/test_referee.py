@@ -18,7 +18,7 @@ from fedcommons.flat_tensors import Payload, copy, flat, scale
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.referee import Claims
 
-FOREIGN = Path(__file__).with_name("foreign_clients.py")
+FOREIGN = Path(__file__).parents[1] / "helpers" / "foreign_clients.py"
 
 
 def failed(algorithm: Algorithm, claims: Claims = referee.NOTHING, until: str = "") -> dict[str, str]:

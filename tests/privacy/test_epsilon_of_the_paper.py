@@ -12,7 +12,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from fedcommons.privacy.accountants import epsilon, noise_for
 
-PAGE = (Path(__file__).parent.parent / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
 DELTA = 1e-5
 GIVEN = ("setting", "command", "q", "noise multiplier", "steps")
 """Columns of what an epsilon is computed from; all others are epsilons."""

@@ -237,7 +237,7 @@ def test_the_problem_of_the_released_code_and_of_the_paper(agc: ModuleType) -> N
     assert load_problem(agc.arguments([])).x.max() == 1
 
 
-DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
+DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
 replicate = report_runs.script("replicate")
@@ -272,7 +272,7 @@ def test_verdicts() -> None:
 
 
 def test_the_committed_numbers_have_their_verdicts() -> None:
-    file = Path(__file__).parents[1] / "docs" / "results" / "replications.csv"
+    file = Path(__file__).parents[2] / "docs" / "results" / "replications.csv"
     lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
     for line in lines:

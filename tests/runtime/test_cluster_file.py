@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray warns of its own old modules
 
 

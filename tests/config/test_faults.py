@@ -1,6 +1,6 @@
 """Whatever options ask for, a command does its work or ends with one sentence, and changes no other file.
 
-``FEDCOMMONS_EXAMPLES=2000 pytest -m slow tests/test_faults.py`` runs the campaign, and each test run a slice.
+``FEDCOMMONS_EXAMPLES=2000 pytest -m slow tests/config/test_faults.py`` runs the campaign, and each test run a slice.
 """
 
 import json

@@ -27,7 +27,7 @@ from lightning_modules import Classifier
 DIGITS = load(Data())
 FOLDERS = {"mnist": "MNIST/raw", "fmnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py",
            "cifar100": "cifar-100-python"}  # fmt: skip
-REAL = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[2] / "shared" / "data")
+REAL = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
 def parts(dataset: Dataset) -> list[Examples]:

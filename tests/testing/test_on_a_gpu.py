@@ -123,7 +123,7 @@ class _Buggy(FedDyn):
         super().regularise(params, x, g_i)
 
 
-WAITS = r"a local step waits for the GPU .* in tests/test_on_a_gpu\.py:\d+$"
+WAITS = r"a local step waits for the GPU .* in testing/test_on_a_gpu\.py:\d+$"
 
 BUGS: dict[str, tuple[str, Callable[[], Algorithm]]] = {
     "zeros without a device": ("same device", partial(_Buggy, bug=lambda p, g: g.add_(torch.zeros(g.shape)))),
@@ -271,5 +271,5 @@ def test_waits_and_copies_are_counted_by_line(what: str, gpu: PretendGPU) -> Non
     before = gpu.seen.since(type(gpu.seen)())
     do(x)
     found = gpu.seen.since(before)
-    assert all(line.startswith("tests/test_on_a_gpu.py:") for line in found.waits | found.copies)
+    assert all(line.startswith("testing/test_on_a_gpu.py:") for line in found.waits | found.copies)
     assert (found.waits.total(), found.copies.total()) == expected

@@ -128,7 +128,7 @@ def test_both_figures_from_small_runs(parameters: ModuleType, tmp_path: Path) ->
             assert sum(result.course(name)[r][0] for name in courses.TERMS.values()) == pytest.approx(100, rel=1e-9)
 
 
-PAPER = Path(__file__).parent.parent / "sweeps" / "papers" / "fedssyn" / "published" / "fedssyn_table1_rounds.csv"
+PAPER = Path(__file__).parents[2] / "sweeps" / "papers" / "fedssyn" / "published" / "fedssyn_table1_rounds.csv"
 HEAD = "dataset,algorithm,n_clients,participation_rate,alpha,rounds_fedssyn,rounds_vanilla"
 FORMULA, TOTAL, PRINTED = "saved % (paper's formula)", "saved % (all clients)", "table A.2 prints"
 SUMMARY = ("bytes_down", "bytes_up", "bytes_once", "partition")

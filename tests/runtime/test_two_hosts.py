@@ -19,7 +19,7 @@ from fedcommons.runtime import cpu_kind
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real"
 BOTH = f"{TABLE1},shuffled_synthetic"
 

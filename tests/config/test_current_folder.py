@@ -11,7 +11,7 @@ import pytest
 from fedcommons.config import registry
 from fedcommons.tune import cost
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seconds: 2 of a step of the server, 1 of a training of a client, 0.5 + 0.01 B of a local step of B examples."""
-    own = {"algorithm": "test_cost:Polish", "measure.every": 0, "federation.rounds": 6, **UNEQUAL, "straggler.q": 0.7}
+    own = {"algorithm": f"{__file__}:Polish", "measure.every": 0, "federation.rounds": 6, **UNEQUAL, "straggler.q": 0.7}
     mine, average = ready(tmp_path, own), ready(tmp_path, {**own, "algorithm": "fedavg"})
     module: Any = sys.modules[type(mine.algorithm).__module__]
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: module.SECONDS[0]))
@@ -310,7 +310,7 @@ class Mixes(Real):
 def test_a_stage_that_takes_long_is_priced_by_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=count(0.0, 3.0).__next__))  # all takes 3 seconds
     for epochs in (500, 2):
-        prepared = build.prepare(_config(tmp_path, {"sharing.setting": "test_cost:Mixes", "sharing.epochs": epochs}))
+        prepared = build.prepare(_config(tmp_path, {"sharing.setting": f"{__file__}:Mixes", "sharing.epochs": epochs}))
         assert cost.contribute(prepared, [])[1] == 3 * epochs / 2
     assert shorter_of(Real()) == (Real(), 1.0)
 
