@@ -128,13 +128,29 @@ def home(name: str) -> str:
     return next(str(node.module) for node in imports if name in {alias.name for alias in node.names})
 
 
+def files() -> str:
+    """Every module by its folder, with the first line of its docstring."""
+    lines, folder = [], None
+    for path in sorted(
+        (p for root in ("platform", "lightning_modules", "sweeps") for p in (ROOT / root).rglob("*.py")),
+        key=lambda p: (p.parent, p.name),
+    ):
+        summary = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        if path.parent != folder:
+            folder = path.parent
+            lines += ["", f"## `{folder.relative_to(ROOT)}`", ""]
+        if path.name != "__init__.py":
+            lines.append(f"- `{path.name}`: {plain(summary)}")
+    return "\n".join(lines)
+
+
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
-    makers = {"docstring": docstring, "sweep": sweep, "public": public}
+    makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files}
 
     def one(asked: re.Match[str]) -> str:
         return makers[asked[1]](*asked[2].split())
 
-    text[0] = re.sub(r"<!-- (docstring|sweep|public)((?: \w+)*) -->", one, text[0])
+    text[0] = re.sub(r"<!-- (docstring|sweep|public|files)((?: \w+)*) -->", one, text[0])
 
 
 def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
