@@ -1,0 +1,9 @@
+"""The module's old path, for one version: users' sharing strategies import ``needs`` from here."""
+
+from warnings import warn
+
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, needs
+
+__all__ = ["Contribution", "GeneratorRecipe", "Need", "needs"]
+
+warn("fedcommons.sharing.needs is fedcommons.generators.requests", DeprecationWarning, stacklevel=2)
