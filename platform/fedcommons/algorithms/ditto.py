@@ -1,16 +1,17 @@
-"""Ditto: each client has a model of its own beside the server's, and is pulled towards it.
+"""Ditto: each client trains a personal model, which a proximal term pulls towards the server model.
 
 Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221,
-algorithm 1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: its own model;
-f_i: its loss;  lam: strength of the pull, >= 0.
+algorithm 1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: its personal
+model;  f_i: its loss;  lam: strength of the pull, >= 0.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - x)),  K steps
 
-lam = 0: each client trains alone. The larger lam, the nearer is v_i to the server model.
+With lam = 0 each client trains v_i alone. A larger lam keeps v_i closer to the server model.
 
-Departs from the paper: v_i begins at the server model of the client's first round, which is also what a client has that
-has not taken part yet; in the paper at the untrained model. v_i makes as many steps as y_i, on batches of its own, with
-BatchNorm statistics of its own. Under DP-SGD both trainings are charged, though v_i stays with the client.
+Departs from the paper: v_i starts at the server model of the client's first round; in the paper it starts at the
+untrained model. A client that has not taken part yet is evaluated with the server model. v_i takes the same number of
+steps as y_i, on other batches and with separate BatchNorm statistics. Under DP-SGD the ledger charges both trainings,
+though v_i stays with the client.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class Ditto:
-    """FedAvg, and for each client min_v f_i(v) + (lam/2) ||v - x||^2 by local SGD from its last v_i."""
+    """FedAvg for x;  v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i."""
 
     trains_twice = True
 
@@ -47,7 +48,7 @@ class Ditto:
         x = flat(message.common, "model")
         server = copy(work.buffers)
         reply = weighted_reply(x, work.local(x, data, seed), work.weight(data))
-        after = copy(work.buffers)  # of y_i: these are the engine's
+        after = copy(work.buffers)  # The engine sends the statistics of y_i.
         work.load_buffers(flat(memory, "statistics") if memory else server)
         anchors = dict(x)
 
@@ -56,12 +57,12 @@ class Ditto:
                 if v.grad is not None:
                     v.grad.add_(v.detach() - anchors[name], alpha=self.lam)
 
-        own = work.local(flat(memory, "own") if memory else x, data, seed_for(seed, "personal"), add_to_grad=pull)
-        kept = {"own": copy(own.model), "statistics": copy(work.buffers)}
+        personal = work.local(flat(memory, "own") if memory else x, data, seed_for(seed, "personal"), add_to_grad=pull)
+        new_memory = {"own": copy(personal.model), "statistics": copy(work.buffers)}
         work.load_buffers(after)
-        metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
-        releases = [*reply.releases, own.spent.of("delta")]
-        return Reply(reply.sums, weight=reply.weight, memory=kept, metrics=metrics, releases=releases)
+        metrics = {**reply.metrics, "personal_loss": personal.metrics["loss"]}
+        releases = [*reply.releases, personal.spent.of("delta")]
+        return Reply(reply.sums, weight=reply.weight, memory=new_memory, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}

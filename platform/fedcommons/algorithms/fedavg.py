@@ -1,9 +1,10 @@
-"""FedAvg: clients train, the server averages.
+"""FedAvg: clients train the server model on their data, and the server averages the results.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-arXiv:1602.05629, algorithm 1.
+arXiv:1602.05629, algorithm 1.   x: server model;  y_i: client i's model after local training;  n_i: its examples.
 
-Departs from the paper: every drawn client weighs the same by default (Fedssyn); ``weighting="samples"`` is the paper's.
+Departs from the paper: by default all selected clients have the same weight w_i = 1, as in Fedssyn. The paper has
+``weighting="samples"``, that is w_i = n_i.
 """
 
 from dataclasses import dataclass

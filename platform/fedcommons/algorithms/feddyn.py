@@ -1,12 +1,12 @@
-"""FedDyn: a regulariser that changes each round, so that clients' and server's stationary points agree in the end.
+"""FedDyn: a regulariser changes each round, so that the clients' stationary points and the server's agree at convergence.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv:2111.04263, algorithm 1.
 x: server model;  y_i: client i's model;  g_i: client i's estimate of its gradient;  h: mean of g_i over all N clients;
 both are zero at first;  alpha: strength of the regulariser, > 0;  S: the clients of the round.
 
-Departs from the paper: gradients are clipped at norm 10, as in the authors' code. ``squared=False`` takes the proximal
-term of Fedssyn's released code, (alpha/2) ||y - x||. With ``weighting="samples"`` the paper's 1/|S| and 1/N become
-w_i / sum_j w_j, where the sum is over S for the mean and over all N clients for h.
+Departs from the paper: gradients are clipped at norm 10, as in the authors' code. ``squared=False`` uses the proximal
+term of Fedssyn's released code, (alpha/2) ||y - x||. With ``weighting="samples"`` the weights w_i / sum_j w_j replace
+the paper's 1/|S| and 1/N. The sum is over S for the mean and over all N clients for h.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
 class FedDyn:
     """Local loss f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2;  g_i <- g_i - alpha (y_i - x).
 
-    h <- h - alpha (1/N) sum_S (y_i - x);  x <- mean_S y_i - h/alpha.  ``model/mean``, evaluated too, is mean_S y_i.
+    h <- h - alpha (1/N) sum_S (y_i - x);  x <- mean_S y_i - h/alpha.  ``model/mean`` is mean_S y_i, also evaluated.
     """
 
     alpha: Annotated[float, "(0, 1e38]"] = 0.01
@@ -57,15 +57,17 @@ class FedDyn:
     def regularise(
         self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]
     ) -> None:
-        """Adds -g_i + alpha (y - x) to the gradient, then clips it."""
+        """Add -g_i + alpha (y - x) to the gradient, then clip the gradient."""
         moved = {name: y.detach() - x[name] for name, y in params.items()}
         pull = torch.tensor(self.alpha, dtype=torch.float64)
-        if not self.squared:  # the gradient of (alpha/2) ||y - x||; zero at y = x
+        if not self.squared:
             distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
-            pull = pull / 2 / distance.double().clamp(min=1e-12)  # a tensor: float() would wait for a GPU
+            # The clamp makes the gradient of (alpha/2) ||y - x|| zero at y = x. Python floats would wait for the GPU.
+            pull = pull / 2 / distance.double().clamp(min=1e-12)
         for name, y in params.items():
             if y.grad is not None:
-                y.grad = torch.addcmul(y.grad.sub_(g_i[name]), moved[name], pull.to(y.grad.dtype))  # vmap: no addcmul_
+                # torch.func.vmap does not support addcmul_.
+                y.grad = torch.addcmul(y.grad.sub_(g_i[name]), moved[name], pull.to(y.grad.dtype))
         if self.clip is not None:
             clip_gradients(params.values(), self.clip)
 

@@ -1,16 +1,16 @@
-"""FedMix: mixup with mean images of other clients, to first order, so that no single image is shared.
+"""FedMix: first-order mixup with mean images of the clients, so that no client shares a single image.
 
 Yoon et al., "FedMix: Approximation of mixup under mean augmented federated learning", ICLR 2021, arXiv:2107.00233,
 equation 4 and algorithm 2.   x, y: an image as the network sees it and its label;  x_bar, y_bar: mean of M images of
-one client and of their labels as frequencies;  lambda (``mix``): share of the mean;  u = (1 - lambda) x.
+one client, and the class frequencies of their labels;  lambda (``mix``): share of the mean image;  u = (1 - lambda) x.
 
-Before round 1 every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``): images in
-a mean.
+Before round 1 every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``): number of
+images per mean.
 
-Departs from the paper: in every step one mean is drawn from the means of all clients, the client's own included. The
-last term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds it, as in the paper's algorithm box. A
-client's images are cut into groups of M to 2 M - 1 images; a client with fewer than M makes one mean of all. The means
-are shared without noise, so they are not private.
+Departs from the paper: every step samples one mean from the means of all clients, including the client itself. The
+last term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds the factor, as in the paper's algorithm
+box. A client splits its images into groups of M to 2 M - 1 images. A client with fewer than M images shares one mean of
+all its images. The means have no noise, so they are not private.
 """
 
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ from fedcommons.seeding import generator, numpy_generator
 class FedMix:
     """Loss (1 - lambda) CE(f(u), y) + lambda CE(f(u), y_bar) + lambda <grad_u CE(f(u), y), x_bar>, per example.
 
-    The means are shared before round 1 and are in ``ClientData.commons``. The module's ``training_step`` must be a
-    cross entropy, and its ``normalise`` must map images to the network's input.
+    The engine shares the means before round 1 and stores them in ``ClientData.commons``. The module's ``training_step``
+    must be a cross entropy, and its ``normalise`` must map images to the network's input.
 
     Raises:
-        ValueError: the clients hold no means.
+        ValueError: ``ClientData.commons`` is None.
     """
 
     watches_head = True
@@ -56,7 +56,7 @@ class FedMix:
     """multiply the last term by 1 - lambda, as in the paper's algorithm box"""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """Every mean goes up once and comes down to the N - 1 other clients."""
+        """Return all means. The engine uploads each mean once and sends it to the N - 1 other clients."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
         releases = [Release(client, what, seen=n) for client, n in enumerate(clients.sizes)]
@@ -76,7 +76,7 @@ class FedMix:
 
         def see(x: Tensor) -> Tensor:
             if data.x.is_floating_point():
-                return x  # features that are floating already pass as they are
+                return x  # Floating-point features need no normalisation.
             return module.normalise(x)  # pyright: ignore[reportCallIssue]
 
         head = Head(module)
@@ -87,12 +87,12 @@ class FedMix:
             j = int(torch.randint(len(means), (), generator=generator(seed, "means", step)))
             x_bar, y_bar = see(means.x[j]), means.y[j]
             u = ((1 - mix) * see(images)).requires_grad_()
-            value = module.training_step((u, labels, *weights), step)  # CE(f(u), y), the mean over the batch
+            value = module.training_step((u, labels, *weights), step)  # mean of CE(f(u), y) over the batch
             assert isinstance(value, Tensor)
-            of_mean = F.cross_entropy(head.outputs, y_bar.expand(len(labels), -1), reduction="none")
-            of_mean = (of_mean * weights[0] if weights else of_mean).mean()
+            mean_loss = F.cross_entropy(head.outputs, y_bar.expand(len(labels), -1), reduction="none")
+            mean_loss = (mean_loss * weights[0] if weights else mean_loss).mean()
             (gradient,) = torch.autograd.grad(value, u, create_graph=True)
-            return (1 - mix) * value + mix * of_mean + factor * (gradient * x_bar).sum()
+            return (1 - mix) * value + mix * mean_loss + factor * (gradient * x_bar).sum()
 
         with head.watched():
             trained = work.local(x, data, seed, loss=loss)
@@ -103,7 +103,7 @@ class FedMix:
 
 
 def mean_images(clients: Clients, size: int, n_classes: int, seed: int) -> Examples:
-    """Each client's means: x (m, C, H, W) float32 in 0..255, y (m, classes) label frequencies."""
+    """Return the means of all m groups: x (m, C, H, W), float32 in 0..255, and y (m, classes), class frequencies."""
     images, labels = [], []
     for client, data in enumerate(clients):
         order = numpy_generator(seed, "means", client).permutation(len(data))

@@ -2,9 +2,9 @@
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020,
 arXiv:2007.07481, equation 11 with the server's effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
-i's model after K steps;  r: momentum;  w_i: its weight, summing to one over the round;  a_i: its normaliser.
+i's model after K steps;  r: momentum;  w_i: client i's weight, with sum_i w_i = 1 over the round;  a_i: its normaliser.
 
-Departs from the paper: nothing known. Weight decay is a part of the loss and does not change a_i, as in NIID-Bench.
+Departs from the paper: nothing known. Weight decay is part of the loss and does not change a_i, as in NIID-Bench.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 @dataclass(frozen=True)
 class FedNova:
-    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i: see ``normaliser``, K without momentum."""
+    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i = ``normaliser(K, r)``."""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":
@@ -51,6 +51,6 @@ class FedNova:
 
 
 def normaliser(steps: int, momentum: float) -> float:
-    """a = K for momentum r = 0, else [K - r (1 - r^K)/(1 - r)]/(1 - r): the sum of the weights of K gradients."""
+    """Return a = [K - r (1 - r^K)/(1 - r)]/(1 - r), the sum of the weights of K gradients; a = K without momentum r."""
     r = momentum
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)

@@ -1,11 +1,10 @@
-"""FedPer: the clients share the first layers of the model, and each has last layers of its own.
+"""FedPer: clients share the first layers of the model, and each client trains personal last layers.
 
 Arivazhagan et al., "Federated learning with personalization layers", 2019, arXiv:1912.00818, algorithms 1 and 2.
-Symbols as in kept_part.py: x are the base layers, h_i the personalization layers of client i.
+The symbols are those of partial_sharing.py: x are the base layers, h_i the personalization layers of client i.
 
-Departs from the paper: clients are weighted as in FedAvg (in the paper by n_i: ``federation.weighting samples``), and
-all layers are trained together in the same local steps. The personal layers are the module's ``head``, or are chosen by
-patterns.
+Departs from the paper: clients are weighted as in FedAvg; the paper's weights n_i are ``federation.weighting samples``.
+Each local step trains all layers together. The personal layers are the module's ``head``, or patterns select them.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ from fedcommons.flat_tensors import Flat, Payload
 class FedPer:
     """FedAvg on the base layers; each client keeps its personal layers from round to round.
 
-    With all layers personal, clients train alone; with none it is FedAvg.
+    If all layers are personal, clients train alone. If no layer is personal, this is FedAvg.
 
     Raises:
-        UserError: a pattern matches no layer, or no pattern was given and the model has no ``head``.
+        UserError: a pattern matches no layer, or ``layers`` is None and the model has no ``head``.
     """
 
     layers: str | None = None
@@ -56,15 +55,15 @@ class FedPer:
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:
-    """Names of the parameters in the layers that match (a layer: a parameter's name without its last part)."""
+    """Return the parameters of the layers that match (a layer's name is a parameter's name without its last part)."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model))
-    there = f"the layers are {', '.join(layers)}."
+    available = f"the layers are {', '.join(layers)}."
     if patterns is None:
         if not head:
-            raise UserError(f"fedper.layers must be given, as the model names no head; {there}")
+            raise UserError(f"fedper.layers must be given, as the model names no head; {available}")
         return list(head)
     chosen = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in chosen:
         if not any(fnmatchcase(layer, pattern) for layer in layers):
-            raise UserError(f"fedper.layers: {pattern!r} matches no layer; {there}")
+            raise UserError(f"fedper.layers: {pattern!r} matches no layer; {available}")
     return [name for name in model if any(fnmatchcase(name.rpartition(".")[0], pattern) for pattern in chosen)]

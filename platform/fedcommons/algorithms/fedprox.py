@@ -3,8 +3,8 @@
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2.
 x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.
 
-Departs from the paper: clients are drawn uniformly. Late clients' partial work is taken (its gamma-inexact solutions),
-where the straggler rule leaves any.
+Departs from the paper: the server selects clients uniformly. It uses the partial work of stragglers (the paper's
+gamma-inexact solutions) if the straggler rule has a straggler send partial work.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class FedProx:
-    """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i's."""
+    """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i."""
 
     takes_partial = True
     mu: Annotated[float, "[0, 1e38]"] = 0.01
@@ -42,7 +42,7 @@ class FedProx:
         return weighted_reply(x, trained, work.weight(data))
 
     def pull(self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor]) -> None:
-        """Adds mu (y - x) to the gradient."""
+        """Add mu (y - x) to the gradient."""
         for name, y in params.items():
             if y.grad is not None:
                 y.grad.add_(y.detach() - x[name], alpha=self.mu)

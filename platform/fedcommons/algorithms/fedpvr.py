@@ -1,11 +1,11 @@
-"""FedPVR: SCAFFOLD's correction on the last layers only, where clients differ most.
+"""FedPVR: SCAFFOLD's correction is applied only to the last layers, in which the clients' models differ most.
 
 Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data",
-CVPR 2023, arXiv:2212.02191, algorithm 1.   Symbols as in scaffold.py; c and c_i exist, and travel, for the chosen
-layers only.
+CVPR 2023, arXiv:2212.02191, algorithm 1.   The symbols are those of scaffold.py. Clients and server have and
+send the control variates c and c_i of the selected layers only.
 
-Departs from the paper: the layers are chosen by patterns. By default they are all linear layers: for VGG-11 these are
-the layers of the authors' code, which takes every parameter after the 16th. Clients are weighted as in scaffold.py.
+Departs from the paper: patterns select the layers. The default is all linear layers. For VGG-11 these are the layers of
+the authors' code, which corrects every parameter after the 16th. Clients are weighted as in scaffold.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sel
 class FedPVR:
     """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the others.
 
-    Patterns are like those of file names and are matched with the names of layers (a parameter's name without its last
-    part). None: all layers whose weight is a matrix, that is, linear layers. Empty: no layer.
+    Patterns use the syntax of file name patterns and match layer names (a parameter's name without its last part).
+    None selects all layers whose weight is a matrix, that is, linear layers. An empty string selects no layer.
 
     Raises:
-        UserError: a pattern matches no layer, or no pattern was given and no layer is linear.
+        UserError: a pattern matches no layer, or ``layers`` is None and no layer is linear.
     """
 
     layers: str | None = None
@@ -84,7 +84,7 @@ def _patterns(text: str | None) -> list[str] | None:
 
 
 def corrected(model: Flat, patterns: Sequence[str] | None) -> list[str]:
-    """Names of the parameters in the layers that match, in the model's order."""
+    """Return the parameter names of the layers that match a pattern, in the model's order."""
     layers: dict[str, list[str]] = {}
     for name in model:
         layers.setdefault(name.rpartition(".")[0], []).append(name)

@@ -1,17 +1,17 @@
-"""MOON: a contrastive loss pulls a client's features towards the server model's, away from its previous model's.
+"""MOON: a contrastive loss pulls a client's features towards the server model's and away from its previous model's.
 
 Li et al., "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, equation 3 and algorithm 1.
 z, z_glob, z_prev: features of a batch (the input of the module's ``head``) under the local model, the server model and
-the client's model after its previous round;  mu: weight of the contrast;  T: temperature.
+the client's model after its previous round;  mu: weight of the contrastive loss l_con;  T: temperature.
 
-Departs from the paper: there is a projection head only if the network has one (``model.projection``). Server model and
-previous model are evaluated in evaluation mode, without gradients. In a client's first round z_prev is of the initial
-model.
+Departs from the paper: there is a projection head only if the network has one (``model.projection``). The client
+computes z_glob and z_prev in evaluation mode, without gradients. In a client's first round, the initial model gives
+z_prev.
 
-The server's and the previous model stand still, so z_glob and z_prev of an image are kept from a client's first epoch
-to its last. They are computed in each step with augmentation, where no image is seen twice; under DP-SGD, where an
-example's gradient may depend on no other one; and with ``drop_last``, where a first epoch leaves images out. At mu = 0
-they are not needed: it is FedAvg.
+The server model and the previous model do not change during local training. So the client caches z_glob and z_prev of
+each image in its first epoch. There are three exceptions, in which the client computes both in each step:
+augmentation, which never repeats an image; DP-SGD, where an example's gradient may not depend on other examples; and
+``drop_last``, where the first epoch leaves images out. At mu = 0 the client computes neither: MOON is FedAvg.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from fedcommons.flat_tensors import Flat, Payload, copy, flat
 
 @dataclass(frozen=True)
 class MOON:
-    """Local loss CE + mu l_con;  l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})), s cosine similarities."""
+    """Local loss CE + mu l_con;  l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})), s: cosine similarity."""
 
     watches_head = True
 
@@ -57,8 +57,8 @@ class MOON:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
-        head, own, n = Head(module), len(data.columns), len(data)
-        server = {**x, **copy(work.buffers)}  # the server's buffers, before training moves them
+        head, n_columns, n = Head(module), len(data.columns), len(data)
+        server = {**x, **copy(work.buffers)}  # Training changes work.buffers.
         if memory:
             previous = {**flat(memory, "previous"), **flat(memory, "previous buffers")}
         else:
@@ -71,29 +71,29 @@ class MOON:
             module.train()
             return head.inputs
 
-        kept: list[Tensor] = []  # z_glob and z_prev of the client's images, (n, ...)
+        cached: list[Tensor] = []  # cached z_glob and z_prev of the client's images, each (n, ...)
 
-        def of_both(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
+        def reference_features(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
             if rows is not None and batch >= -(-n // work.loop.batch_size):  # the first epoch is over
-                return [z[rows].flatten(0, 1) for z in kept]
+                return [z[rows].flatten(0, 1) for z in cached]
             both = [features(model, inputs) for model in (server, previous)]
             if rows is not None:
-                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # an image may have several embeddings
-                kept[:] = kept or [z.new_empty(n, *z.shape[1:]) for z in parts]
-                for z, part in zip(kept, parts, strict=True):
+                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # One image may have several embeddings.
+                cached[:] = cached or [z.new_empty(n, *z.shape[1:]) for z in parts]
+                for z, part in zip(cached, parts, strict=True):
                     z[rows] = part
             return both
 
         def loss(batch: Batch, number: int) -> Tensor:
-            value = module.training_step(batch[:own], number)
+            value = module.training_step(batch[:n_columns], number)
             assert isinstance(value, Tensor)
             if self.mu == 0:
                 return value
             z = head.inputs
-            others = of_both(batch[0], batch[own] if keeps else None, number)
+            others = reference_features(batch[0], batch[n_columns] if keeps else None, number)
             s = [F.cosine_similarity(z, other) for other in others]
             contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
-            weighted = contrast * batch[2] if own > 2 else contrast
+            weighted = contrast * batch[2] if n_columns > 2 else contrast
             return value + self.mu * weighted.mean()
 
         if keeps := _keeps(work.loop):
@@ -107,15 +107,15 @@ class MOON:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Images whose features under the two models that stand still are computed."""
+        """Return the number of images whose z_glob and z_prev the clients compute."""
         passes = (self.mu > 0) * (1 if _keeps(loop) else loop.epochs)
         return {"features": passes * sum(facts.sizes[i] for i in clients)}
 
     def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
-        """On as many images, without their features and with them."""
+        """Return two variants on the same number of images: without contrastive loss (mu = 0) and with it."""
         return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
 
 
 def _keeps(loop: LocalSGD) -> bool:
-    """Whether features are kept from a client's first epoch to its last."""
+    """Return whether a client caches z_glob and z_prev of its first epoch."""
     return loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last)

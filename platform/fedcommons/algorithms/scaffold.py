@@ -1,12 +1,13 @@
-"""SCAFFOLD: control variates correct the clients' drift in local SGD.
+"""SCAFFOLD: control variates correct client drift in local SGD.
 
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv:1910.06378,
-algorithm 1, with server step 1.   x: server model;  y_i: client i's model after K steps of rate eta;  c, c_i: controls
-of server and client, zero at first;  w_i: weight of client i;  S: the clients of the round;  N: all of them.
+algorithm 1, with server step 1.   x: server model;  y_i: client i's model after K steps with learning rate eta;
+c, c_i: control variates of server and client i, zero at first;  w_i: weight of client i;  S: the clients of the round;
+N: the number of all clients.
 
-Departs from the paper: with ``weighting="samples"`` the paper's 1/|S| and 1/N are replaced by w_i / sum_j w_j, where
-the sum is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed
-point is the minimum of sum_i n_i f_i. Option 1 takes the full gradient at x, in evaluation mode.
+Departs from the paper: with ``weighting="samples"`` the weights w_i / sum_j w_j replace the paper's 1/|S| and 1/N.
+The sum is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed
+point is the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x in evaluation mode.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class SCAFFOLD:
         y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
         delta = sub(y, x)
         new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
-        protection = spent if at_x is None else Release()  # a plain gradient, on which later training depends too
+        protection = spent if at_x is None else Release()  # option 1: the gradient has no noise
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
         return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.of(*sums)])
 
