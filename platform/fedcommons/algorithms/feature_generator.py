@@ -1,8 +1,8 @@
-"""FedGEN's generator of features, and how the server trains it, in one job of the executor.
+"""FedGEN's feature generator G, and its training by the server in one executor job.
 
-G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  G's
-values: embeddings z, (B, d), which the module's ``head`` takes;  h_k: client k's head after its local steps;  n_ky: its
-examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 where none has any;  eta: weight of the
+G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  z:
+G's values, embeddings (B, d), the input of the module's ``head``;  h_k: client k's head after its local steps;  n_ky:
+client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  eta: weight of the
 diversity term.
 
     J(G) = mean_b sum_k W_k(y_b) CE(h_k(z_b), y_b)
@@ -23,14 +23,14 @@ from fedcommons.flat_tensors import Flat, data, flatten
 from fedcommons.seeding import generator
 
 STATISTICS = ("norm.mean", "norm.variance")
-"""Parts of the generator that are no parameters: batch norm's running statistics."""
+"""Tensors of the generator that are not parameters: BatchNorm's running statistics."""
 
 MOMENTUM = 0.1
-"""Of the running statistics, torch's default."""
+"""Momentum of BatchNorm's running statistics, torch's default."""
 
 
 def untrained(n_classes: int, width: int, noise_size: int, hidden: int, like: Tensor, seed: int) -> Flat:
-    """A generator with torch's usual initial weights, of the type of ``like``; width: d."""
+    """Return a generator with torch's default initial weights and the dtype of ``like``; width: d."""
     draws = generator(seed, "feature generator")
 
     def affine(inputs: int, *shape: int) -> Tensor:
@@ -51,7 +51,7 @@ def untrained(n_classes: int, width: int, noise_size: int, hidden: int, like: Te
 
 
 def features(g: Mapping[str, Tensor], eps: Tensor, y: Tensor, *, training: bool = False) -> Tensor:
-    """G(eps, y), (B, d). In training batch norm uses the batch's statistics and updates the running ones in place."""
+    """Return G(eps, y), (B, d). With ``training`` BatchNorm uses batch statistics and updates the running ones."""
     classes = g["first.weight"].shape[1] - eps.shape[1]
     one_hot = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
     hidden = F.linear(torch.cat([eps, one_hot], 1), g["first.weight"], g["first.bias"])
@@ -61,40 +61,40 @@ def features(g: Mapping[str, Tensor], eps: Tensor, y: Tensor, *, training: bool 
 
 
 def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
-    """eps, uniform on [0, 1) or standard normal."""
+    """Draw eps, uniform on [0, 1) or standard normal."""
     draw = torch.rand if kind == "uniform" else torch.randn
     return draw(*shape, generator=draws)
 
 
 def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
-    """Classes by their cumulated shares, (classes,), at places in [0, 1); one without a share never comes."""
+    """Return the classes at quantiles ``at`` in [0, 1) of cumulated shares (classes,); no class has share 0."""
     return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
 
 
 def label_weights(counts: Tensor) -> Tensor:
-    """W, (K, classes): over clients the weights of a class sum to one, or are zero where no client has any of it."""
+    """Return W, (K, classes). A class's weights sum to one over clients; they are zero if no client has the class."""
     return counts / counts.sum(0).clamp(min=1)
 
 
 def diversity(eps: Tensor, z: Tensor) -> Tensor:
-    """exp(-mean over pairs of the noises' mean squared difference times the features' mean absolute difference).
+    """Return exp(-mean over pairs of (mean squared difference of noises * mean absolute difference of features)).
 
-    It is 1 where all noises give the same feature, so a step down it spreads the features of different noises.
+    The value is 1 if all noises give the same feature, so minimising it spreads the features of different noises.
     """
-    of_noise = torch.cdist(eps, eps, compute_mode="donot_use_mm_for_euclid_dist").square() / eps.shape[1]
-    return torch.exp(-(of_noise * torch.cdist(z, z, p=1) / z.shape[1]).mean())
+    noise_distance = torch.cdist(eps, eps, compute_mode="donot_use_mm_for_euclid_dist").square() / eps.shape[1]
+    return torch.exp(-(noise_distance * torch.cdist(z, z, p=1) / z.shape[1]).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What the server trains in a round: ``g``, with the moments of Adam after ``steps`` steps.
+    """The server's task in a round: train ``g``, whose Adam has taken ``steps`` steps.
 
-    heads: (K, ...), parameters of the clients' heads by the names of the model, stacked; counts: n_ky, (K, classes);
-    cumulated: shares by which labels are drawn. The rest are constants of FedGEN.
+    heads: the clients' head parameters, stacked (K, ...), by the model's names; counts: n_ky, (K, classes);
+    cumulated: cumulated class shares for sampling labels. The other fields are constants of FedGEN.
     """
 
     g: Flat
-    first: Flat  # Adam's moments, of the parameters
+    first: Flat  # Adam's first and second moments of the parameters
     second: Flat
     steps: int
     heads: Mapping[str, Tensor]
@@ -115,28 +115,28 @@ class Training:
 
 
 def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
-    """The generator and Adam's moments after all iterations; labels and noises are keyed by ``seed``."""
+    """Train the generator and return it with Adam's moments; ``seed`` keys labels and noises."""
     work, head = worker.work, Head(worker.work.module)
     work.load_buffers(work.initial_buffers)
     work.module.eval()
-    g, first, second = ({name: t.clone().to(work.device) for name, t in x.items()} for x in _of(task))
+    g, first, second = ({name: t.clone().to(work.device) for name, t in x.items()} for x in _tensors(task))
     trained = {name: t.requires_grad_() for name, t in g.items() if name not in STATISTICS}
     adam = torch.optim.Adam(trained.values(), task.lr, weight_decay=task.weight_decay)
     for name, t in trained.items():
         adam.state[t] = {"step": torch.tensor(float(task.steps)), "exp_avg": first[name], "exp_avg_sq": second[name]}
-    skipped = len(work.module.head) + 1  # pyright: ignore  (Head has looked at it)
+    skipped = len(work.module.head) + 1  # pyright: ignore  (Head has checked the attribute)
     heads = {name[skipped:]: t.to(work.device) for name, t in task.heads.items()}
     weights = label_weights(task.counts).to(next(iter(g.values())))
     shape, draws = (task.iterations, task.batch_size), generator(seed, "features")
     labels = labels_at(task.cumulated, torch.rand(shape, generator=draws)).to(work.device)
     noises = draw_noise(task.noise, (*shape, task.noise_size), draws).to(weights)
 
-    def of_all(z: Tensor) -> Tensor:  # logits (K, B, classes)
-        return torch.vmap(lambda one: functional_call(head.layer, one, (z,)))(heads)
+    def all_logits(z: Tensor) -> Tensor:  # logits (K, B, classes)
+        return torch.vmap(lambda parameters: functional_call(head.layer, parameters, (z,)))(heads)
 
     for eps, y in zip(noises, labels, strict=True):
         z = features(g, eps, y, training=True)
-        logits = of_all(z)
+        logits = all_logits(z)
         if task.ensemble == "mean":
             loss = F.cross_entropy(logits.mean(0), y)
         else:
@@ -148,10 +148,10 @@ def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
         adam.step()
     moments = [{n: adam.state[t][key] for n, t in trained.items()} for key in ("exp_avg", "exp_avg_sq")]
     after, *moved = (
-        Flat(x.layout, flatten(x_new).buffer.cpu()) for x, x_new in zip(_of(task), (g, *moments), strict=True)
+        Flat(x.layout, flatten(x_new).buffer.cpu()) for x, x_new in zip(_tensors(task), (g, *moments), strict=True)
     )
     return after, moved[0], moved[1]
 
 
-def _of(task: Training) -> tuple[Flat, Flat, Flat]:
+def _tensors(task: Training) -> tuple[Flat, Flat, Flat]:
     return task.g, task.first, task.second

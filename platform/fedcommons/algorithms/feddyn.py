@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser changes each round, so that the clients' stationary points and the server's agree at convergence.
+"""FedDyn: a regulariser that changes each round aligns the stationary points of clients and server.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv:2111.04263, algorithm 1.
 x: server model;  y_i: client i's model;  g_i: client i's estimate of its gradient;  h: mean of g_i over all N clients;

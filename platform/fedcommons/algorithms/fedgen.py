@@ -1,4 +1,4 @@
-"""FedGEN: the server learns a generator of features from the clients' heads, and clients learn from its features.
+"""FedGEN: the server trains a feature generator on the clients' heads, and clients train on generated features.
 
 Zhu, Hong and Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021,
 arXiv:2105.10056, equations 4 to 6 and algorithm 1.   x: server model;  y_i: client i's model after its local steps;
@@ -6,26 +6,25 @@ h: the model's ``head``;  G(eps, y): features of class y, in the space of the he
 r: round, from 1;  w_i: the client's weight;  p(y): share of class y among clients' examples so far.
 
     client:  f_i(y_i) + weight decay^r E_{y ~ p, eps} CE(h(G(eps, y)), y);      x <- x + sum_i w_i (y_i - x) / sum_i w_i
-    server:  G down J(G), which the round's heads h_i judge, each on a class by its share of the class's examples
+    server:  G <- steps of Adam down J(G), the losses of the round's heads h_i on G's features (feature_generator.py)
 
-Bytes of a client in a round: 2 Mc + Mg, for model down and up and the generator down, batch norm's statistics and the
-shares p(y) with it, and its class counts up, 8 bytes a class, which no epsilon covers. A class that none of a round's
-clients owns has no weight there and is not drawn; one that nobody has owned is drawn in the first round alone, where
-all classes are alike. With ``weight`` 0 the trained model is FedAvg's.
+Each client transfers 2 Mc + Mg bytes per round: Mc for the model in each direction, and Mg for the generator with its
+BatchNorm statistics and p(y). It also uploads class counts, 8 bytes per class, which no epsilon covers. The server does
+not sample a class that no client of the round has. Clients sample a class that no client has had only in the first
+round, in which p(y) is uniform. With ``weight`` 0 the trained model is FedAvg's.
 
-Departs from the paper: the server weighs the losses of the clients' heads by label counts (``ensemble`` weighted);
-equation 4 has the loss of the mean of their logits (``ensemble`` mean). Clients learn from G from round ``first`` on,
-as in the released code, as it is untrained before; ``weight``, ``decay`` and uniform noise are the released code's. An
-example counts in p(y) once for each round in which its client took part. Until G has been trained on a class, p(y)
-leaves it out, and with ``kl`` its examples. The gradient of the term with G joins that of f_i after clipping: it uses
-no data of the client, so DP-SGD need not clip it.
+Departs from the paper: the server weights the losses of the clients' heads by label counts (``ensemble`` weighted);
+equation 4 has the loss of their mean logits (``ensemble`` mean). As in the released code, clients train on G's features
+from round ``first`` on, because G is untrained before. ``weight``, ``decay`` and uniform noise are those of the
+released code. An example counts in p(y) once per round in which its client took part. Until G has been trained on a
+class, p(y) is 0 for this class, and ``kl`` skips its examples. The gradient of the term with G is added to that of f_i
+after clipping. It uses no client data, so DP-SGD need not clip it.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
-0, and classes from 1 in the batches of each round, not in all examples. Its weight is also multiplied by the quotient
-of features and examples in a client's step, decays to 1e-4 at the least, and is 0 after a client's 20th epoch.
-``ensemble`` weighted is what it means: there losses (B,) times weights (B, 1) make (B, B), whose mean is that of the
-losses times that of the weights.
-``train/loss`` is f_i's.
+0. It starts class counts at 1 and counts the batches of each round, not all examples. Its ``weight`` is multiplied by
+the number of features divided by that of examples in a client's step, decays to a minimum of 1e-4, and is 0 after a
+client's 20th epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give
+a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,15 +59,16 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator
 
 MANY = 64
-"""Steps of a client whose noise and features are made at once."""
+"""Number of a client's steps whose noise and features are computed at once."""
 
 
 @dataclass(frozen=True)
 class FedGEN:
-    """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i;  G trained.
+    """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i.
 
     Raises:
-        UserError: the head's first parameter is no matrix, or parts of the head are frozen or BatchNorm's.
+        UserError: the model has no head, the head does not start with a linear layer, or a parameter of the head is
+            frozen or belongs to BatchNorm.
     """
 
     watches_head = needs_classes = True
@@ -129,10 +129,10 @@ class FedGEN:
         else:
             y, metrics, spent = work.local(x, data, seed, add_to_grad=add_to_grad)
         delta = sub(y, x)
-        body, of_head = select(delta, [name for name in delta if name not in names]), select(delta, names)
+        body, head_delta = select(delta, [name for name in delta if name not in names]), select(delta, names)
         return Reply(
-            {"body": scale(body, w), "head": scale(of_head, w)},
-            {"head": of_head, "counts": torch.bincount(data.y, minlength=len(values(message.common["shares"])))},
+            {"body": scale(body, w), "head": scale(head_delta, w)},
+            {"head": head_delta, "counts": torch.bincount(data.y, minlength=len(values(message.common["shares"])))},
             weight=w,
             metrics=metrics,
             releases=[spent.of("body", "head"), Release(what=("counts",))],
@@ -167,11 +167,11 @@ class FedGEN:
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps of the server. What a client's step costs more is in the price of its local steps."""
+        """Return the number of server steps. The price of local steps includes the clients' extra work."""
         return {"server_steps": self.iterations}
 
     def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Variants whose clients learn from the generator in round 1 already, with few and with more server steps."""
+        """Return variants with 1 and with 1 + ``times`` server steps, whose clients use the generator in round 1."""
         least = type(self)(
             weight=float(self.weight > 0),
             kl=float(self.kl > 0),
@@ -184,12 +184,12 @@ class FedGEN:
         return [(least, 1), (replace(least, iterations=1 + times), 1)]
 
     def _cumulated(self, counts: Tensor) -> Tensor:
-        """Cumulated shares of the classes that have any of these examples."""
+        """Return the cumulated shares of classes with these counts; a class without examples has share 0."""
         shares = (counts > 0).double() if self.labels == "uniform" else counts.double()
         return shares.cumsum(0) / shares.sum()
 
     def _learn(self, head: Head, message: Message, steps: int, factor: float, seed: int) -> AddToGrad:
-        """Adds the gradient of the cross entropy on features of drawn classes, which only the head has."""
+        """Return a function that adds the gradient of the cross entropy on G's features to the head's gradients."""
         g, shares = flat(message.common, "generator"), values(message.common["shares"])
         shape, parameters = (self.batch_size, self.noise_size), list(head.layer.parameters())
 
@@ -211,34 +211,34 @@ class FedGEN:
         return add_to_grad
 
     def _distil(self, work: Work, head: Head, message: Message, steps: int, factor: float, seed: int) -> Loss:
-        """The module's loss plus the KL term, whose target is what the head says of features of the same classes.
+        """Return the module's loss plus the KL term, whose target is the head's prediction on G's features.
 
-        An example of a class with p(y) = 0 has no such term.
+        The KL term of an example whose class has p(y) = 0 is zero.
         """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
         shares = values(message.common["shares"])
-        known = shares.diff(prepend=shares.new_zeros(1)) > 0  # p(y) > 0: others G may never have been trained on
+        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # G may not be trained on other classes.
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
-            drawn = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
-            return (torch.stack(drawn).to(g.buffer),)
+            noises = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
+            return (torch.stack(noises).to(g.buffer),)
 
         at = in_chunks(steps, make)
 
         def loss(batch: Batch, step: int) -> Tensor:
             value = work.module.training_step(batch, step)
             assert isinstance(value, Tensor)
-            said, (eps,) = head.outputs.log_softmax(1), at(step)
+            predicted, (eps,) = head.outputs.log_softmax(1), at(step)
             with torch.no_grad():
-                wanted = _evaluated(head, features(g, eps[: len(said)], batch[1])).log_softmax(1)
-            each = F.kl_div(said, wanted, reduction="none", log_target=True).sum(1) * known[batch[1]]
+                target = _evaluated(head, features(g, eps[: len(predicted)], batch[1])).log_softmax(1)
+            each = F.kl_div(predicted, target, reduction="none", log_target=True).sum(1) * is_trained[batch[1]]
             return value + self.kl * factor * (each * batch[2] if len(batch) > 2 else each).mean()
 
         return loss
 
 
 def _width(model: Flat, facts: Facts) -> int:
-    """Inputs of the model's head."""
+    """Return d, the number of inputs of the model's head."""
     head = facts.head
     if not head:
         raise UserError("fedgen needs a model that names its head, the layer that makes logits of the embedding.")
@@ -256,25 +256,25 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """What ``make`` gives for a list of steps, a row for each, step by step; ``steps``: how many there are, about.
+    """Return a function that maps a step to its row of ``make(steps)``; ``steps``: approximate number of all steps.
 
-    It is called for many steps at once, so that a step launches little and copies nothing to its device.
+    The function calls ``make`` for MANY steps at once, so that one step launches few kernels and no copy to the device.
     """
-    held: dict[int, tuple[Tensor, ...]] = {}
+    cache: dict[int, tuple[Tensor, ...]] = {}
 
     def at(step: int) -> tuple[Tensor, ...]:
         first = step - step % MANY
-        if first not in held or step - first >= len(held[first][0]):
-            held.clear()
+        if first not in cache or step - first >= len(cache[first][0]):
+            cache.clear()
             with torch.no_grad():
-                held[first] = make(range(first, max(step + 1, min(first + MANY, steps))))
-        return tuple(t[step - first] for t in held[first])
+                cache[first] = make(range(first, max(step + 1, min(first + MANY, steps))))
+        return tuple(t[step - first] for t in cache[first])
 
     return at
 
 
 def _evaluated(head: Head, z: Tensor) -> Tensor:
-    """The head's logits of features, without dropout, so that no random number is drawn."""
+    """Return the head's logits for features z, without dropout, so that no random number is drawn."""
     head.layer.eval()
     logits = head.layer(z)
     head.layer.train()

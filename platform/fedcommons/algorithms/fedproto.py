@@ -1,4 +1,4 @@
-"""FedProto: clients share the mean embedding of each class, and no model.
+"""FedProto: clients share the mean embedding of each class and no model.
 
 Tan et al., "FedProto: Federated prototype learning across heterogeneous clients", AAAI 2022, arXiv:2105.00243,
 equations 3 to 8 and algorithm 1.   y_i: client i's model, in its memory;  z: embedding of an example, the input of the
@@ -7,14 +7,14 @@ C^j: the server's prototype;  d: length of z;  lam: weight of the distance to pr
 
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
-The server has no model, so none is evaluated; a client's own is y_i, and its prediction for an example that of
-equation 4, among the classes that have a prototype:  argmin_j ||z - C^j||.  Before there are prototypes the largest
-logit of its head predicts, as it does with ``predict`` head.
+The server has no model, so no server model is evaluated. Client i's personal model is y_i. It predicts by equation 4,
+argmin_j ||z - C^j||, among the classes that have a prototype. While no class has a prototype, and with ``predict``
+head, it predicts the class with the largest logit.
 
-Departs from the paper: the distance is taken from each example's embedding, as in the authors' code, and not from the
-local prototype. Equation 6 divides by the number of clients besides; here C^j is the mean over all examples of class j
-of the round's clients, and where none has any, it stays. All clients start with the same untrained model. Prototypes
-have no noise, so no epsilon covers them, and the counts n_ij travel as sums over clients.
+Departs from the paper: the loss uses the distance of each example's embedding, as in the authors' code, not that of the
+local prototype. Equation 6 also divides by the number of clients; here C^j is the mean over all examples of class j of
+the round's clients. If no client of the round has class j, C^j stays. All clients start with the same untrained model.
+Prototypes have no noise, so no epsilon covers them. The server receives the counts n_ij as sums over clients.
 """
 
 from dataclasses import dataclass
@@ -47,14 +47,14 @@ class FedProto:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
-        nothing = torch.zeros(facts.n_classes, 0)  # nobody has told the length of an embedding yet
+        nothing = torch.zeros(facts.n_classes, 0)  # The embedding length is unknown before round 1.
         return {"prototypes": nothing, "known": torch.zeros(facts.n_classes), "untrained": model}
 
     def down(self, state: State, round: int, client: int) -> Message:
         return Message({"prototypes": state["prototypes"], "known": state["known"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        prototypes, known = values(message.common["prototypes"]), values(message.common["known"])
+        prototypes, has_prototype = values(message.common["prototypes"]), values(message.common["known"])
         module, head = work.module, Head(work.module)
 
         def loss(batch: Batch, step: int) -> Tensor:
@@ -62,16 +62,16 @@ class FedProto:
             assert isinstance(value, Tensor)
             if not prototypes.shape[1]:
                 return value
-            far = (head.inputs.flatten(1) - prototypes[batch[1]]).square().mean(1) * known[batch[1]]
+            far = (head.inputs.flatten(1) - prototypes[batch[1]]).square().mean(1) * has_prototype[batch[1]]
             return value + self.lam * (far * batch[2] if len(batch) > 2 else far).mean()
 
         with head.watched():
-            trained = work.local(_own(memory, work), data, seed, loss=loss)
-            kept = {"own": work.snapshot()}
-            sums, counts = _embedded(work, head, data, len(known))
+            trained = work.local(_personal_model(memory, work), data, seed, loss=loss)
+            new_memory = {"own": work.snapshot()}
+            sums, counts = _embedded(work, head, data, len(has_prototype))
         return Reply(
             {"embeddings": sums, "counts": counts},
-            memory=kept,
+            memory=new_memory,
             metrics=trained.metrics,
             releases=[Release(what=("embeddings", "counts"))],
         )
@@ -81,38 +81,38 @@ class FedProto:
         old = values(state["prototypes"])
         before = old if old.shape[1] else torch.zeros_like(sums, dtype=old.dtype)
         means = (sums / counts.clamp(min=1)).to(before.dtype)
-        known = torch.maximum(values(state["known"]), (counts[:, 0] > 0).float())
-        return {**state, "prototypes": torch.where(counts > 0, means, before), "known": known}
+        has_prototype = torch.maximum(values(state["known"]), (counts[:, 0] > 0).float())
+        return {**state, "prototypes": torch.where(counts > 0, means, before), "known": has_prototype}
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
         return {**message.common, "model": memory["own"] if memory else state["untrained"]}
 
     def predictions(self, work: Work, personal: Payload, x: Tensor) -> Tensor | None:
-        """See ``federation.personal.Predicts``."""
-        prototypes, known = values(personal["prototypes"]), values(personal["known"])
+        """Return the predicted classes, or None for the head's prediction; see ``federation.personal.Predicts``."""
+        prototypes, has_prototype = values(personal["prototypes"]), values(personal["known"])
         if self.predict == "head" or not prototypes.shape[1]:
             return None
         head = Head(work.module)
         with head.watched():
             work.module(x)
         far = (head.inputs.flatten(1)[:, None] - prototypes).square().sum(2)
-        return far.masked_fill(known == 0, torch.inf).argmin(1)
+        return far.masked_fill(has_prototype == 0, torch.inf).argmin(1)
 
 
-def _own(memory: Payload, work: Work) -> Flat:
-    own = memory.get("own", work.initial)
-    assert isinstance(own, Flat)
-    return own
+def _personal_model(memory: Payload, work: Work) -> Flat:
+    model = memory.get("own", work.initial)
+    assert isinstance(model, Flat)
+    return model
 
 
 def _embedded(work: Work, head: Head, data: ClientData, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Sums of the embeddings of each class (classes, d), in evaluation mode, and numbers of examples (classes,)."""
+    """Return each class's sum of embeddings (classes, d), in evaluation mode, and number of examples (classes,)."""
     work.module.eval()
-    found = []
+    embeddings = []
     with torch.no_grad():
         for first in range(0, len(data), work.loop.batch_size):
             work.module(data.x[first : first + work.loop.batch_size])
-            found.append(head.inputs.flatten(1))
+            embeddings.append(head.inputs.flatten(1))
     work.module.train()
-    z, one_hot = torch.cat(found), torch.nn.functional.one_hot(data.y, n_classes).to(found[0].dtype)
+    z, one_hot = torch.cat(embeddings), torch.nn.functional.one_hot(data.y, n_classes).to(embeddings[0].dtype)
     return one_hot.T @ z, one_hot.sum(0)

@@ -1,20 +1,22 @@
-"""Approximate gradient coding: what stragglers do not send is made up for in the mean, and by copies of examples.
+"""Approximate gradient coding: rescaled replies and copied examples compensate for the replies of stragglers.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524, section III; with the stage ``raw_copies``, which gives the copies out.
-M: number of different examples;  d_j: how many clients hold example j;  q: probability that a client straggles;
-f_i: what client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j: client i's size;  sum_i W_i = M.
+non-IID data", arXiv:2404.03524, section III; the sharing strategy ``raw_copies`` distributes the copies.
+M: number of different examples;  d_j: number of clients that hold example j;  q: probability that a client straggles;
+f_i: what client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j: client i's size, so sum_i W_i = M;
+g_j: gradient on example j.
 
-With one full-batch step a client's f_i = sum_j g_j / ((1 - q) d_j) is the paper's, and E_S sum_S f_i = sum_j g_j.
+With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j), and E_S sum_S f_i = sum_j g_j.
 
-Several local steps are the extension that the paper leaves open. There W_i (y_i - x) / (1 - q) takes the place of the
-gradients. Proved (and tested by enumerating all S): over the draw of S, each client independently or not, the mean of
-the server's step is the step without stragglers, as E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend
-on S. Not proved: that this step is a descent direction of the pooled loss (it has FedAvg's drift), and that copies make
-its variance smaller, as Theorem 2 speaks of gradients at one model.
+Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. Proved,
+and tested by enumerating all S: the expected server step over random S is the step without stragglers, whether or not
+clients straggle independently. The reason is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S.
+Two facts are not proved. First, that this step is a descent direction of the pooled loss (it has FedAvg's drift).
+Second, that copies reduce its variance, as Theorem 2 is about gradients at one model.
 
-Departs from the paper: q may differ between clients, and clients may be drawn (C < 1): each divides by the probability
-that its own reply arrives. ``form`` sum is the paper's; mean is its released code's. The rate decays as in that code.
+Departs from the paper: q may differ between clients, and the server may sample clients (C < 1). Each client divides by
+the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of its released code. The
+learning rate decays as in that code.
 """
 
 from collections.abc import Mapping
@@ -34,7 +36,10 @@ from fedcommons.flat_tensors import data as data_of
 
 @dataclass(frozen=True)
 class GradientCoding:
-    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S)  (mean; sum: without 1/M);  rate eta decay^k after k steps."""
+    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S)  (mean; sum: without 1/M).
+
+    The learning rate is eta decay^k after k rounds with a reply.
+    """
 
     form: Annotated[str, "mean | sum"] = "mean"
     """mean: the gradient is divided by the number of examples; sum: it is not"""
@@ -58,13 +63,13 @@ class GradientCoding:
         return {"model": model, "answered": torch.tensor(0), **fixed}
 
     def down(self, state: State, round: int, client: int) -> Message:
-        own = {"arrival": data_of(state["arrival"])[client]}
-        return Message({"model": state["model"], "answered": state["answered"]}, own)
+        per_client = {"arrival": data_of(state["arrival"])[client]}
+        return Message({"model": state["model"], "answered": state["answered"]}, per_client)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, (eta, _) = flat(message.common, "model"), work.sgd("gradient coding", momentum=True)
-        rate = eta * self.decay ** int(scalar(message.common, "answered"))
-        y, metrics, spent = work.local(x, data, seed, lr=rate)
+        learning_rate = eta * self.decay ** int(scalar(message.common, "answered"))
+        y, metrics, spent = work.local(x, data, seed, lr=learning_rate)
         coded = scale(sub(y, x), data.size / scalar(message.own, "arrival"))
         return Reply({"coded": coded}, weight=data.size, metrics=metrics, releases=[spent.of("coded")])
 

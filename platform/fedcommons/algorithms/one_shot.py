@@ -1,15 +1,16 @@
-"""One-shot Fedssyn: clients send synthetic images once, and the server trains the classifier on this pool alone.
+"""One-shot Fedssyn: clients send synthetic images once, and the server trains the classifier on this pool only.
 
 After Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity",
-TMLR 2024, arXiv:2306.13263, whose figure 3 has such a model as the central one on synthetic images.
+TMLR 2024, arXiv:2306.13263, whose figure 3 shows such a model, trained centrally on synthetic images.
 
-x: server model;  S: the pool, all clients' synthetic images;  x <- argmin over x of the mean of F(x, s) over s in S.
+x: server model;  S: the pool of all clients' synthetic images;  x <- argmin over x of the mean of F(x, s) over s in S.
 
-No client takes part in any round: a round is ``server_epochs`` passes of the server over the pool, by ``client``'s rate
-and batch size. So nothing leaves the clients but what went into the pool, whose release decides the overall guarantee.
-``dp.local`` changes nothing, as nobody trains locally. BatchNorm, whose statistics come from clients, is refused.
+No client takes part in any round. A round is ``server_epochs`` passes of the server over the pool, with the learning
+rate and batch size of ``client``. So only the pool leaves the clients, and the pool's release decides the overall
+guarantee. ``dp.local`` has no effect, as no client trains. Models with BatchNorm are refused, because its statistics
+come from clients.
 
-Departs from the paper: there it is a bound to compare with, and no federation.
+Departs from the paper: there it is an upper bound for comparison, not a federated method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class OneShot:
-    """x <- ``server_epochs`` of SGD from x on the pool."""
+    """x <- ``server_epochs`` epochs of SGD on the pool, started at x."""
 
     needs_pool = True
     refuses_batch_norm = True
@@ -40,19 +41,19 @@ class OneShot:
         return {"model": model}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the server's passes over the pool in a round."""
+        """Return the server's number of passes over the pool in a round."""
         return {"server_epochs": self.server_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """Nobody."""
+        """Return no client."""
         return []
 
     def down(self, state: State, round: int, client: int) -> Message:
-        """Never called: nobody takes part."""
+        """Raise an error: the engine never calls this, as no client takes part."""
         raise NotImplementedError
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Never called: nobody takes part."""
+        """Raise an error: the engine never calls this, as no client takes part."""
         raise NotImplementedError
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
@@ -60,7 +61,7 @@ class OneShot:
         return {"model": executor.map(train_on_pool, task, [seed])[0]}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps of the server on a batch of the pool."""
+        """Return the server's number of SGD steps in a round."""
         return {"server_steps": (self.server_epochs or loop.epochs) * -(-facts.pool // loop.batch_size)}
 
     def smaller(self, times: int) -> Sequence[tuple["OneShot", int]]:

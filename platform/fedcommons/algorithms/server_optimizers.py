@@ -1,13 +1,13 @@
-"""FedAvgM, FedAdagrad, FedAdam, FedYogi: FedAvg whose server takes the clients' mean update for a gradient.
+"""FedAvgM, FedAdagrad, FedAdam, FedYogi: FedAvg whose server uses the mean client update as a gradient.
 
 Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019,
 arXiv:1909.06335 (FedAvgM); Reddi et al., "Adaptive federated optimization", ICLR 2021, arXiv:2003.00295, algorithm 2.
 
-x: server model;  y_i: client i's model;  Delta = sum_i w_i (y_i - x) / sum_i w_i;  eta: the server's rate;  m, v: first
-and second moment, element by element, m = 0 and v = tau^2 at first;  tau: adaptivity. There is no bias correction.
+x: server model;  y_i: client i's model;  Delta = sum_i w_i (y_i - x) / sum_i w_i;  eta: the server's learning rate;
+m, v: first and second moment, elementwise, at first m = 0 and v = tau^2;  tau: adaptivity. There is no bias correction.
 
-Departs from the papers: every drawn client weighs the same by default; ``weighting="samples"`` is Hsu et al.'s. Moments
-are kept in float64, and the model is rounded once a round, so that FedAvgM with beta 0 and rate 1 is FedAvg.
+Departs from the papers: by default all selected clients have the same weight; Hsu et al. use ``weighting="samples"``.
+Moments are float64, and the model is rounded once per round, so that FedAvgM with beta 0 and eta 1 is FedAvg.
 """
 
 from dataclasses import dataclass
@@ -29,25 +29,25 @@ Tau = Annotated[float, "[1e-30, 1e30]"]
 
 
 def trained(work: Work, message: Message, data: ClientData, seed: int) -> Reply:
-    """A client's round, as in FedAvg."""
+    """Train locally as in FedAvg and return the client's reply."""
     x = flat(message.common, "model")
     return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
 
 def moments(model: Flat, tau: float) -> State:
-    """Before round 1."""
+    """Return the state before round 1: the model, m = 0 and v = tau^2."""
     zero = torch.zeros_like(model.buffer, dtype=torch.float64)
     return {"model": model, "m": Flat(model.layout, zero), "v": Flat(model.layout, zero + tau**2)}
 
 
 def moved(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
-    """m <- beta_1 m + (1 - beta_1) Delta, the old v, and Delta^2."""
+    """Return m <- beta_1 m + (1 - beta_1) Delta, the old v, and Delta^2."""
     delta = flat(total, "delta").buffer.double() / summed_weight(replies)
     return flat(state, "m").buffer.lerp(delta, 1 - beta_1), flat(state, "v").buffer, delta.square()
 
 
 def stepped(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> State:
-    """x <- x + eta m / (sqrt(v) + tau)."""
+    """Return the next state, with x <- x + eta m / (sqrt(v) + tau)."""
     x = flat(state, "model")
     step = Flat(x.layout, m / (v.sqrt() + tau))
     return {"model": add(x, step, eta), "m": Flat(x.layout, m), "v": Flat(x.layout, v)}
@@ -131,7 +131,7 @@ class FedAdam:
 
 @dataclass(frozen=True)
 class FedYogi:
-    """As FedAdam, with  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2),  which changes v no faster than Delta^2."""
+    """FedAdam with  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2):  v changes by (1 - beta_2) Delta^2 at most."""
 
     beta_1: Share = 0.9
     """decay of the first moment"""

@@ -1,7 +1,7 @@
-"""Training at the server on the pool that it holds, and its loss there, each in one job of the executor.
+"""Training and evaluation of the server model on the server's pool of synthetic images, each in one executor job.
 
-The server trains as a client of the pool would: by ``client``'s rate, batch size, optimizer and schedule, without
-DP-SGD, as what leaves the clients is protected before it is in the pool.
+The server trains like a client whose data is the pool: with the learning rate, batch size, optimizer and schedule of
+``client``. It does not use DP-SGD, because the images are protected before they enter the pool.
 """
 
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import set_default_generator
 
 CHUNK = 256
-"""Examples whose loss is found at once."""
+"""Number of examples whose loss is computed at once."""
 
 
 @dataclass(frozen=True)
 class OnPool:
-    """From ``model``, in ``round``; epochs: passes over the pool, None for as many as a client's."""
+    """A task on the pool in ``round``, started at ``model``; epochs: passes over the pool, None for client.epochs."""
 
     model: Flat
     epochs: int | None
@@ -32,10 +32,10 @@ class OnPool:
 
 
 def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
-    """The model after all epochs; BatchNorm starts from the module's first statistics. Draws are keyed by ``seed``.
+    """Return the model trained for all epochs; BatchNorm starts from the initial statistics. ``seed`` keys all draws.
 
     Raises:
-        ValueError: the server holds no pool.
+        ValueError: the server has no pool.
     """
     work, pool = worker.work, _pool(worker)
     loop = replace(work.loop, epochs=task.epochs or work.loop.epochs, dp=None)
@@ -46,7 +46,7 @@ def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
 
 
 def loss_on_pool(worker: Worker, task: OnPool, seed: int) -> Tensor:
-    """The mean of the module's training loss over the pool, in evaluation mode; what it draws is keyed by ``seed``."""
+    """Return the module's mean training loss over the pool, in evaluation mode; ``seed`` keys all draws."""
     work, pool = worker.work, _pool(worker)
     work.load(task.model)
     work.load_buffers(work.initial_buffers)
