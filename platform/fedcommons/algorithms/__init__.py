@@ -1,1 +1,1 @@
-"""Federated algorithms: one file each, with its client and server parts; ``config/registry.py`` lists their names."""
+"""Federated algorithms, one file each, with client and server code; ``config/registry.py`` lists their names."""

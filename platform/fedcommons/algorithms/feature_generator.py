@@ -2,8 +2,8 @@
 
 G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  z:
 G's values, embeddings (B, d), the input of the module's ``head``;  h_k: client k's head after its local steps;  n_ky:
-client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  eta: weight of the
-diversity term.
+client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  eta: weight
+of the diversity term.
 
     J(G) = mean_b sum_k W_k(y_b) CE(h_k(z_b), y_b)
          + eta exp( - mean_{b,c} [ |eps_b - eps_c|^2 / noise_size * |z_b - z_c|_1 / d ] )

@@ -1,25 +1,27 @@
-"""FedDM: clients send a few synthetic images a class, on which the server trains in the place of the real ones.
+"""FedDM: clients send a few synthetic images per class, and the server trains on them instead of real images.
 
 Xiong et al., "FedDM: Iterative distribution matching for communication-efficient federated learning", arXiv:2207.09653,
 equation 9 and algorithm 1.   x: server model;  rho: radius;  S_k: client k's synthetic images, ipc of each class;
 h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: client k's real and synthetic images.
 
-Client: T times, draw w around x in the ball and take a step of SGD on the pixels of S_k, down the sum over classes of
-L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2. Only S_k goes up: owned classes * ipc *
-C H W numbers, and the classes' labels.  Server: train x on all S_k by SGD, projected to the ball after each step.
+The client repeats T times: it samples w from the ball around x and takes one SGD step on the pixels of S_k, down the
+sum over classes of L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2. It uploads only
+S_k, that is owned classes * ipc * C H W numbers, and the labels of these classes.  The server trains x on all S_k by
+SGD and projects x to the ball after each step.
 
-Noise as printed (``sigma`` > 0): a class's whole gradient is clipped to C and then noised. This is a noise level and
-has no epsilon: one image may turn the whole gradient, so its influence is not bounded by C/|B|, and S_k starts from
-real images.
+Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to C and then noised. This noise level has no
+epsilon, for two reasons. One image may turn the whole gradient, so its influence is not bounded by C/|B|. And S_k
+starts from real images.
 Noise with ``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single
-images (equation 15). It spends on a class T steps a round at q = |B|/n_c. A client's classes are disjoint, so it spends
-what its smallest class does. No epsilon covers which classes a client holds; the ledger lists them as uncovered.
+images (equation 15). Each class spends T steps per round at sampling rate q = |B|/n_c. A client's classes are disjoint,
+so the client spends the budget of its smallest class. No epsilon covers which classes a client has; the ledger lists
+them as uncovered.
 
-Departs from the paper: what it does not say is as in dataset condensation, on which it builds: momentum 0.5, S_k
-started anew in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
-augmentation. A client leaves out a class of which it has fewer than ``least`` images, unless it has no other class.
-``iterations`` 0 is the paper's REAL. BatchNorm, which the paper does not have, sees a client's images once a round, to
-learn their statistics. Weights of examples count in the means that are matched, but not with ``dp.local``.
+Departs from the paper: details that the paper leaves open follow dataset condensation, on which FedDM builds: momentum
+0.5, new S_k in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
+augmentation. A client leaves out a class with fewer than ``least`` images, unless it has no other class. ``iterations``
+0 is the paper's REAL. The paper has no BatchNorm; here BatchNorm learns its statistics from one pass over a client's
+images per round. Example weights count in the matched means, but not with ``dp.local``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +48,7 @@ NOT_CERTIFIED = (
 )
 
 MANY = 32
-"""Images in the larger of the two batches through which a price's line goes; the other has one."""
+"""Number of images in the larger of two timed batches, to which a dry run fits its prices; the smaller has one."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class FedDM:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
-        rows, mine = feddm_matching.owned(data.y, self.least), replace(data, x=real)
-        first = feddm_matching.first(mine, rows, self.ipc, self.init == "real", seed)
+        rows, network_data = feddm_matching.owned(data.y, self.least), replace(data, x=real)
+        first = feddm_matching.first(network_data, rows, self.ipc, self.init == "real", seed)
         how = feddm_matching.Steps(
             iterations=self.iterations,
             radius=self.radius,
@@ -139,11 +141,11 @@ class FedDM:
             clip=self.clip,
         )
         images, losses, protection = feddm_matching.match(
-            work, flat(message.common, "model"), mine, rows, first, how, seed
+            work, flat(message.common, "model"), network_data, rows, first, how, seed
         )
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
-        why = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
-        spent = Release(what=("images",), why=why, seen=sum(map(len, rows.values())), commons=True)
+        reason = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
+        spent = Release(what=("images",), why=reason, seen=sum(map(len, rows.values())), commons=True)
         if protection and self.init == "noise":
             spent = replace(protection, what=("images",), commons=True)
         metrics = {"loss": torch.stack(losses).mean()} if losses else {}
@@ -151,7 +153,7 @@ class FedDM:
         return Reply(each=sent, weight=data.size, metrics=metrics, releases=[spent, classes])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        """The next state also has the round's synthetic set, ``images`` and ``labels``, so that it can be looked at."""
+        """Return the next state, with the round's synthetic ``images`` and ``labels`` for inspection."""
         x, sent, weights = flat(state, "model"), [reply.each for reply in replies.values()], None
         images = torch.cat([data_of(each["images"]).flatten(0, 1) for each in sent])
         labels = torch.cat([data_of(each["labels"]).repeat_interleave(self.ipc) for each in sent])
@@ -167,10 +169,10 @@ class FedDM:
         return {"model": after, "images": images, "labels": labels}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps on the pixels and of the server, and the images that go through the network in them.
+        """Return the numbers of pixel steps, of server steps, and of images that pass through the network in them.
 
-        Real images go forward; synthetic ones (also the server's) forward and backward. Under DP-SGD the synthetic
-        images do so once for each image of a client's largest class in a batch. Poisson batches have expected sizes.
+        Real images have a forward pass; synthetic images, also at the server, a forward and a backward pass. Under
+        DP-SGD these passes repeat for each batch image of a client's largest class. Poisson batches count as expected.
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
@@ -188,9 +190,9 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """First one of everything and no step on the pixels; then more steps of each kind, on one image and on many.
+        """Return a variant with minimal work and no pixel step, then variants with more steps on one or many images.
 
-        Of the other constants only ``sigma`` matters: whether there is a noise level changes the price of a step.
+        Of the other constants only ``sigma`` matters: noise changes the price of a step.
         """
         least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
         steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)

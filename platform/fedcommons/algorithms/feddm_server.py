@@ -1,7 +1,7 @@
-"""FedDM's server: it trains on the clients' synthetic images, in one job of the executor.
+"""FedDM's server training on the clients' synthetic images, in one executor job.
 
-f^(w) = mean over synthetic images (x, y) of l(x, y; w), perhaps weighted;  w <- project(w - a step of SGD), in the ball
-of radius rho around the model it starts from, in which the clients' images stand for the real ones.
+f^(w) = mean over synthetic images (x, y) of l(x, y; w), optionally weighted;  w <- project(w - SGD step), onto the ball
+of radius rho around the initial model, in which the synthetic images represent the real ones.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class ServerSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """What the server minimises, from ``model``, in ``round``.
+    """The server's task in ``round``: minimise the loss on ``images``, started at ``model``.
 
-    weights: of the images, of mean 1; radius: None for no projection.
+    weights: of the images, with mean 1; None: all equal. radius: of the ball; None: no projection.
     """
 
     model: Flat
-    images: Tensor  # (n, ...), as the network sees them
+    images: Tensor  # (n, ...), the network's inputs
     labels: Tensor  # (n,)
     weights: Tensor | None
     sgd: ServerSGD
@@ -48,7 +48,7 @@ class Surrogate:
 
 
 def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
-    """The model after all epochs; orders and dropout are keyed by ``seed``."""
+    """Train for all epochs and return the model; ``seed`` keys the order of images and dropout."""
     work, sgd, n = worker.work, task.sgd, len(task.labels)
     x = task.model.buffer.to(work.device)
     work.load(Flat(task.model.layout, x))

@@ -8,11 +8,11 @@ g_j: gradient on example j.
 
 With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j), and E_S sum_S f_i = sum_j g_j.
 
-Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. Proved,
-and tested by enumerating all S: the expected server step over random S is the step without stragglers, whether or not
-clients straggle independently. The reason is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S.
-Two facts are not proved. First, that this step is a descent direction of the pooled loss (it has FedAvg's drift).
-Second, that copies reduce its variance, as Theorem 2 is about gradients at one model.
+Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. The
+expected server step over random S is the step without stragglers, whether or not clients straggle independently. The
+proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S; tests enumerate all S. It is not
+proved that this step is a descent direction of the pooled loss (it has FedAvg's drift). It is also not proved that
+copies reduce its variance, as Theorem 2 is about gradients at one model.
 
 Departs from the paper: q may differ between clients, and the server may sample clients (C < 1). Each client divides by
 the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of its released code. The
