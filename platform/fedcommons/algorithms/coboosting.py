@@ -1,23 +1,24 @@
-"""Co-Boosting: DENSE whose images are hard, whose ensemble learns its weights, and whose student sees moved images.
+"""Co-Boosting: DENSE with hard generated images, learned ensemble weights and perturbed images for the student.
 
 Dai et al., "Enhancing one-shot federated learning through data and ensemble co-boosting", ICLR 2024, arXiv:2402.15070.
-f_i: client i's logits;  w_i: its learned weight, in [0, 1];  f = sum_i w_i f_i / sum_i w_i;  f_x: the server model's;
-p_y: softmax(f) at the label y;  e = 0, 1, ..: epoch of the server;  KL_T: T^2 KL(softmax(./T) || softmax(./T)).
+f_i: client i's logits;  w_i: its learned weight, in [0, 1];  f = sum_i w_i f_i / sum_i w_i;  f_x: the server
+model's logits;  p_y: softmax(f) at the label y;  e = 0, 1, ..: epoch of the server;
+KL_T: T^2 KL(softmax(./T) || softmax(./T)).
 
-Clients do what those of ``dense`` do. An epoch of the server:
+Clients train and send models as in ``dense``. One epoch of the server:
 
     1. hard images: G, z (new) <- steps of Adam down  mean [1 - p_y] CE(f(G(z)), y) - boundary * KL_T'(f || f_x), where
-       [.] has no gradient and T' is ``boundary_temperature``; the batch with the lowest loss is kept, with its labels
-    2. weights, by one pass over the pool of the epochs before:  w <- clip(w - step 0.99^e sign(dCE(f, y)/dw), 0, 1)
+       [.] has no gradient and T' is ``boundary_temperature``; the result is the batch of lowest loss, with its labels
+    2. weights, by one pass over the pool of the earlier epochs:  w <- clip(w - step 0.99^e sign(dCE(f, y)/dw), 0, 1)
     3. the batch joins the pool;  distillation, by one pass over it:  pixels <- pixels + move sign(d u.softmax(f/T)),
-       u uniform in (-1, 1) for each image and class, and x <- a step of SGD down KL_T(f || f_x) there
+       u uniform in (-1, 1) for each image and class, and x <- a step of SGD down KL_T(f || f_x) at these pixels
 
-The pool keeps all images, as uint8. A client's weights start at its share of ``federation.weighting`` (the paper: 1/N).
+The pool contains all images, as uint8. A client's weight starts at its share of ``federation.weighting`` (paper: 1/N).
 
-Departs from the paper, of which only the released code was to be had: a step after which all weights would be 0 is not
-taken, as the ensemble would be none. Images that are moved are not clipped to pixels that there are. The rest is as in
-``dense``: all clients take part, the server's BatchNorm keeps the mean of clients' statistics, no augmentation of the
-pool, ``norm_bias``, and what x starts from is a field.
+Departs from the paper, of which only the released code was available: a step after which all weights would be 0 is
+skipped, because the ensemble would be undefined. Perturbed images are not clipped to valid pixels. Further departures
+are those of ``dense``: all clients take part; the server's BatchNorm uses the mean of the clients' statistics; the pool
+is not augmented; ``norm_bias``; and a field sets the model from which x starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +47,12 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import generator, seed_for
 
 DECAY = 0.99
-"""Of the weights' step, in an epoch."""
+"""Factor of the weights' step size per epoch."""
 
 
 @dataclass(frozen=True)
 class CoBoosting:
-    """x <- argmin of the mean over moved images of the pool of KL_T(f || f_x), with learned weights in f."""
+    """x <- argmin of the mean of KL_T(f || f_x) over perturbed images of the pool, with learned weights in f."""
 
     needs_classes = distils = trains_images = sees_statistics = True
     waits_for = "ensemble"
@@ -114,7 +115,7 @@ class CoBoosting:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         state = one_shot_models.start(model, facts)
-        if self.server_schedule == "constant":  # then it does not depend on the number of rounds
+        if self.server_schedule == "constant":  # The constant rate does not depend on the rounds.
             return state
         return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
 
@@ -130,32 +131,32 @@ class CoBoosting:
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        kept = one_shot_models.kept(state, total, replies, self.start_from == "average")
+        new_state = one_shot_models.kept(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
-        return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
+        return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
 
     @property
     def making(self) -> Making:
-        """Of the generator's training."""
+        """Return the constants of the generator's training."""
         how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
         return Making(*how, self.clip, self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-        """The generator's loss of a batch as the network sees it."""
+        """Return the generator's loss; x: a batch of network inputs."""
         f = mixed(weights, ensemble.logits(x))
         loss = F.cross_entropy(f, labels, reduction="none")
         hardness = 1 - (-loss.detach()).exp()
         return (hardness * loss - self.boundary * divergence(f, ensemble.student(x), self.boundary_temperature)).mean()
 
     def reweighed(self, weights: Tensor, logits: Tensor, labels: Tensor, rate: float) -> Tensor:
-        """The weights after a step on a batch; logits: (N, n, C) of the clients' models."""
+        """Return the ensemble weights after a step on a batch; logits: (N, n, C), of the clients' models."""
         w = weights.requires_grad_()
         (g,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits), labels), w)
         after = (weights.detach() - rate * g.sign()).clamp(0, 1)
         return torch.where(after.sum() > 0, after, weights.detach())
 
     def moved(self, work: Work, ensemble: Ensemble, weights: Tensor, images: Tensor, u: Tensor) -> Tensor:
-        """What the network sees of the moved images; u: (n, C)."""
+        """Return the network's inputs for the perturbed images; u: (n, C), random directions in class space."""
         pixels = (images.to(u.dtype) / 255).requires_grad_()
         f = mixed(weights, ensemble.logits(seen(work.module, pixels)))
         (g,) = torch.autograd.grad((u * (f / self.temperature).softmax(1)).sum(), pixels)
@@ -172,7 +173,7 @@ class CoBoosting:
         batches: Sequence[Tensor],
         u: Tensor,
     ) -> None:
-        """One pass over the pool; batches: rows of each step; u: (n, C), of each image's direction."""
+        """Train the student for one pass over the pool; batches: rows of each step; u: (n, C), see ``moved``."""
         optimizer = optimizer_of(work, velocity, lr, self.server_momentum, self.server_decay)
         for rows in batches:
             work.module.eval()
@@ -188,7 +189,10 @@ class CoBoosting:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """See ``whole_models.server_pieces``; of an image of the pool the ensemble makes three passes, x three."""
+        """Return the work units of a round, see ``one_shot_models.server_pieces``.
+
+        Each pool image takes three passes through every client's model and three through x.
+        """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
@@ -196,29 +200,29 @@ class CoBoosting:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
+        """Return variants: minimal work; more generator steps; also more images; more epochs; also smaller steps.
 
-        Images are two where all else is one. Constants that change no price are at their defaults.
+        The minimal variant has two images. Constants that change no price are at their defaults.
         """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
         many = replace(least, generated=2 * MANY)
-        found = [
+        variants = [
             (least, 1),
             (replace(least, generator_steps=times), 1),
             (replace(many, generator_steps=times), 1),
             (replace(many, server_epochs=times), 1),
             (replace(many, server_epochs=times, server_batch=1), 1),
         ]
-        return found + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
+        return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
 
 
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:
-    """(n, C): sum_i w_i f_i / sum_i w_i, of logits (N, n, C)."""
+    """Return sum_i w_i f_i / sum_i w_i, (n, C), of logits f (N, n, C)."""
     return torch.tensordot(weights / weights.sum(), logits, 1)
 
 
 def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
-    """A round of the server: what it changes in the state."""
+    """Run the server's round and return the changed entries of the state."""
     work, how, state = worker.work, task.method, task.state
     with onednn(work.loop.onednn):
         room = one_shot_models.enter(worker, state)
@@ -236,13 +240,15 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
             batches = order(n + how.generated, how.server_batch, key, device)
             u = 2 * torch.rand(n + how.generated, room.classes, generator=generator(key, "directions")) - 1
             u = u.to(device, w.dtype)
-            made, of = make(work, partial(how.score, ensemble, w), how.making, room.shape, room.classes, key)
+            generated, new_labels = make(
+                work, partial(how.score, ensemble, w), how.making, room.shape, room.classes, key
+            )
             for rows in before:
                 w = how.reweighed(w, torch.cat(logits, 1)[:, rows], labels[rows], how.weight_step * DECAY**epoch)
             with torch.no_grad():
-                logits.append(ensemble.logits(made))
-            images, labels = torch.cat([images, made]), torch.cat([labels, of])
+                logits.append(ensemble.logits(generated))
+            images, labels = torch.cat([images, generated]), torch.cat([labels, new_labels])
             share = (1 + cos(pi * epoch / int(values(state["in_all"])))) / 2 if "in_all" in state else 1.0
             how.distil(work, ensemble, w, images, room.velocity, how.server_lr * share, batches, u)
-        found = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
-        return {**one_shot_models.left(work, room, images), **{name: x.cpu() for name, x in found.items()}}
+        learned = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
+        return {**one_shot_models.left(work, room, images), **{name: x.cpu() for name, x in learned.items()}}

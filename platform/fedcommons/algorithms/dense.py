@@ -1,12 +1,12 @@
-"""DENSE: clients send whole models once; the server distils their ensemble into its model on images that it makes.
+"""DENSE: clients send their models once, and the server distils the ensemble into its model on generated images.
 
 Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022, arXiv:2112.12371, equations 2 to 7 and
 algorithm 1.   f_i: client i's model;  a_i = w_i / sum_j w_j, w_i its weight;  f = sum_i a_i f_i: the ensemble's logits;
 x: the server model, f_x its logits;  G: generator, z: its noise, y: labels, drawn uniformly;  T: ``temperature``.
 
-Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next one clients train and send y_i - x, and x becomes the mean of
-all y_i that came; where none came, this is repeated in the next. From then on the server trains, ``server_epochs``
-epochs in a round, and no client takes part. An epoch:
+Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next round, clients train and send y_i - x, and x becomes the mean of
+the received models y_i. If no model arrives, the next round repeats this. Afterwards only the server trains,
+``server_epochs`` epochs per round, and no client takes part. One epoch:
 
     G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
     BN  = mean_i sum_l ||mean_l - m_il|| + ||variance_l - v_il||, over BatchNorm layers l of f_i with statistics m, v
@@ -14,14 +14,14 @@ epochs in a round, and no client takes part. An epoch:
     the batch with the lowest loss joins the pool
     x <- one pass of SGD over the whole pool down  T^2 KL(p_T(f) || p_T(f_x))
 
-BN is zero for a model without BatchNorm, as it is in the released code for every model (``bn released``): its hooks
-walk an ensemble that holds its members in a plain list. Clients' models cross the wire once, with BatchNorm's
-statistics, covered as local training is; all that follows is the server's and costs nothing.
+BN is zero for a model without BatchNorm. In the released code BN is zero for every model (``bn released``), because its
+hooks do not find the ensemble's members in a plain list. Clients send their models once, with BatchNorm's statistics;
+the privacy of local training covers the models. The later rounds use no client data and cost no privacy.
 
-Departs from the paper: an epoch makes one batch of images, as in the released code. All clients take part. Images of
-the pool are not cropped and mirrored anew, so the ensemble sees each once. The server's BatchNorm keeps the mean of
-clients' statistics. G's convolutions have biases in front of BatchNorm (``norm_bias``), the released
-code's have none. What the paper leaves open is a field: from what x starts, and the temperature of div.
+Departs from the paper: an epoch generates one batch of images, as in the released code. All clients take part. Images
+of the pool are not cropped and mirrored anew, so the ensemble sees each image once. The server's BatchNorm uses the
+mean of the clients' statistics. G's convolutions before BatchNorm have biases (``norm_bias``); in the released code
+they have none. Fields set what the paper leaves open: the model from which x starts, and the temperature of div.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class DENSE:
-    """x <- argmin of the mean over the pool of T^2 KL(p_T(f) || p_T(f_x)), images of the pool from a generator."""
+    """x <- argmin of the mean of T^2 KL(p_T(f) || p_T(f_x)) over a pool of generated images."""
 
     needs_classes = distils = trains_images = sees_statistics = True
     waits_for = "ensemble"
@@ -118,31 +118,31 @@ class DENSE:
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        kept = one_shot_models.kept(state, total, replies, self.start_from == "average")
+        new_state = one_shot_models.kept(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
-        return {**kept, **executor.map(teach, Lessons(kept, self, first), [seed])[0]}
+        return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
 
     @property
     def making(self) -> Making:
-        """Of the generator's training."""
+        """Return the constants of the generator's training."""
         how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
         return Making(*how, norm_bias=self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-        """The generator's loss: CE + BN + boundary * div, of a batch as the network sees it."""
+        """Return the generator's loss CE + BN + boundary * div; x: a batch of network inputs."""
         with ensemble.gaps() as gaps:
             f = torch.tensordot(weights, ensemble.logits(x), 1)
         loss = F.cross_entropy(f, labels)
         if gaps and self.bn == "paper":
             loss = loss + torch.stack(gaps).sum() / len(weights)
         if self.boundary:
-            mine = ensemble.student(x)
-            apart = (f.argmax(1) != mine.argmax(1)) * divergence(f, mine, self.boundary_temperature)
+            student = ensemble.student(x)
+            apart = (f.argmax(1) != student.argmax(1)) * divergence(f, student, self.boundary_temperature)
             loss = loss - self.boundary * apart.mean()
         return loss
 
     def distil(self, work: Work, images: Tensor, targets: Tensor, velocity: Tensor, batches: Sequence[Tensor]) -> None:
-        """One pass over the pool: images, and the ensemble's logits of them; batches: rows of each step."""
+        """Train the student for one pass over the pool; targets: the ensemble's logits; batches: rows of each step."""
         to_learn(work.module)
         optimizer = optimizer_of(work, velocity, self.server_lr, self.server_momentum)
         for rows in batches:
@@ -153,7 +153,7 @@ class DENSE:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """See ``whole_models.server_pieces``; of an image of the pool x makes three passes."""
+        """Return the round's work, with three passes of x per pool image; see ``one_shot_models.server_pieces``."""
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
@@ -161,9 +161,9 @@ class DENSE:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Of one of everything; of more steps of the generator, on more images; of more epochs, in smaller steps.
+        """Return variants: minimal work; more generator steps; also more images; more epochs; also smaller steps.
 
-        Images are two where all else is one. Constants that change no price are at their defaults.
+        The minimal variant has two images. Constants that change no price are at their defaults.
         """
         least = type(self)(
             generator_steps=1,
@@ -174,18 +174,18 @@ class DENSE:
             boundary=float(self.boundary > 0),
         )
         many = replace(least, generated=2 * MANY)
-        found = [
+        variants = [
             (least, 1),
             (replace(least, generator_steps=times), 1),
             (replace(many, generator_steps=times), 1),
             (replace(many, server_epochs=times), 1),
             (replace(many, server_epochs=times, server_batch=1), 1),
         ]
-        return found + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
+        return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
 
 
 def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
-    """A round of the server: what it changes in the state."""
+    """Run the server's round and return the changed entries of the state."""
     work, how = worker.work, task.method
     with onednn(work.loop.onednn):
         room = one_shot_models.enter(worker, task.state)
@@ -194,9 +194,9 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
         for epoch in range(task.first, task.first + how.server_epochs):
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
             batches = order(len(images) + how.generated, how.server_batch, key, work.device)  # before any step
-            made, _ = make(work, score, how.making, room.shape, room.classes, key)
+            generated, _ = make(work, score, how.making, room.shape, room.classes, key)
             with torch.no_grad():
-                targets.append(torch.tensordot(room.weights, ensemble.logits(made), 1))
-            images = torch.cat([images, made])
+                targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))
+            images = torch.cat([images, generated])
             how.distil(work, images, torch.cat(targets), room.velocity, batches)
         return {**one_shot_models.left(work, room, images), "targets": torch.cat(targets).cpu()}

@@ -1,15 +1,17 @@
-"""What methods share that distil the ensemble of clients' models into the server's on images that a generator makes.
+"""Common code of DENSE and Co-Boosting: an ensemble of client models and the training of an image generator.
 
-f_i: client i's model;  a_i: its weight, sum_i a_i = 1;  f = sum_i a_i f_i: the ensemble's logits;  x: the
-server model, the student;  G: generator, z: its noise, y: labels;  p_T = softmax(f / T).
+The server distils the ensemble into its model on generated images.
 
-    divergence:  T^2 KL(p_T(target) || p_T(other)), whose gradient is about as large for every T (Hinton et al. 2015)
+f_i: client i's model;  a_i: its weight, sum_i a_i = 1;  f = sum_i a_i f_i: the ensemble's logits;  x: the server model,
+which is the student;  G: generator, z: its noise, y: labels;  p_T = softmax(f / T).
 
-Generator and noise are trained together, by Adam; of all its steps the batch with the lowest loss is kept, as uint8.
-Networks are in evaluation mode but for the student that is taught, whose BatchNorm keeps the mean of the clients'
-statistics: they are those with which the server model is evaluated.
+    divergence:  T^2 KL(p_T(target) || p_T(other)), whose gradient has about one size for every T (Hinton et al. 2015)
 
-The generator G:  z (B, l) -> linear, to 2w maps of a quarter of the sides, BatchNorm -> twice [twice as large,
+Adam trains generator and noise together. The result is the batch with the lowest loss of all steps, as uint8. Networks
+are in evaluation mode, except the student in distillation. The student's BatchNorm uses the mean of the clients'
+statistics, with which the server model is also evaluated.
+
+The generator G:  z (B, l) -> linear, to 2w maps of a quarter of the sides, BatchNorm -> twice [upsampling by 2,
 convolution 3x3, BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: pixels in (0, 1).
 l: ``latent``;  w: ``width``.
 """
@@ -29,15 +31,15 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import generator, set_default_generator
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""The loss of a batch (what the network sees, labels)."""
+"""Function that returns the generator's loss of a batch (network inputs, labels)."""
 
 
 @dataclass(frozen=True)
 class Making:
-    """Constants of the generator's training; images: a batch, of which the best is kept.
+    """Constants of the generator's training.
 
-    clip: of the gradient of the generator's weights in a step; that of the noise is as it is. norm_bias: see
-    ``Upsampler``.
+    images: number of images per batch. clip: largest norm of the gradient of the generator's weights; the gradient of
+    the noise is not clipped. norm_bias: see ``Upsampler``.
     """
 
     images: int
@@ -50,9 +52,9 @@ class Making:
 
 
 class Ensemble:
-    """Clients' models on a worker, in the worker's module.
+    """The clients' models on a worker, which run in the worker's module.
 
-    models: (N, P) weights in the module's order. statistics: (N, B) its floating buffers; B may be 0.
+    models: (N, P), weights in the module's order. statistics: (N, B), floating-point buffers; B may be 0.
     """
 
     def __init__(self, work: Work, models: Tensor, statistics: Tensor) -> None:
@@ -62,39 +64,39 @@ class Ensemble:
         self.server = {name: parameter.detach() for name, parameter in work.named.items()}
 
     def logits(self, x: Tensor) -> Tensor:
-        """(N, n, C) of all clients' models."""
+        """Return the logits of all clients' models, (N, n, C)."""
         return torch.stack([functional_call(self.module, member, (x,)) for member in self.members])
 
     def student(self, x: Tensor) -> Tensor:
-        """(n, C) of the model that the module holds, without a gradient for its weights."""
+        """Return the logits of the model in the module, (n, C), without a gradient for its weights."""
         return functional_call(self.module, self.server, (x,))
 
     @contextmanager
     def gaps(self) -> Iterator[list[Tensor]]:
-        """Of each BatchNorm layer in each forward pass, how far the batch is from the layer's statistics.
+        """Collect, per BatchNorm layer and forward pass, the distance of the batch from the layer's statistics.
 
-        ||mean - m|| + ||variance - v||, for the mean and variance of the layer's input, by channel.
+        The distance is ||mean - m|| + ||variance - v||, for the channel means and variances of the layer's input.
         """
-        found: list[Tensor] = []
+        distances: list[Tensor] = []
 
         def note(layer: nn.modules.batchnorm._BatchNorm, inputs: tuple[Tensor, ...], _: Tensor) -> None:
             by_channel = inputs[0].transpose(0, 1).flatten(1)
             assert layer.running_mean is not None
             assert layer.running_var is not None
             mean = torch.linalg.vector_norm(by_channel.mean(1) - layer.running_mean)
-            found.append(mean + torch.linalg.vector_norm(by_channel.var(1, correction=0) - layer.running_var))
+            distances.append(mean + torch.linalg.vector_norm(by_channel.var(1, correction=0) - layer.running_var))
 
-        layers = [one for one in self.module.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        layers = [module for module in self.module.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         handles = [layer.register_forward_hook(note) for layer in layers if layer.running_mean is not None]
         try:
-            yield found
+            yield distances
         finally:
             for handle in handles:
                 handle.remove()
 
 
 def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """(n,): T^2 KL(p_T(target) || p_T(other)) of logits (n, C)."""
+    """Return T^2 KL(p_T(target) || p_T(other)), (n,), of logits (n, C)."""
     p, q = (torch.stack([target, other]) / temperature).log_softmax(2)
     return temperature**2 * (p.exp() * (p - q)).sum(1)
 
@@ -102,36 +104,36 @@ def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
 def make(
     work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Train a new generator and its noise down ``score``; the batch with the lowest, uint8, and its labels."""
+    """Train a new generator and its noise to minimise ``score``; return the best batch, uint8, and its labels."""
     kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
     set_default_generator(seed, "generator")
     network = Upsampler(shape, how.latent, how.width, how.norm_bias).to(work.device, kind)
     z = torch.randn(how.images, how.latent, generator=draws).to(work.device, kind).requires_grad_()
     labels = torch.randint(n_classes, (how.images,), generator=draws).to(work.device)
     optimizer = torch.optim.Adam([*network.parameters(), z], how.lr, (0.5, 0.999))
-    best, kept = torch.full((), inf, device=work.device, dtype=kind), torch.zeros(0)
+    best, best_pixels = torch.full((), inf, device=work.device, dtype=kind), torch.zeros(0)
     work.module.eval()
     for step in range(how.steps):
         pixels = network(z)
         loss = score(seen(work.module, pixels), labels)
         lower = loss.detach() < best
-        kept = torch.where(lower, pixels.detach(), kept) if step else pixels.detach()
+        best_pixels = torch.where(lower, pixels.detach(), best_pixels) if step else pixels.detach()
         best = torch.where(lower, loss.detach(), best)
         optimizer.zero_grad()
         loss.backward()
         if how.clip is not None:
             nn.utils.clip_grad_norm_(network.parameters(), how.clip)
         optimizer.step()
-    return (255 * kept).round().to(torch.uint8), labels
+    return (255 * best_pixels).round().to(torch.uint8), labels
 
 
 def order(n: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """One pass over n rows, in a random order, in batches."""
+    """Return the batches of one pass over n rows in random order."""
     return torch.randperm(n, generator=generator(seed, "order")).to(device).split(batch)
 
 
 def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
-    """SGD on the module's weights that goes on with this velocity, (P,), which it changes in place."""
+    """Return SGD on the module's weights that continues with ``velocity``, (P,), and changes it in place."""
     optimizer = torch.optim.SGD(work.named.values(), lr, momentum, weight_decay=decay)
     parts = Flat(work.params.layout, velocity)
     for name, parameter in work.named.items():
@@ -140,7 +142,7 @@ def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay
 
 
 def to_learn(module: nn.Module) -> None:
-    """Training mode, but for BatchNorm, which keeps its statistics. The next training needs ``module.train()``."""
+    """Set training mode except for BatchNorm, whose statistics stay. Later training must call ``module.train()``."""
     module.train()
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -148,15 +150,15 @@ def to_learn(module: nn.Module) -> None:
 
 
 SCALE = 0.02
-"""Standard deviation of the first weights."""
+"""Standard deviation of the initial weights."""
 
 
 class Upsampler(nn.Module):
-    """Noise (B, latent) to images (B, C, H, W) in (0, 1) of any size; what is above H or W is cut off.
+    """Generator from noise (B, latent) to images (B, C, H, W) in (0, 1); it crops maps larger than H x W.
 
-    With 256 numbers of noise, width 64 and 3x32x32 images it has the layers of the generator of DENSE's released code.
-    There convolutions before BatchNorm have no bias, as here with ``norm_bias`` false, and BatchNorm's first scales are
-    drawn from N(1, 0.02^2), not 1.
+    With latent 256, width 64 and 3x32x32 images it has the layers of the generator in DENSE's released code. In that
+    code, convolutions before BatchNorm have no bias, as here with ``norm_bias`` false. Its initial BatchNorm scales are
+    drawn from N(1, 0.02^2); here they are 1.
     """
 
     def __init__(self, shape: tuple[int, ...], latent: int, width: int, norm_bias: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""FedCVAE: clients send decoders once; the server's model learns from images that these make, labelled by histograms.
+"""FedCVAE: clients send decoders and label histograms once; the server trains its model on images sampled from them.
 
 Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity",
 ICLR 2023, by its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
@@ -6,18 +6,18 @@ variational autoencoder;  n_i: its number of images, n = sum_i n_i;  p_i: the hi
 independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction loss.
 
     client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
-    Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i, of the last client the rest;  x learns from them
+    Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from them
     KD:   g <- argmin R(g_i(z, y), g(z, y)) over the S triples of Ens;  S images g(z, y), y uniform;  x learns from them
 
-The server learns ``server_epochs`` epochs in each round, the first in round 1, and goes on with Adam's moments. From
-round 2 on no client takes part; where no decoder came, all are asked again in the next. A client downloads the number
-of classes, 8 bytes, and uploads g_i with BatchNorm's statistics, n_i and p_i, once; no model travels, and no epsilon
-covers any of it. Each trains from weights of its own.
+The server trains for ``server_epochs`` epochs in each round, from round 1 on, and continues with Adam's moments. No
+client takes part after round 1, unless no decoder arrived: then all clients take part again in the next round. A client
+downloads the number of classes, 8 bytes, and once uploads g_i with BatchNorm's statistics, n_i and p_i. No model is
+sent, and no epsilon covers the uploads. Each client trains from its own random initial weights.
 
-Departs from the released code: images are those of the platform, uint8 and normalised by the model, and networks take
-any side, padded. An image that is alone in a batch stands twice in it. Weights of examples do not count. ``norm_bias``
-false leaves out the biases in front of BatchNorm, which are among the 144,001 weights of the released decoder and
-which Adam moves by rounding noise.
+Departs from the released code: images are those of the platform, uint8 and normalised by the model. The networks accept
+images of any side, with padding. If a batch has one image, the image is duplicated. Example weights do not count.
+``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include these
+biases, and Adam moves them by rounding noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
 MANY = 32
-"""Images of the larger of the two batches through which the price of a client's step goes; the other has one."""
+"""Number of images in the larger of two timed client batches, for the prices of dry runs; the smaller has one."""
 
 
 @dataclass(frozen=True)
 class FedCVAE:
-    """x <- argmin of the mean loss over images of the clients' decoders (ens), or of one taught by these (kd)."""
+    """x <- argmin of the mean loss over images of the clients' decoders (ens) or of the distilled g (kd)."""
 
     needs_classes = distils = refuses_batch_norm = True
     trains_locally = False
@@ -93,7 +93,7 @@ class FedCVAE:
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        levels = min(facts.shape[1:]).bit_length()  # the largest power of two that is at most twice the side
+        levels = min(facts.shape[1:]).bit_length()  # 2^levels: at most twice the side
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
                 f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
@@ -105,15 +105,15 @@ class FedCVAE:
 
     @property
     def bound(self) -> float:
-        """w."""
+        """Return w, the truncation bound of codes."""
         return self.truncate or (1.0 if self.variant == "kd" else 3.0)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
-        """Return w."""
+        """Return w, the truncation bound of codes."""
         return {"truncate": self.bound}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """All clients until decoders have come, at least one, then nobody."""
+        """Return all clients until at least one decoder has arrived, then no client."""
         return range(0 if "images" in state else int(scalar(state, "clients")))
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -129,8 +129,8 @@ class FedCVAE:
             "size": torch.tensor(len(data)),
             "histogram": torch.bincount(data.y, minlength=networks.n_classes),
         }
-        shown = Release(what=tuple(sent), seen=len(data), commons=True)
-        return Reply(each=sent, weight=data.size, metrics={"loss": loss}, releases=[shown])
+        release = Release(what=tuple(sent), seen=len(data), commons=True)
+        return Reply(each=sent, weight=data.size, metrics={"loss": loss}, releases=[release])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if replies:
@@ -150,11 +150,11 @@ class FedCVAE:
         return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
-        """Of images of this shape; common: says how many classes there are."""
+        """Return the networks' sizes for images of this shape; common: contains the number of classes."""
         return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
 
     def drawing(self, state: State, replies: Replies) -> Drawing:
-        """What the clients have sent, and how images are drawn from it."""
+        """Return the task to sample images from the clients' decoders."""
         sent, is_kd = [reply.each for reply in replies.values()], self.variant == "kd"
         return Drawing(
             networks=self.networks(tuple(values(state["shape"]).tolist()), state),
@@ -167,7 +167,7 @@ class FedCVAE:
         )
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps of clients on their images, images that decoders make, steps of the server's decoder and model."""
+        """Return the numbers of client steps and images, decoded images, and server decoder and model steps."""
         sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
         per_epoch = -(-self.samples // self.batch_size)
         once = {
@@ -180,7 +180,7 @@ class FedCVAE:
         return {**(once if clients else {}), **each}
 
     def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Of one of everything; of more steps of clients, on one image and on many; of more of each of the server's."""
+        """Return variants: minimal work; more client steps, on one or many images; more of each server work."""
         few = max(self.batch_size, self.server_batch)
         least = replace(
             type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),
@@ -188,11 +188,11 @@ class FedCVAE:
             local_epochs=1, decoder_epochs=1, server_epochs=1, samples=few,
         )  # fmt: skip
         clients = replace(least, local_epochs=times, batch_size=MANY)
-        found = [
+        variants = [
             (least, 1),
             (clients, 1),
             (clients, MANY),
             (replace(least, samples=few * times), 1),
             (replace(least, server_epochs=1 + times), 1),
         ]
-        return found + ([(replace(least, decoder_epochs=1 + times), 1)] if self.variant == "kd" else [])
+        return variants + ([(replace(least, decoder_epochs=1 + times), 1)] if self.variant == "kd" else [])

@@ -1,7 +1,7 @@
-"""What FedCVAE does with decoders: a client trains one, and the server draws images from them and teaches one anew.
+"""FedCVAE's decoders: clients train them, and the server samples images from them and distils them into one decoder.
 
 z: codes (n, l), independent N(0, 1) truncated to [-w, w];  y: classes (n,);  n_i: client i's number of images,
-n = sum_i n_i.   The networks, with BatchNorm, are those of ``lightning_modules.cvae``, for images of any side.
+n = sum_i n_i.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, for images of any side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, trunca
 
 @dataclass(frozen=True)
 class Networks:
-    """Sizes of encoder and decoder; shape: of an image (C, H, W); norm_bias: see ``lightning_modules.cvae``."""
+    """Sizes of encoder and decoder; shape: (C, H, W) of an image; norm_bias: see ``lightning_modules.cvae``."""
 
     shape: tuple[int, ...]
     n_classes: int
@@ -30,20 +30,20 @@ class Networks:
 
     @property
     def loss(self) -> str:
-        """Of the reconstruction: squares for images in colour, else the pixels' cross entropy."""
+        """Return the name of the reconstruction loss: squares for colour images, else cross_entropy, both of pixels."""
         return "squares" if self.shape[0] == 3 else "cross_entropy"
 
     def decoder(self, weights: Flat | None = None) -> Decoder:
-        """With these weights and statistics, or new ones."""
-        made = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
+        """Return a decoder with these weights and statistics; None: new ones."""
+        network = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
         if weights is not None:
-            made.load_state_dict(dict(weights), strict=False)  # all but the counts of batches, which nothing uses
-        return made
+            network.load_state_dict(dict(weights), strict=False)  # Nothing uses the absent counts of batches.
+        return network
 
 
 @dataclass(frozen=True)
 class Training:
-    """Of a network by Adam."""
+    """Constants of a network's training by Adam."""
 
     epochs: int
     batch_size: int
@@ -51,7 +51,7 @@ class Training:
 
 
 def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """(epoch from 0, rows) of each step. A row that would be alone stands twice, as BatchNorm needs two."""
+    """Yield (epoch from 0, rows) of each step. A single row is duplicated, as BatchNorm needs two examples."""
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(epochs)]).to(device)
     for epoch, order in enumerate(orders):
@@ -62,9 +62,9 @@ def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> 
 def train(
     networks: Networks, hidden: int, beta: float, how: Training, x: Tensor, y: Tensor, share: float, seed: int
 ) -> tuple[Flat, Tensor]:
-    """A client's decoder with BatchNorm's statistics, and the mean loss of its steps.
+    """Train a client's autoencoder; return its decoder with BatchNorm's statistics, and the mean loss of the steps.
 
-    x: images, uint8; hidden: width of the encoder's linear layer; share: of all steps that are made.
+    x: images, uint8; hidden: width of the encoder's linear layer; share: share of all steps that the client takes.
     """
     set_default_generator(seed, "initial weights")
     model = CVAE(
@@ -74,7 +74,7 @@ def train(
     ).to(x.device)  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), how.lr)
     noise = torch.randn(how.epochs, len(y), networks.latent, generator=generator(seed, "codes")).to(x.device)
-    steps = ceil(how.epochs * -(-len(y) // how.batch_size) * share - 1e-9)  # a late client's are fewer
+    steps = ceil(how.epochs * -(-len(y) // how.batch_size) * share - 1e-9)  # A straggler takes fewer steps.
     losses = []
     of_steps = batches(len(y), how.epochs, how.batch_size, seed, x.device)
     for _, (epoch, rows) in zip(range(steps), of_steps, strict=False):
@@ -89,16 +89,17 @@ def train(
 
 
 def quotas(samples: int, sizes: Sequence[int]) -> list[int]:
-    """int(samples n_i / n) images of each client, and of the last one the rest."""
-    found = [samples * size // sum(sizes) for size in sizes]
-    return [*found[:-1], samples - sum(found[:-1])]
+    """Return the number of images per client: int(samples n_i / n), and for the last client the remainder."""
+    counts = [samples * size // sum(sizes) for size in sizes]
+    return [*counts[:-1], samples - sum(counts[:-1])]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What the server draws images from: decoders (N), sizes n_i, histograms (N, classes); bound: w.
+    """The server's task to sample images from the clients' decoders (N), sizes n_i and histograms (N, classes).
 
-    again: how it teaches a decoder of its own on them and draws all from this one, with uniform labels; None: not.
+    bound: w. again: training of the server's decoder, which then makes all images with uniform labels; None: no such
+    decoder.
     """
 
     networks: Networks
@@ -115,7 +116,7 @@ class Drawing:
 
 
 def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
-    """Images, uint8, and their classes; codes, classes, orders and initial weights are keyed by ``seed``."""
+    """Return sampled images, uint8, and their classes; ``seed`` keys codes, classes, orders and initial weights."""
     networks, device = task.networks, worker.work.device
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with onednn(worker.work.loop.onednn):
@@ -137,7 +138,7 @@ def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def taught(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
-    """A new decoder that learns to make these images, with pixels in [0, 1], of these codes and classes."""
+    """Train a new decoder to make these images, with pixels in [0, 1], from their codes and classes, and return it."""
     set_default_generator(seed, "the server's decoder")
     decoder = networks.decoder().to(images.device)
     optimizer = torch.optim.Adam(decoder.parameters(), how.lr)
@@ -152,7 +153,7 @@ def taught(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tens
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the server's model learns from in a round; first, second: Adam's moments after ``steps`` steps."""
+    """The server model's training task in a round; first, second: Adam's moments after ``steps`` steps."""
 
     model: Flat
     first: Flat
@@ -169,7 +170,7 @@ class Lesson:
 
 
 def learn(worker: Worker, task: Lesson, seed: int) -> tuple[Flat, Flat, Flat, int]:
-    """The model, Adam's moments and the number of its steps, after all epochs; orders and dropout by ``seed``."""
+    """Train for all epochs; return model, Adam's moments and number of steps. ``seed`` keys orders and dropout."""
     work, device, layout = worker.work, worker.work.device, task.model.layout
     work.load(Flat(layout, task.model.buffer.to(device)))
     work.load_buffers(work.initial_buffers)

@@ -1,16 +1,16 @@
-"""FedDDPM: clients train one diffusion model together, and the server corrects it on images of their own local ones.
+"""FedDDPM: clients train a diffusion model by FedAvg, and the server corrects it on images of local diffusion models.
 
-After Peng et al., arXiv:2503.06426, of which only the abstract was to be had: what follows is our own (label ``own``).
-x: server model, a DDPM (model.name ddpm);  S: the auxiliary set, images that clients' local DDPMs draw before round 1
-(sharing.setting server_synthetic);  y_i from local training started at x;  w_i = 1 or n_i.
+After Peng et al., arXiv:2503.06426, of which only the abstract was available: the details are our own (label ``own``).
+x: server model, a DDPM (model.name ddpm);  S: the auxiliary set, images sampled from the clients' local DDPMs before
+round 1 (sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i = 1 or n_i.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   x <- ``server_epochs`` of training on S from x
 
-FedDDPM+ (``correct`` slow) corrects once: after the first round in which the mean loss on S has not fallen by a share
-``slow`` of what it was. The loss on S is that of the same draws of times and noise in all rounds.
+FedDDPM+ (``correct`` slow) corrects once: after the first round in which the mean loss on S falls by less than the
+share ``slow`` of its last value. The loss on S uses the same times and noise in all rounds.
 
-Departs from the paper: unknown, as it could not be read; it says of FedDDPM+ that it corrects once when learning slows,
-and nothing that we know of about how that is seen.
+Departs from the paper: unknown, because only its abstract was read. The abstract says that FedDDPM+ corrects once when
+learning slows, but, as far as we know, not how it detects this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 
 @dataclass(frozen=True)
 class FedDDPM:
-    """FedAvg's step, then SGD or Adam on the pool; with ``correct`` slow the second once at most."""
+    """x <- FedAvg's step from x;  x <- SGD or Adam on the pool from x, with ``correct`` slow at most once."""
 
     needs_pool = True
 
@@ -65,7 +65,7 @@ class FedDDPM:
         return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Steps of the server on a batch of the pool; of one correction its share of a round."""
+        """Return the server's steps per round; with ``correct`` slow, one correction is spread over all rounds."""
         rounds = 1 if self.correct == "always" else facts.rounds
         return {"server_steps": self.server_epochs * -(-facts.pool // loop.batch_size) / rounds}
 

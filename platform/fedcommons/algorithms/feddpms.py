@@ -1,30 +1,35 @@
-"""FedDPMS: a client gets images of its scarce classes, decoded from noisy means of another client's codes.
+"""FedDPMS: clients receive images of their scarce classes, decoded from noisy mean codes of other clients.
 
 Chen and Vikalo, "Federated learning in non-IID settings aided by differentially private synthetic data",
 arXiv:2206.00686, algorithms 1 to 3.
 x: encoder and classifier of the server model;  w_d: decoder;  D_i: client i's data;  T_p: ``preliminary_rounds``.
 
-Stage I (rounds 1 to T_p): clients train all three on the joint loss; x is averaged in every round, each decoder stays
-with its client until round T_p, when their mean becomes the global w_d.  Stage II: only x is trained, on the cross
-entropy.  *Giving*, at a client's first selection in it, after training: of its n most abundant classes the mean code
-z of its images; codes z + N(0, sigma^2 I) whose image (decoded by w_d) its own model still recognises, until there are
-``quota``.  *Receiving*, at its first selection at which others have given and a class overlaps: the codes of client
-argmax_j |scarce_i, abundant_j|, or of the ``helpers`` best ones there are then; their images join D_i for good. It
-trains on |D_i| points drawn from the two.
+Stage I (rounds 1 to T_p): clients train encoder, classifier and decoder on the joint loss. The server averages x in
+every round. Each client keeps its decoder until round T_p, in which the decoders' mean becomes the global w_d.
 
-privacy paper: noise as printed. It is not certified, whatever sigma: codes are not bounded, ``quota`` codes of one mean
-compose, which codes are kept depends on the data, and the paper's sensitivity 1/m is that of one coordinate.
-privacy sound: of each class one mean of codes clipped to norm C leaves the client, with noise of sigma C/m (m, the
-count, is public; a client's classes are disjoint, so all its means cost one release). The codes are those of the
-*server's* encoder, as a client's own has seen all its data. The receiver draws around them and keeps what the server's
-model recognises, which costs nothing; a client that keeps nothing is helped again in its next round. Which classes are
-abundant and scarce follows the class counts: uncovered.
-receive: for ablations. real: the giver sends at most ``quota`` real images of a class in the place of codes, so that
-only what the decoder loses is spared; nothing: nobody receives, so that stages and losses alone are compared.
+Stage II: clients train only x, on the cross entropy. *Giving* happens at a client's first selection in stage II, after
+training. For each of its n most abundant classes, the client computes the mean code z of its images. It samples codes
+from z + N(0, sigma^2 I) and sends those whose image, decoded by w_d, its model still recognises, up to ``quota`` codes.
+*Receiving* happens at a client's first selection at which other clients have given codes of its scarce classes. It
+receives the codes of client argmax_j |scarce_i, abundant_j|, the number of common classes, or of the ``helpers`` best
+clients at that time. The decoded images join D_i for all later rounds. The client trains on |D_i| points sampled from
+its data and these images.
 
-Departs from the paper: clients weigh as ``federation.weighting`` says, samples meaning |D_i| with the images that
-joined; the server knows the scarce classes beforehand; a class of which no code was recognised does not count as given;
-stage I goes on until a decoder has arrived; as to the rate's decay see ``fedvae``.
+With ``privacy`` paper, the noise is as printed. No epsilon is certified for any sigma, for four reasons: codes are not
+bounded; ``quota`` codes of one mean compose; the selection of codes depends on the data; and the paper's sensitivity
+1/m is that of one coordinate.
+With ``privacy`` sound, a client sends one mean per class, of codes clipped to norm C, with noise of sigma C/m. The
+count m is public. A client's classes are disjoint, so all its means cost one release. The *server's* encoder computes
+the codes, because the client's encoder has been trained on all its data. The receiver samples codes around the means
+and uses those that the server's model recognises, which costs no privacy. If it uses none, it receives means again in
+its next round. Abundant and scarce classes follow from class counts, which no epsilon covers.
+``receive`` is for ablations. With real, the giver sends at most ``quota`` real images per class instead of codes, so
+that only the decoder's loss of quality is avoided. With nothing, no client receives images, so that only stages and
+losses are compared.
+
+Departs from the paper: ``federation.weighting`` sets the clients' weights; samples counts |D_i| with the images that
+joined. The server knows the scarce classes beforehand. A class without a recognised code does not count as given. Stage
+I lasts until a decoder has arrived. For the decay of the learning rate see ``fedvae``.
 """
 
 from collections.abc import Mapping
@@ -54,7 +59,7 @@ ABUNDANT = Release(what=("labels",), commons=True, why="abundant and scarce clas
 
 @dataclass(frozen=True)
 class FedDPMS:
-    """x <- x + sum_i w_i (y_i - x) / sum_i w_i;  y_i from x on D_i and, in stage II, images of another client's codes.
+    """x <- x + sum_i w_i (y_i - x) / sum_i w_i;  y_i: trained from x on D_i and, in stage II, decoded images.
 
     Raises:
         UserError: a constant does not fit the federation.
@@ -92,8 +97,8 @@ class FedDPMS:
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int = 0) -> dict[str, int]:
         """Return T_p."""
-        given = self.preliminary_rounds
-        return {"preliminary_rounds": round(0.4 * facts.rounds) if given is None else given}
+        rounds = self.preliminary_rounds
+        return {"preliminary_rounds": round(0.4 * facts.rounds) if rounds is None else rounds}
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         last = self.effective_constants(model, facts)["preliminary_rounds"]
@@ -111,7 +116,7 @@ class FedDPMS:
         return {
             "model": model,
             "last": torch.tensor(last),
-            "second": torch.tensor(last == 0),  # whether stage II has begun
+            "second": torch.tensor(last == 0),  # True in stage II
             "scarce": latents.scarce(counts, self.classes),
             "received": torch.tensor([], dtype=torch.int64),
         }
@@ -123,33 +128,35 @@ class FedDPMS:
         if not data_of(state["second"]):
             ask = {"ask": torch.ones(1, dtype=torch.uint8)} if round >= int(data_of(state["last"])) else {}
             return Message({**common, **ask})
-        own: dict[str, Flat | Tensor] = {}
+        per_client: dict[str, Flat | Tensor] = {}
         if f"codes/{client}" not in state:
-            own["decoder"] = select(model, decoder)
+            per_client["decoder"] = select(model, decoder)
         if helpers := self._helpers(state, client):
-            own |= {n: torch.cat([data_of(state[f"{n}/{j}"]) for j in helpers]) for n in ("codes", "labels")}
-        return Message({**common, "second": torch.ones(1, dtype=torch.uint8)}, own)
+            per_client |= {n: torch.cat([data_of(state[f"{n}/{j}"]) for j in helpers]) for n in ("codes", "labels")}
+        return Message({**common, "second": torch.ones(1, dtype=torch.uint8)}, per_client)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         stage = self._second if "second" in message.common else self._first
         return stage(work, message, memory, data, round, seed)
 
     def _first(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """The joint loss; the decoder goes on from the client's own last one, and is sent in the last round."""
+        """Train on the joint loss, from the client's last decoder; send the decoder in stage I's last round."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
         y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
         names = list(y) if "ask" in message.common else x.layout.names
-        delta = sub(select(y, names), select(put(work.initial, x), names))  # all know the initial decoder
-        kept = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
-        return Reply({"delta": scale(delta, w)}, weight=w, memory=kept, metrics=metrics, releases=[spent.of("delta")])
+        delta = sub(select(y, names), select(put(work.initial, x), names))  # The initial decoder is public.
+        new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
+        return Reply(
+            {"delta": scale(delta, w)}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.of("delta")]
+        )
 
     def _second(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """The cross entropy; giving and receiving."""
+        """Train on the cross entropy; give and receive codes."""
         x, gives = flat(message.common, "model"), "decoder" in message.own
-        kept = {**memory, "decoder": message.own["decoder"]} if gives else dict(memory)
-        start = put(put(work.initial, flat(kept, "decoder")) if "decoder" in kept else work.initial, x)
-        each, releases, bar = {}, [], data
+        new_memory = {**memory, "decoder": message.own["decoder"]} if gives else dict(memory)
+        start = put(put(work.initial, flat(new_memory, "decoder")) if "decoder" in new_memory else work.initial, x)
+        each, releases, augmented = {}, [], data
         if gives and self.privacy == "sound":
             work.load(start)
             each, protection = self._private_means(work, data)
@@ -157,24 +164,24 @@ class FedDPMS:
         if "codes" in message.own:
             work.load(start)
             joining = self._images(work, message.own, data, seed)
-            kept |= joining if len(joining["labels"]) else {}
+            new_memory |= joining if len(joining["labels"]) else {}
             each |= {"served": torch.tensor(len(joining["labels"]) > 0)} if self.privacy == "sound" else {}
-        if "images" in kept:
-            bar = latents.augmented(data, data_of(kept["images"]), data_of(kept["labels"]), seed)
-            kept.pop("decoder", None)
+        if "images" in new_memory:
+            augmented = latents.augmented(data, data_of(new_memory["images"]), data_of(new_memory["labels"]), seed)
+            new_memory.pop("decoder", None)
         loss, lr = work.module.cross_entropy, latents.decayed(work, self.decay, round)
-        y, metrics, spent = work.local(start, bar, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
-        w, delta = work.weight(bar), sub(select(y, x.layout.names), x)
+        y, metrics, spent = work.local(start, augmented, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
+        w, delta = work.weight(augmented), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
-            work.load(put(y, flat(message.own, "decoder")))  # under DP-SGD noise has moved the module's decoder
+            work.load(put(y, flat(message.own, "decoder")))  # DP-SGD's noise has changed the module's decoder.
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
             releases.append(Release(what=("codes", "labels"), why=why, seen=seen, commons=True))
-        bare = {"weight": w not in (1, data.size), "served": "served" in each}  # made of messages and n_i
-        covered = ("delta", *(name for name, there in bare.items() if there))
+        bare = {"weight": w not in (1, data.size), "served": "served" in each}  # Both depend on messages and n_i only.
+        covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.of(*covered), *releases]
-        return Reply({"delta": scale(delta, w)}, each, weight=w, memory=kept, metrics=metrics, releases=releases)
+        return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         model = flat(state, "model")
@@ -189,7 +196,7 @@ class FedDPMS:
         return {**after, "received": torch.cat([data_of(state["received"]), received])}
 
     def _helpers(self, state: State, client: int) -> list[int]:
-        """Whose codes the client gets in this round, if anybody's."""
+        """Return the clients whose codes this client receives in this round, if any."""
         if self.receive == "nothing" or (data_of(state["received"]) == client).any():
             return []
         classes_of = {
@@ -198,26 +205,26 @@ class FedDPMS:
         return latents.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """What a client gives as printed: codes that its own model, which the module holds, recognises."""
+        """Return what a client gives with privacy paper: the codes that its model, loaded in the module, recognises."""
         if self.receive == "real":
             return latents.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
-        kept, labels = latents.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
-        return {"codes": kept, "labels": torch.tensor(labels).to(data.y)}
+        codes, labels = latents.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
+        return {"codes": codes, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
-        """What a client gives with privacy sound: one noisy mean of each class, by the server's encoder."""
+        """Return what a client gives with privacy sound: one noisy mean per class, by the server's encoder."""
         draws = work.noise.call("means", *data.columns).stream()
-        mine = latents.codes_by_class(work, data, self.classes)
+        class_codes = latents.codes_by_class(work, data, self.classes)
         means, releases = zip(
-            *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in mine.values()), strict=True
+            *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in class_codes.values()), strict=True
         )
-        protection = releases[0] if len(set(releases)) == 1 else Release()  # of two kinds no epsilon can tell
-        return {"codes": torch.stack(means), "labels": torch.tensor(list(mine)).to(data.y)}, protection
+        protection = releases[0] if len(set(releases)) == 1 else Release()  # Different releases have no common epsilon.
+        return {"codes": torch.stack(means), "labels": torch.tensor(list(class_codes)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """The images of others' codes, or of codes around their means, that join the client's own."""
+        """Decode the received codes, or codes sampled around received means, to images that join the client's data."""
         z, labels = data_of(received["codes"]), data_of(received["labels"])
         if self.receive == "real":
             return {"images": z, "labels": labels}

@@ -1,12 +1,12 @@
-"""FedVAE: FedAvg of a whole autoencoder that classifies, encoder, decoder and classifier, without exchange of data.
+"""FedVAE: FedAvg of a classifying autoencoder (encoder, decoder and classifier), without exchange of data.
 
-FedDPMS without its second stage (Chen and Vikalo, "Federated learning in non-IID settings aided by differentially
-private synthetic data", arXiv:2206.00686), to which that paper compares itself.   x: server model;
-y_i: client i's model, of the joint loss.
+It is FedDPMS without its second stage, a baseline of that paper (Chen and Vikalo, "Federated learning in non-IID
+settings aided by differentially private synthetic data", arXiv:2206.00686).   x: server model;  y_i: client i's model,
+trained on the joint loss;  w_i: its weight;  n_i: its examples.
 
-Departs from the paper: clients weigh as ``federation.weighting`` says; the paper's is samples. The rate does not decay
-by default: halved every 10 epochs as in the paper, the last of its 50 rounds of 5 epochs would have 2^-24 of the rate,
-and the released code never decays.
+Departs from the paper: ``federation.weighting`` sets the clients' weights; the paper uses samples. By default the
+learning rate does not decay, as in the released code. The paper halves the rate every 10 epochs, so the last of its 50
+rounds of 5 epochs would use 2^-24 of the initial rate.
 """
 
 from dataclasses import dataclass

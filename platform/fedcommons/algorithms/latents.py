@@ -1,6 +1,6 @@
-"""Codes of images and images of codes: what FedVAE and FedDPMS do with an autoencoder that classifies.
+"""Encoding and decoding of images by the classifying autoencoder of FedVAE and FedDPMS.
 
-The module, in evaluation mode, encodes and decodes with whatever weights it holds; nothing here trains.
+The functions use the module in evaluation mode, with its present weights; they do not train it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from fedcommons.privacy.noise import Stream
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator
 
-CHUNK = 500  # images that are encoded at once
+CHUNK = 500  # number of images that are encoded at once
 
 AUTOENCODER = {
     "encode": "encode(images) returns mean and log-variance of the codes, each (B, l)",
     "decoder": "decoder(codes) returns images in [0, 1]; it is a submodule of this name",
 }
-"""Attributes of the module, and what they are (see ``core.algorithm.needed``)."""
+"""Attributes that the module must have, with their meaning (see ``core.algorithm.needed``)."""
 
 AND_CROSS_ENTROPY = {
     **AUTOENCODER,
@@ -32,42 +32,42 @@ AND_CROSS_ENTROPY = {
 
 
 def decayed(work: Work, decay: float, round: int) -> float | None:
-    """The learning rate of ``round``: the module's, times ``decay`` for every 10 epochs of the rounds before."""
+    """Return the learning rate of ``round``: the module's, times ``decay`` per 10 past epochs; None if no decay."""
     return None if decay == 1 else work.rates[0] * decay ** ((round - 1) * work.loop.epochs // 10)
 
 
 def abundant(counts: Tensor, n: int) -> list[int]:
-    """The n classes with the most examples, without those that have none; of equal counts the lower class."""
+    """Return the n classes with the most examples, without empty classes; ties go to the lower class."""
     order = counts.argsort(descending=True, stable=True)[:n]
     return [c for c in order.tolist() if counts[c] > 0]
 
 
 def scarce(counts: Tensor, n: int) -> Tensor:
-    """(N, n): each client's n classes with the fewest examples, of (N, classes) counts; see ``abundant`` for ties."""
+    """Return (N, n): each client's n classes with the fewest examples. counts: (N, classes); ties: see ``abundant``."""
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
 def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequence[int]], n: int) -> list[int]:
-    """The n other clients whose classes include the most of the client's scarce ones, those with the most first.
+    """Return the n other clients that gave the most of the client's scarce classes, best first.
 
-    abundant: the classes that each client gave, of those who have given. Of equal ones the lowest numbers come first.
-    They are fewer than n, or nobody, if only so many gave a scarce class.
+    abundant: the classes that each giver gave, by client. Ties go to the lowest client number. If fewer than n clients
+    gave a scarce class, the list is shorter or empty.
     """
     overlap = {j: len(set(scarce) & set(abundant[j])) for j in sorted(abundant) if j != client}
-    best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable, so of equal ones the lowest first
+    best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable: ties go to the lowest
     return [j for j in best if overlap[j]][:n]
 
 
 @contextmanager
 def looking(work: Work) -> Iterator[None]:
-    """The module in evaluation mode, without gradients."""
+    """Run the block with the module in evaluation mode and without gradients."""
     work.module.eval()
     with torch.no_grad():
         yield
 
 
 def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
-    """(m, l) for each of the client's n most abundant classes: the means of the codes of its m images."""
+    """Return, for each of the client's n most abundant classes, the mean codes (m, l) of its m images."""
     encode = work.module.encode
     with looking(work):
         return {
@@ -77,7 +77,7 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
 
 
 def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
-    """At most ``most`` of the client's own images of each of its n most abundant classes, drawn at random, as codes."""
+    """Return at most ``most`` random real images of each of the client's n most abundant classes, as ``codes``."""
     draws, rows = generator(seed, "real images"), []
     for c in abundant(data.y.bincount(), n):
         of_class = (data.y == c).nonzero()[:, 0]
@@ -86,10 +86,10 @@ def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Ten
 
 
 def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple[Tensor, Release]:
-    """(1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and what protects it.
+    """Return (1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and its privacy release.
 
-    Neighbours: one image is blanked out, so that its code counts as zero; it stays in m, which is public. That changes
-    the sum by at most C.
+    Neighbours differ in one image that is blanked out: its code counts as zero, and m, which is public, stays. So the
+    sum changes by at most C.
     """
     total = NoisySum(torch.zeros_like(codes[0]), clip)
     for code in codes:
@@ -101,34 +101,34 @@ def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple
 def recognised(
     work: Work, centres: Iterable[tuple[int, Tensor]], sigma: float, quota: int, tries: int, draws: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Draws of N(centre, sigma^2 I) whose decoded images the module takes for the centre's class, and their classes.
+    """Sample codes from N(centre, sigma^2 I); return those whose images the module predicts as the centre's class.
 
-    Of each centre at most ``quota``, of at most ``tries`` times ``quota`` draws.
+    Returns (codes, classes), at most ``quota`` codes per centre, out of at most ``tries`` times ``quota`` samples.
     """
-    kept, labels = [], []
+    accepted, labels = [], []
     with looking(work):
         for c, centre in centres:
             recognisable = centre.new_empty(0, len(centre))
             for _ in range(tries):
                 codes = centre + sigma * torch.randn(quota, len(centre), generator=draws).to(centre)
-                taken_for = work.module(work.module.decoder(codes)).argmax(1)  # pyright: ignore[reportCallIssue]
-                recognisable = torch.cat([recognisable, codes[taken_for == c]])[:quota]
+                predicted = work.module(work.module.decoder(codes)).argmax(1)  # pyright: ignore[reportCallIssue]
+                recognisable = torch.cat([recognisable, codes[predicted == c]])[:quota]
                 if len(recognisable) == quota:
                     break
-            kept.append(recognisable)
+            accepted.append(recognisable)
             labels += [c] * len(recognisable)
-    return torch.cat(kept), labels
+    return torch.cat(accepted), labels
 
 
 def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
-    """The images of these codes, in the type of ``like``: pixels in 0..255 for uint8."""
+    """Return the images of these codes, with the dtype of ``like``; uint8 pixels are in 0..255."""
     with looking(work):
         images = work.module.decoder(codes)  # pyright: ignore[reportCallIssue]
     return (255 * images).round().to(torch.uint8) if like.dtype == torch.uint8 else images.to(like)
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """n examples, drawn without replacement from the client's n and these m images; in averages it weighs n + m."""
+    """Return n examples, sampled without replacement from the client's n and these m images; its size is n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

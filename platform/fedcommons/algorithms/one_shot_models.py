@@ -1,12 +1,12 @@
-"""Clients send their whole models once, after rounds of FedAvg; afterwards the server trains alone, on what it keeps.
+"""Common code of one-shot methods: clients send their models once after rounds of FedAvg, then the server trains.
 
-y_i: client i's model, trained from the server model x;  w_i: its weight. y_i - x travels, once, and with it BatchNorm's
-statistics, by the engine. The state keeps of the clients that replied, one after another:
+y_i: client i's model, trained from the server model x;  w_i: its weight. Each client sends y_i - x once, and the engine
+sends BatchNorm's statistics with it. The state contains, for the N clients that replied, in their order:
 
     ensemble (N, P): y_i    weights (N,): w_i / sum_j w_j    statistics (N, B)    velocity (P,): of the server's SGD
 
-and of the server's work ``images``, uint8, made so far. Where nobody's model came, all are asked again in the next
-round. Rounds in which nobody takes part train (``Lessons``).
+It also contains the ``images``, uint8, that the server has generated so far. If no model arrives, all clients take part
+again in the next round. In rounds without clients the server trains (``Lessons``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ from fedcommons.flat_tensors import data as values
 M = TypeVar("M", bound=Algorithm)
 
 MANY = 8
-"""How many times as much the larger of two batches has through which a price's line goes."""
+"""Ratio of the larger to the smaller of two timed batches, to which a dry run fits its prices."""
 
 
 def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
-    """Refuse an experiment in which not all clients send their models once.
+    """Check that all clients send their models once.
 
     Raises:
-        UserError: it is one.
+        UserError: no round follows the warm-up, clients are sampled, or clients keep their buffers.
     """
     if warmup_rounds >= rounds:
         raise UserError(
@@ -53,18 +53,18 @@ def check(name: str, warmup_rounds: int, rounds: int, participation: float, buff
 
 
 def start(model: Flat, facts: Facts) -> State:
-    """The state before round 1."""
+    """Return the state before round 1."""
     return {"model": model, "clients": torch.tensor(facts.n_clients)}
 
 
 def participants(state: State, warmup_rounds: int, round: int) -> Sequence[int]:
-    """All clients until models have come, at least one, then nobody."""
+    """Return all clients until at least one model has arrived, then no client."""
     is_over = round > warmup_rounds + 1 and "ensemble" in state
     return range(0 if is_over else int(values(state["clients"])))
 
 
 def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int | None) -> Reply:
-    """A client's whole model, y_i - x, after so many epochs; None: as many as in other rounds."""
+    """Train for ``epochs`` epochs (None: client.epochs) and return the model update y_i - x."""
     x, w = flat(message.common, "model"), work.weight(data)
     loop = work.loop if epochs is None else replace(work.loop, epochs=epochs)
     y, metrics, spent = loop.run(work, x, data, seed)
@@ -73,11 +73,11 @@ def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int
 
 
 def kept(state: State, total: Payload, replies: Replies, average: bool) -> State:
-    """The state with all models that have come; average: x becomes their mean."""
+    """Return the state with all received models; average: whether x becomes their mean."""
     if not replies:
         return state
-    x, w = flat(state, "model"), torch.tensor([one.weight for one in replies.values()], dtype=torch.float64)
-    sent = [one.each for one in replies.values()]
+    x, w = flat(state, "model"), torch.tensor([r.weight for r in replies.values()], dtype=torch.float64)
+    sent = [r.each for r in replies.values()]
     statistics = [values(each[BUFFERS]) for each in sent if BUFFERS in each]
     return {
         **state,
@@ -91,7 +91,7 @@ def kept(state: State, total: Payload, replies: Replies, average: bool) -> State
 
 @dataclass(frozen=True)
 class Lessons(Generic[M]):
-    """A round of the server: its state, the method, and the number of epochs before."""
+    """The server's task in a round; first: number of epochs in earlier rounds."""
 
     state: State
     method: M
@@ -104,22 +104,22 @@ class Lessons(Generic[M]):
 
 @dataclass(frozen=True)
 class Classroom:
-    """What a worker holds of the server while it trains: the student is in its module."""
+    """The server's training state on a worker, whose module is the student."""
 
     ensemble: Ensemble
     weights: Tensor  # (N,)
     images: Tensor  # (n, C, H, W)
-    velocity: Tensor  # (P,), which training changes
+    velocity: Tensor  # (P,), changed by training
     shape: tuple[int, ...]
     classes: int
 
 
 def enter(worker: Worker, state: State) -> Classroom:
-    """Load the student and the clients' models."""
+    """Load the student and the clients' models on the worker and return its training state."""
     work, shape = worker.work, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
     statistics = values(state["statistics"])
-    if not statistics.shape[1]:  # no BatchNorm, or clients keep its statistics
+    if not statistics.shape[1]:  # The model has no BatchNorm, or clients keep its statistics.
         statistics = work.initial_buffers.buffer.expand(len(w), -1)
     mean = (w[:, None].double().to(statistics.device) * statistics).sum(0).to(work.buffers.buffer)
     work.load(Flat(work.params.layout, flat(state, "model").buffer.to(work.device)))
@@ -137,7 +137,7 @@ def enter(worker: Worker, state: State) -> Classroom:
 
 
 def left(work: Work, room: Classroom, images: Tensor) -> State:
-    """What is kept of the server's training, on the CPU."""
+    """Return the entries of the state that training has changed, on the CPU."""
     student = Flat(work.params.layout, copy(work.params).buffer.detach().cpu())
     return {"model": student, "images": images.cpu(), "velocity": room.velocity.cpu()}
 
@@ -145,7 +145,7 @@ def left(work: Work, room: Classroom, images: Tensor) -> State:
 def local_pieces(
     facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
-    """Examples in the last training's epochs beyond those of other rounds; none where it has no number of its own."""
+    """Return the extra examples of the last local training beyond client.epochs; nothing if ``epochs`` is None."""
     if epochs is None:
         return {}
     more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
@@ -153,22 +153,22 @@ def local_pieces(
 
 
 def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
-    """The server's epochs in a round of so many, counted from 0; none while clients warm up."""
+    """Return the server's epochs in a round, counted from 0; none in warm-up. epochs: number per round."""
     last = (round - warmup_rounds) * epochs
     return range(max(0, last - epochs), max(0, last))
 
 
 def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
-    """Steps and images of the generator, steps of the server, and passes of an image through a network, for dry runs.
+    """Return, for dry runs, numbers of generator steps and images, of server steps, and of passes of single images.
 
-    A pass is a forward pass, or a backward one to the image or to the weights. A step of the generator makes two with
-    each network; the ensemble looks once at what is kept. passes: of an image of the pool, in an epoch.
+    A pass is a forward pass, or a backward pass to the image or to the weights. A generator step makes two passes per
+    network; the ensemble makes one pass over each new batch of the pool. passes: passes of a pool image per epoch.
     """
-    pools, made = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
-    once = 2 * (facts.n_clients + 1) * made + facts.n_clients * making.images
+    pools, images = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
+    once = 2 * (facts.n_clients + 1) * images + facts.n_clients * making.images
     return {
         "generator_steps": making.steps * len(epochs),
-        "generator_images": made * len(epochs),
+        "generator_images": images * len(epochs),
         "server_steps": sum(-(-n // batch) for n in pools),
         "passes": once * len(epochs) + passes * sum(pools),
     }
