@@ -1,13 +1,14 @@
 """beta-VAE with controlled capacity (Burgess et al. 2018, arXiv:1804.03599), as Fedssyn trains it on dSprites.
 
 x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code of l numbers;  z ~ N(mu, e^v);
-x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its largest value, then stays.
+x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its maximum and then stays.
 
     loss = BCE(x^, x), summed over pixels, + gamma |KL - C|,   KL = sum over l of (mu^2 + e^v - 1 - v) / 2
 
-BCE and KL are means over the batch before the absolute value is taken. Encoder: convolutions 4x4 with stride 2, which
-halve the image down to 4x4, then 256-256-2l; the decoder mirrors it. At 64x64, that is four of them, as in the papers.
-Images are padded with zeros to a square whose side is a power of two, and cut again.
+The loss takes the absolute value after BCE and KL are averaged over the batch. The encoder has convolutions 4x4 with
+stride 2, which halve the image down to 4x4, then linear layers 256-256-2l. The decoder mirrors the encoder. A 64x64
+image has four convolutions, as in the papers. Images are padded with zeros to a square whose side is a power of two,
+and decoded images are cropped.
 """
 
 from collections.abc import Callable
@@ -23,15 +24,15 @@ SMALLEST = 4
 
 
 def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """(B,): KL(N(mu, e^v) || N(0, I)) of codes (B, l), in nats."""
+    """Return KL(N(mu, e^v) || N(0, I)), (B,), of codes (B, l), in nats."""
     return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
 
 
 class BetaVAE(LightningModule):
-    """Encoder, decoder, and the mean code of each class, from around which samples are drawn.
+    """Encoder, decoder, and the mean code of each class, around which codes of new images are sampled.
 
-    shape: (C, H, W). A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes, which the
-    loss does not see. All draws come from a generator seeded with ``seed``. ramp: steps in which C rises.
+    shape: (C, H, W). A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes, which the loss does not use. All random
+    numbers come from a generator seeded with ``seed``. ramp: number of steps in which C rises.
     """
 
     means: Tensor
@@ -72,7 +73,7 @@ class BetaVAE(LightningModule):
         self.generator = torch.Generator().manual_seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """BCE + gamma |KL - C| of the batch."""
+        """Return BCE + gamma |KL - C| of the batch."""
         images, n = batch[0], len(batch[0])
         if self.flip:
             mirrored = (torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5).to(self.device)
@@ -82,11 +83,11 @@ class BetaVAE(LightningModule):
         return bce.mean() + self.gamma * (distance.mean() - self.target(self.steps)).abs()
 
     def target(self, step: int) -> float:
-        """C in a step, from 1."""
+        """Return C in a step; steps count from 1."""
         return self.capacity * min(1.0, step / self.ramp)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """BCE (B,), summed over the pixels, and KL (B,) of images, with noise (B, l) for their codes."""
+        """Return BCE (B,), summed over the pixels, and KL (B,) of images, with noise (B, l) for their codes."""
         x = images / 255
         mean, log_variance = self.encode(images)
         decoded = self.decode(mean + (log_variance / 2).exp() * noise)
@@ -94,33 +95,36 @@ class BetaVAE(LightningModule):
         return bce, kl(mean, log_variance)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance (B, l) of the codes of uint8 images."""
+        """Return mean and log-variance (B, l) of the codes of uint8 images."""
         x = F.pad(images / 255, self.pad) if any(self.pad) else images / 255
         mean, log_variance = self.encoder(x).chunk(2, 1)
         return mean, log_variance
 
     def decode(self, z: Tensor) -> Tensor:
-        """Logits (B, C, H, W) of the images of codes (B, l)."""
+        """Return pixel logits (B, C, H, W) of the images of codes (B, l)."""
         return self.decoder(z)[..., self.rows, self.columns]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, constant learning rate."""
+        """Return Adam with a constant learning rate."""
         return torch.optim.Adam(self.parameters(), self.lr)
 
     @torch.no_grad()
     def centre(self, images: Tensor, labels: Tensor) -> None:
-        """Set the mean code of each class to that of these images; a class without an image has 0, the prior's."""
+        """Set each class's mean code to that of its images; a class without images has 0, the prior's mean."""
         classes = torch.arange(len(self.means), device=self.device)
         total = torch.zeros(self.means.shape, dtype=torch.float64, device=self.device)
         for x, y in zip(images.split(256), labels.split(256), strict=True):
             of_class = (y.to(self.device) == classes[:, None]).double()
-            total += of_class @ self.encode(x.to(self.device))[0].double()  # index_add_ would add in any order
+            total += of_class @ self.encode(x.to(self.device))[0].double()  # index_add_ sums in any order
         counts = torch.bincount(labels, minlength=len(self.means)).clamp(min=1).to(self.device)
         self.means.copy_(total / counts[:, None])
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Images of these classes, uint8 (n, C, H, W): z ~ N(mu_c, I), decoded to grey values."""
+        """Sample images of these classes, uint8 (n, C, H, W): z ~ N(mu_c, I), decoded to grey values.
+
+        progress: called with (batches done, total batches).
+        """
         generator = torch.Generator().manual_seed(seed)
         parts, images = labels.split(256), []
         for done, y in enumerate(parts, 1):
@@ -132,10 +136,10 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def losses(self, images: Tensor, seed: int, *, draws: int = 16) -> Tensor:
-        """BCE + KL of each image, (n,), the mean over ``draws`` codes whose noise is the same for all images."""
+        """Return BCE + KL of each image, (n,), the mean over ``draws`` codes; all images use the same noise."""
         noise = torch.randn(draws, 1, self.latent, generator=torch.Generator().manual_seed(seed)).to(self.device)
-        found = []
+        image_losses = []
         for x in images.to(self.device).split(256):
             bounds = [torch.stack(self(x, eps.expand(len(x), -1))).sum(0) for eps in noise]
-            found.append(torch.stack(bounds).mean(0))
-        return torch.cat(found)
+            image_losses.append(torch.stack(bounds).mean(0))
+        return torch.cat(image_losses)

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 class Classifier(LightningModule):
     """A network with its input normalisation, loss (cross entropy) and optimizer (constant learning rate).
 
-    Images x, uint8 (B, C, H, W), are scaled to [0, 1] and normalised here and nowhere else. Floating features and
-    tokens (int64) are used as they are. A batch is (x, y) or (x, y, weight); the weights multiply the examples' losses.
+    The module scales images x, uint8 (B, C, H, W), to [0, 1] and normalises them; other code must not. Floating-point
+    features and tokens (int64) stay as they are. A batch is (x, y) or (x, y, weight); the weights multiply the
+    examples' losses.
     """
 
     head = "network.last"  # the layer that maps the embedding to the logits
@@ -38,29 +39,29 @@ class Classifier(LightningModule):
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The network's input for images with pixels in 0..255: uint8 images or means of such."""
+        """Return the network's input for images with pixels in 0..255: uint8 images or means of uint8 images."""
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes)."""
+        """Return logits (B, classes)."""
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Mean (weighted) cross entropy of the batch."""
+        """Return the mean (weighted) cross entropy of the batch."""
         x, y, *weight = batch
         if weight:
             return (weight[0] * F.cross_entropy(self(x), y, reduction="none")).mean()
         return F.cross_entropy(self(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD, or Adam; the learning rate is set here only."""
+        """Return SGD or Adam; the module's learning rate is set only here."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
 
 def optimizer_of(
     parameters: Iterable[nn.Parameter], name: str, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """SGD, or Adam (which has no momentum of this kind)."""
+    """Return SGD, or Adam, which ignores ``momentum``."""
     if name == "adam":
         return torch.optim.Adam(parameters, lr, weight_decay=weight_decay)
     return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)

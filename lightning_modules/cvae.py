@@ -8,8 +8,8 @@ g(z, y): logits of the decoded pixels;  x^ = sigmoid(g).
 R is summed over the pixels: their binary cross entropy, or the squares of their errors. New images are x^ of z whose
 coordinates are independent N(0, 1), truncated to [-w, w].
 
-The networks are those of FedCVAE (Heinbaugh et al., ICLR 2023), whose encoder sees the image alone; their sizes are
-free here. They take sides that are multiples of 2^levels: others are padded with zeros, and decoded images are cut.
+The networks are those of FedCVAE (Heinbaugh et al., ICLR 2023), whose encoder uses only the image; here their sizes are
+options. If a side is no multiple of 2^levels, images are padded with zeros and decoded images are cropped.
 
 A bias in front of BatchNorm has no effect, as BatchNorm subtracts the mean, and its gradient is rounding noise. Adam
 divides a gradient by its size, so it moves such a bias by the learning rate in each step. ``norm_bias`` false leaves
@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 
 class Encoder(nn.Module):
-    """Images (B, C, H, W) in [0, 1] to mean and log-variance (B, l) of their codes.
+    """Encoder of images (B, C, H, W) in [0, 1] to mean and log-variance (B, l) of their codes.
 
-    channels: of the convolutions 4x4, each of which halves the image. hidden: width of the linear layer after them.
+    channels: of the 4x4 convolutions, each of which halves the image. hidden: width of the linear layer after them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Codes (B, l) and classes (B,) to logits of pixels (B, C, H, W); ``channels`` are those of the encoder."""
+    """Decoder of codes (B, l) and classes (B,) to pixel logits (B, C, H, W); channels: those of the encoder."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Decoder(nn.Module):
 
 
 class CVAE(nn.Module):
-    """Encoder, decoder and their loss. All its draws come from a generator seeded with ``seed``.
+    """Encoder, decoder and their loss. All random numbers come from a generator seeded with ``seed``.
 
-    reconstruction: R, ``cross_entropy`` or ``squares``. flip: mirrored images are as likely as the images.
+    reconstruction: R, ``cross_entropy`` or ``squares``. flip: whether to mirror images with probability 1/2.
     """
 
     def __init__(
@@ -108,19 +108,19 @@ class CVAE(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, n: int) -> list[Tensor]:
-        """What is drawn for n images: eps (n, l), and with ``flip`` what to mirror (n, 1, 1, 1)."""
-        drawn = [torch.randn(n, self.decoder.latent, generator=self.generator)]
+        """Draw eps (n, l) and, with ``flip``, whether to mirror (n, 1, 1, 1) for n images."""
+        draws = [torch.randn(n, self.decoder.latent, generator=self.generator)]
         if self.flip:
-            drawn.append(torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
+            draws.append(torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
         device = next(self.parameters()).device
-        return [part.to(device) for part in drawn]
+        return [part.to(device) for part in draws]
 
     def forward(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
-        """The loss of uint8 images with these draws, mean over the batch."""
+        """Return the batch's mean loss of uint8 images with this eps and these mirrorings."""
         return self.of_each(images, labels, eps, mirrored).mean()
 
     def of_each(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
-        """The loss of each image (B,)."""
+        """Return the loss of each image, (B,)."""
         x = images / 255
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
@@ -130,12 +130,12 @@ class CVAE(nn.Module):
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(mu, e^v) || N(0, I)) of each row (B,)."""
+    """Return KL(N(mu, e^v) || N(0, I)) of each row, (B,)."""
     return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
 
 
 def reconstruction(decoded: Tensor, x: Tensor, kind: str) -> Tensor:
-    """R of each image (B,), summed over its pixels; decoded: their logits."""
+    """Return R of each image, (B,), summed over its pixels; decoded: pixel logits."""
     if kind == "cross_entropy":
         of_pixels = F.binary_cross_entropy_with_logits(decoded, x, reduction="none")
     else:
@@ -144,7 +144,7 @@ def reconstruction(decoded: Tensor, x: Tensor, kind: str) -> Tensor:
 
 
 def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generator) -> Tensor:
-    """(n, latent) independent draws of N(0, 1), given that they lie in [-bound, bound]; by the inverse of its CDF."""
+    """Sample (n, latent) independent N(0, 1) numbers truncated to [-bound, bound], by the inverse CDF."""
     low = torch.special.ndtr(torch.tensor(-bound, dtype=torch.float64))
     uniform = torch.rand(n, latent, generator=generator, dtype=torch.float64)
     return torch.special.ndtri(low + (1 - 2 * low) * uniform).clamp(-bound, bound).float()
@@ -152,7 +152,7 @@ def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generat
 
 @torch.no_grad()
 def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -> Tensor:
-    """Images (n, C, H, W) in [0, 1] of these codes and classes, by the decoder as it is in evaluation."""
+    """Return images (n, C, H, W) in [0, 1] of these codes and classes, from the decoder in evaluation mode."""
     decoder.eval()
     device = next(decoder.parameters()).device
     batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
@@ -160,7 +160,7 @@ def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -
 
 
 def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Zeros at the left, right, top and bottom, and the height and width with them: multiples of 2^levels."""
+    """Return the zeros at left, right, top and bottom, and the padded height and width, multiples of 2^levels."""
     height, width = (-side % 2**levels for side in shape[1:])
     margin = width // 2, width - width // 2, height // 2, height - height // 2
     return margin, (shape[1] + height, shape[2] + width)

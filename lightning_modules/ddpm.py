@@ -3,8 +3,9 @@
 Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
 
 Instead of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
-arXiv:2202.00512). In the first steps of sampling an error of eps is multiplied by 1/sqrt(abar_t) in the image, one of x
-or v by 1 at most. So with gradients as noisy as those of DP-SGD they make images long before eps does.
+arXiv:2202.00512). In the first steps of sampling, an error of eps is multiplied by 1/sqrt(abar_t) in the image, an
+error of x or v by at most 1. So with gradients as noisy as in DP-SGD, predicting x or v gives images long before eps
+does.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,10 @@ from torch.nn import functional as F
 
 
 class DDPM(LightningModule):
-    """A U-Net that predicts the noise, x or v, and the moving average of its weights, with which samples are drawn.
+    """A U-Net that predicts the noise, x or v, and the moving average of its weights, which is used for sampling.
 
-    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. All draws come from one generator, seeded with
-    ``seed``, on the module's device; so a GPU waits for none, and draws other numbers than a CPU.
+    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. One generator on the module's device, seeded with
+    ``seed``, makes all random numbers. So a GPU does not wait for them, and its numbers differ from a CPU's.
     """
 
     def __init__(
@@ -58,38 +59,38 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.prediction, self.snr_gamma = prediction, snr_gamma
-        self.schedule = DDPMScheduler(  # by name: from_config forgets what was given by position
+        self.schedule = DDPMScheduler(  # from_config forgets positional arguments.
             num_train_timesteps=timesteps,
             beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
             prediction_type=prediction,  # pyright: ignore[reportArgumentType]
         )
-        # EMAModel copies the weights in the first step and then has the decay min(ema_decay, (1 + k)/(10 + k)), so that
-        # initial weights do not dominate after few steps
+        # EMAModel copies the weights in the first step. Then its decay is min(ema_decay, (1 + k)/(10 + k)), so that the
+        # initial weights do not dominate after few steps.
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
         self.seed, self._generator = seed, None
 
     @property
     def generator(self) -> torch.Generator:
-        """What a training draws from; first asked for when the module is on its device."""
+        """Return the generator for training; its first use must come after the module is on its device."""
         if self._generator is None:
             self._generator = torch.Generator(self.device).manual_seed(self.seed)
         return self._generator
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean squared error of what is predicted."""
+        """Return the mean squared error of the prediction."""
         return self(*batch, *self.draw(len(batch[0])))
 
     def draw(self, n: int) -> tuple[Tensor, ...]:
-        """What is drawn for n images: t (n,), noise (n, C, H, W), and with ``flip`` what to mirror (n, 1, 1, 1)."""
+        """Draw t (n,), noise (n, C, H, W) and, with ``flip``, whether to mirror (n, 1, 1, 1) for n images."""
         place: Any = {"generator": self.generator, "device": self.device}
         t = torch.randint(len(self.schedule), (n,), **place)
-        drawn = t, torch.randn(n, *self.shape, **place)
-        return (*drawn, torch.rand(n, 1, 1, 1, **place) < 0.5) if self.flip else drawn
+        draws = t, torch.randn(n, *self.shape, **place)
+        return (*draws, torch.rand(n, 1, 1, 1, **place) < 0.5) if self.flip else draws
 
     def forward(
         self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor, mirrored: Tensor | None = None
     ) -> Tensor:
-        """The loss with these draws, mean over the batch."""
+        """Return the batch's mean loss with these random times, noise and mirrorings."""
         x = images / 127.5 - 1
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
@@ -101,10 +102,10 @@ class DDPM(LightningModule):
 
     @cached_property
     def time_weights(self) -> Tensor:
-        """(T,), min-SNR weights of the times' losses (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
+        """Return min-SNR weights of the losses per time, (T,) (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
 
-        Of the image's error min(SNR, gamma), where SNR_t = abar_t / (1 - abar_t); the errors of eps and v are SNR and
-        SNR + 1 times that of the image.
+        The weight of the image's error is min(SNR, gamma), where SNR_t = abar_t / (1 - abar_t). The errors of eps and v
+        are SNR and SNR + 1 times the image's error.
         """
         abar = self.schedule.alphas_cumprod.double()
         snr = abar / (1 - abar)
@@ -112,41 +113,41 @@ class DDPM(LightningModule):
         return (snr.clamp(max=self.snr_gamma) / of_image).float().to(self.device)
 
     def _target(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the network shall predict, of the shape of x."""
+        """Return the target of the prediction, with the shape of x."""
         if self.prediction != "v_prediction":
             return {"epsilon": noise, "sample": x}[self.prediction]
         return self.schedule.get_velocity(x, noise, t)  # pyright: ignore[reportArgumentType]
 
     @torch.no_grad()
     def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
-        """Mean squared error of each image, (n,), over ``draws`` times, evenly spread, each with one noise for all."""
+        """Return each image's mean squared error, (n,), over ``draws`` evenly spread times, with one noise per time."""
         self.eval()
         generator = torch.Generator(self.device).manual_seed(seed)
         noises = torch.randn(draws, 1, *self.shape, generator=generator, device=self.device)
         times = ((torch.arange(draws) + 0.5) * len(self.schedule) / draws).long().to(self.device)
-        found = []
+        image_losses = []
         for x, y in zip(images.to(self.device).split(256), labels.to(self.device).split(256), strict=True):
-            x, of_batch = x / 127.5 - 1, torch.zeros(len(y), device=self.device)
+            x, batch_losses = x / 127.5 - 1, torch.zeros(len(y), device=self.device)
             for t, noise in zip(times.view(-1, 1), noises, strict=True):
-                there, eps = t.expand(len(y)), noise.expand(len(y), *self.shape)
-                noisy = self.schedule.add_noise(x, eps, there)  # pyright: ignore[reportArgumentType]
-                predicted = self.unet(noisy, there, class_labels=y).sample
-                of_batch += (predicted - self._target(x, eps, there)).square().flatten(1).mean(1) / draws
-            found.append(of_batch)
-        return torch.cat(found)
+                batch_times, eps = t.expand(len(y)), noise.expand(len(y), *self.shape)
+                noisy = self.schedule.add_noise(x, eps, batch_times)  # pyright: ignore[reportArgumentType]
+                predicted = self.unet(noisy, batch_times, class_labels=y).sample
+                batch_losses += (predicted - self._target(x, eps, batch_times)).square().flatten(1).mean(1) / draws
+            image_losses.append(batch_losses)
+        return torch.cat(image_losses)
 
     def on_fit_start(self) -> None:
-        self.average.to(self.device)  # Lightning does not move it, as it is no Module
+        self.average.to(self.device)  # EMAModel is no Module, so Lightning does not move it.
 
     def on_train_batch_end(self, *_: object) -> None:
         self.average.step(self.unet.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, constant learning rate."""
+        """Return Adam with a constant learning rate."""
         return torch.optim.Adam(self.unet.parameters(), self.lr, fused=True)
 
     def averaged(self) -> dict[str, Tensor]:
-        """The U-Net's state with the averaged weights, on the CPU; samples are drawn with it."""
+        """Return the U-Net's state with the averaged weights, on the CPU; sampling uses it."""
         parameters = list(self.unet.parameters())
         self.average.store(parameters)
         self.average.copy_to(parameters)
@@ -159,24 +160,24 @@ class DDPM(LightningModule):
         self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Images of these classes, uint8 (n, C, H, W): each from its own noise; values are clipped, then rounded.
+        """Sample images of these classes, uint8 (n, C, H, W), each from its noise; values are clipped, then rounded.
 
-        progress: told after each step of the network how many it has made, and of how many.
+        progress: called after each network step with (steps done, total steps).
         """
         kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
         schedule = kind.from_config(self.schedule.config)
         schedule.set_timesteps(steps)
         generator = torch.Generator(self.device).manual_seed(seed)
         self.eval()
-        steps_there = schedule.timesteps.to(self.device)  # copied once: a copy in each step would wait for the GPU
-        images, done, of = [], 0, -(-len(labels) // batch_size) * steps
+        device_times = schedule.timesteps.to(self.device)  # One copy; a copy per step would wait for the GPU.
+        images, done, total = [], 0, -(-len(labels) // batch_size) * steps
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator, device=self.device)
-            for t, there in zip(schedule.timesteps, steps_there, strict=True):
-                predicted = self.unet(x, there, class_labels=y).sample
+            for t, device_time in zip(schedule.timesteps, device_times, strict=True):
+                predicted = self.unet(x, device_time, class_labels=y).sample
                 x = schedule.step(predicted, t, x, generator=generator).prev_sample
                 done += 1
                 if progress:
-                    progress(done, of)
+                    progress(done, total)
             images.append(((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8))
         return torch.cat(images)

@@ -1,4 +1,4 @@
-"""A diffusion model as the model that clients train together: ``lightning_modules.ddpm`` with draws of the engine's."""
+"""A diffusion model for federated training: ``lightning_modules.ddpm`` with the engine's random generator."""
 
 from typing import Annotated
 
@@ -12,8 +12,9 @@ from lightning_modules.classifier import optimizer_of
 class FederatedDDPM(LightningModule):
     """The class-conditional U-Net of ``DDPM`` and its loss. Times and noise come from torch's default generator.
 
-    That generator is keyed by round and client, where DDPM's own would go on from client to client. There is no moving
-    average of the weights, as every round starts from the server's: ``ddpm.sample`` draws from the weights as they are.
+    The engine keys that generator by round and client; DDPM's generator would continue from client to client. There is
+    no moving average of the weights, as every round starts from the server's weights. ``ddpm.sample`` uses the weights
+    themselves.
 
     Args:
         channels: channels of the U-Net's levels, multiples of 8; each level halves the image
@@ -51,20 +52,20 @@ class FederatedDDPM(LightningModule):
         self.weight_decay, self.optimizer = weight_decay, optimizer
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """What the network predicts at time 0 of images (B, C, H, W) in 0..255 of classes y (by default 0)."""
+        """Return the network's prediction at time 0 for images (B, C, H, W) in 0..255 of classes y (default: 0)."""
         labels = torch.zeros(len(x), dtype=torch.long, device=x.device) if y is None else y
         return self.ddpm.unet(x / 127.5 - 1, 0, class_labels=labels).sample
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean squared error of what is predicted, at a time and with a noise for each image."""
+        """Return the mean squared error of the prediction, with a random time and noise per image."""
         x, y = batch
         t = torch.randint(self.timesteps, (len(x),), device=x.device)
         return self.ddpm(x, y, t, torch.randn(x.shape, device=x.device))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Logs the same as ``loss``."""
+        """Log the training loss of the batch as ``loss``."""
         self.log("loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD, or Adam."""
+        """Return SGD or Adam."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)

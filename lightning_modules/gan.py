@@ -1,17 +1,17 @@
 """Class-conditional GAN (Goodfellow et al., NeurIPS 2014) with differentiable augmentation (Zhao et al., NeurIPS 2020).
 
-G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, drawn anew for every image;
+G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, sampled for every image;
 x: a real image;  y: its class;  z: l numbers from N(0, I);  sigma(W): largest singular value of a layer's matrix.
 
     D minimises softplus(-D(T x, y)) + softplus(D(T G(z, y), y)) + gamma/2 ||grad_x D(T x, y)||^2
     G minimises softplus(-D(T G(z, y), y))
 
 D is a projection discriminator (Miyato and Koyama, ICLR 2018), D(x, y) = (w + e_y) . f(x) + b. With the regulariser
-``spectral`` (Miyato et al., ICLR 2018) its layers use W/sigma(W), and gamma is 0; with ``r1`` (Mescheder et al., ICML
-2018) they use W. G is the decoder of ``cvae.py`` with batch norm, its output through tanh.
+``spectral`` (Miyato et al., ICLR 2018) its layers use W/sigma(W), and gamma is 0. With ``r1`` (Mescheder et al., ICML
+2018) its layers use W. G is the decoder of ``cvae.py`` with BatchNorm, followed by tanh.
 
-As D treats each image by itself (no batch norm, and the power iteration is a step of its own, ``iterate``), every image
-has a gradient of its own.
+D processes each image separately: it has no BatchNorm, and the power iteration is a separate step, ``iterate``. So
+each image has a separate gradient.
 """
 
 import torch
@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from lightning_modules.cvae import Decoder, padding
 
 SHIFT, HOLE = 8, 2
-"""Zhao et al.: images move by up to 1/8 of their side; the square that is cut out has 1/2 of it."""
+"""Zhao et al.: images shift by up to 1/8 of their side, and the side of the cutout square is 1/2 of it."""
 
 
 class Normed(nn.Module):
-    """A layer with the matrix W/sigma(W); sigma = u^T W v, with u and v from power iteration and held fixed."""
+    """A layer with the matrix W/sigma(W), sigma = u^T W v; u and v are from power iteration and have no gradient."""
 
     u: Tensor
     v: Tensor
@@ -40,13 +40,13 @@ class Normed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W/sigma(W), with the derivative of Miyato et al., equation 12."""
+        """Return W/sigma(W), with the derivative of Miyato et al., equation 12."""
         w = self.layer.weight
         return w / (self.u @ w.flatten(1) @ self.v)
 
     @torch.no_grad()
     def iterate(self, steps: int) -> None:
-        """So many steps of the power iteration."""
+        """Run ``steps`` steps of the power iteration."""
         matrix = self.layer.weight.flatten(1)
         for _ in range(steps):
             self.v.copy_(F.normalize(matrix.T @ self.u, dim=0))
@@ -61,7 +61,7 @@ class Normed(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,); channels: of convolutions 4x4 that halve it."""
+    """D, from images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,); channels: of its halving convolutions."""
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], spectral: bool) -> None:
         super().__init__()
@@ -82,17 +82,17 @@ class Discriminator(nn.Module):
         return self.last(features).squeeze(1) + (self.classes(y) * features).sum(1)
 
     def iterate(self, steps: int = 1) -> None:
-        """Follow the singular values of layers that have changed."""
+        """Update the singular values after the layers have changed."""
         for layer in self.modules():
             if isinstance(layer, Normed):
                 layer.iterate(steps)
 
 
 class GAN(nn.Module):
-    """Both networks and their losses. All draws come from a generator seeded with ``seed``.
+    """Both networks and their losses. All random numbers come from a generator seeded with ``seed``.
 
     regulariser: ``spectral``, or ``r1`` with weight ``gamma``. augment: T, ``none``, ``translation``, or ``all``, which
-    is colour, translation and cutout. norm_bias: see ``cvae.py``. flip: T mirrors, too.
+    is colour, translation and cutout. norm_bias: see ``cvae.py``. flip: whether T also mirrors images.
     """
 
     def __init__(
@@ -117,46 +117,49 @@ class GAN(nn.Module):
         self.draws = torch.Generator().manual_seed(seed)
 
     def codes(self, n: int) -> Tensor:
-        """z of n new images, N(0, I): (n, l)."""
+        """Sample z ~ N(0, I) for n new images, (n, l)."""
         return torch.randn(n, self.generator.latent, generator=self.draws).to(next(self.parameters()).device)
 
     def images(self, y: Tensor, z: Tensor | None = None) -> Tensor:
-        """New images (B, C, H, W) in [-1, 1] of these classes; z: their codes, drawn anew by default."""
+        """Generate images (B, C, H, W) in [-1, 1] of these classes; z: their codes, None: new random codes."""
         return self.generator(self.codes(len(y)) if z is None else z, y).tanh()
 
     def draw(self, n: int) -> Tensor:
-        """What T draws for n images: uniform in [0, 1), (n, 8)."""
+        """Draw T's random numbers for n images: uniform in [0, 1), (n, 8)."""
         return torch.rand(n, 8, generator=self.draws).to(next(self.parameters()).device)
 
     def judged(self, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
-        """D(T x, y) of images in [-1, 1]: (B,)."""
+        """Return D(T x, y), (B,), of images in [-1, 1]."""
         return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
 
     def forward(
         self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
     ) -> Tensor:
-        """D's loss, mean over the batch: uint8 images and their classes, made ones and theirs, and what T draws."""
+        """Return D's mean loss of uint8 images with classes y and generated ``fakes`` with classes ``of_fakes``.
+
+        drawn, for_fakes: T's random numbers for images and fakes.
+        """
         x = augmented(images / 127.5 - 1, drawn, self.augment, self.flip)
         loss = F.softplus(-self.discriminator(x, y)).mean()
         loss = loss + F.softplus(self.judged(fakes, of_fakes, for_fakes)).mean()
         return loss + self.gamma / 2 * slopes(self.discriminator, x, y).mean() if self.gamma else loss
 
     def of_generator(self, y: Tensor) -> Tensor:
-        """G's loss on new images of these classes."""
+        """Return G's loss on new images of these classes."""
         return F.softplus(-self.judged(self.images(y), y, self.draw(len(y)))).mean()
 
 
 def slopes(discriminator: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """||grad_x D(x, y)||^2 of each image (B,), where D treats each image by itself."""
+    """Return ||grad_x D(x, y)||^2 of each image, (B,), for a D that processes each image separately."""
     return grad(lambda x: discriminator(x, y).sum())(x).square().flatten(1).sum(1)
 
 
 def augmented(x: Tensor, drawn: Tensor, kind: str, flip: bool = False) -> Tensor:
-    """T x, differentiable in x; images (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
+    """Return T x, differentiable in x; x: images (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
 
-    Zhao et al.: brightness b + x, b in [-1/2, 1/2]; saturation and contrast, the distance to the mean over channels and
-    to the image's mean times [0, 2] and [1/2, 3/2]; a shift by up to 1/8 of the side, filled with zeros; a square of
-    half the side set to zero.
+    T of Zhao et al. has five parts. Brightness: b + x, b in [-1/2, 1/2]. Saturation: the distance to the mean over
+    channels times a factor in [0, 2]. Contrast: the distance to the image's mean times a factor in [1/2, 3/2].
+    Translation: a shift by up to 1/8 of the side, filled with zeros. Cutout: a square of half the side set to zero.
     """
     u = drawn[:, :, None, None, None].unbind(1)  # each (B, 1, 1, 1)
     if flip:
@@ -178,7 +181,7 @@ def _stretched(x: Tensor, mean: Tensor, by: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
-    """Moved along an axis by a whole number of pixels, uniform in -m..m."""
+    """Shift images along an axis by a whole number of pixels, uniform in -m..m; m: 1/8 of the side."""
     side = x.shape[axis]
     most = (side + SHIFT // 2) // SHIFT
     places = _places(x, axis) - (u * (2 * most + 1)).floor().long() + most
@@ -187,7 +190,7 @@ def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
-    """Whether a place along the axis lies in the square."""
+    """Return whether each place along the axis lies in the cutout square."""
     side = x.shape[axis]
     first = (u * (side + 1)).floor() - side // HOLE // 2 - 0.5
     places = _places(x, axis)
@@ -195,5 +198,5 @@ def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
-    """0, 1, ... along an axis of (1, 1, H, W)."""
+    """Return 0, 1, ... along an axis of (1, 1, H, W)."""
     return torch.arange(x.shape[axis], device=x.device).view([-1 if a == axis else 1 for a in range(4)])

@@ -12,8 +12,8 @@ class Regressor(LightningModule):
 
         loss = mean over the batch of  w ||f(x) - y||^2 / k
 
-    x: as ``Classifier`` takes it. y: (B,) or (B, k) float. f(x): (B, k). w: weights of the examples, where a batch has
-    them. It is judged by ``loss`` alone.
+    x: input as in ``Classifier``. y: (B,) or (B, k) float. f(x): (B, k). w: example weights, 1 if the batch has none.
+    ``loss`` is the only evaluation metric.
     """
 
     head = "network.last"  # the layer that maps the embedding to the prediction
@@ -39,23 +39,23 @@ class Regressor(LightningModule):
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The network's input for images with pixels in 0..255: uint8 images or means of such."""
+        """Return the network's input for images with pixels in 0..255: uint8 images or means of uint8 images."""
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predictions (B, k)."""
+        """Return predictions (B, k)."""
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Mean (weighted) squared error of the batch."""
+        """Return the mean (weighted) squared error of the batch."""
         x, y, *weight = batch
         errors = (self(x) - y.view(len(y), -1)).square().mean(1)
         return (weight[0] * errors if weight else errors).mean()
 
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """The same."""
+        """Return the mean (weighted) squared error of the batch."""
         return self.training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD, or Adam; the learning rate is set here only."""
+        """Return SGD or Adam; the module's learning rate is set only here."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)

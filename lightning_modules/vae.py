@@ -1,18 +1,18 @@
-"""A variational autoencoder that classifies by its code: the model of FedVAE and FedDPMS.
+"""A variational autoencoder that classifies images by their codes: the model of FedVAE and FedDPMS.
 
 "Federated learning in non-iid settings aided by differentially private synthetic data" (FedDPMS), 2022, section 3.2 and
 table 4; Kingma and Welling, ICLR 2014, arXiv:1312.6114.
 
 x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code;  z ~ N(mu, e^v), in evaluation z = mu;
 F(z): logits;  x^: the image decoded from z;  lambda: ``trade_off``;  l: ``latent``, numbers in a code.
-With ``normalise`` the encoder sees (x - m) / s, with the data set's mean m and deviation s, as the networks of other
-methods do; decoder and reconstruction stay in [0, 1].
+With ``normalise`` the encoder's input is (x - m) / s, with the data set's mean m and standard deviation s, as for other
+models; decoder and reconstruction stay in [0, 1].
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
 
-The paper does not say what is summed and what is averaged: this is as in the authors' released code. That code takes a
-cross entropy of the pixels for the MSE (``reconstruction``) and classifies the encoder's features instead of z
-(``classify``), two linear layers with l numbers between them.
+The paper does not say which terms are sums and which are means: this follows the authors' released code. That code
+replaces the MSE by a cross entropy of the pixels (``reconstruction``). It classifies the encoder's features instead of
+z (``classify``), by two linear layers with l numbers between them.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ from lightning_modules.networks.encoder import convolutions, smallest_maps
 
 
 class VAEClassifier(LightningModule):
-    """Encoder, decoder and classifier with their joint loss (``training_step``) and the classifier's alone.
+    """Encoder, decoder and classifier, with their joint loss (``training_step``) and the ``cross_entropy`` alone.
 
-    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1]. classify: what the
-    classifier maps to logits, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``. normalised:
-    mean and standard deviation of each channel by which the encoder normalises images in [0, 1]; None: it does not.
+    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1]. classify: the classifier's
+    input, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``. normalised: mean and standard
+    deviation of each channel, by which the encoder normalises images in [0, 1]; None: no normalisation.
     """
 
     head = "classifier"  # the layer that maps the code to the logits
@@ -70,25 +70,25 @@ class VAEClassifier(LightningModule):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The module's input, in [0, 1], for images with pixels in 0..255."""
+        """Return the module's input, in [0, 1], for images with pixels in 0..255."""
         return x / 255
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance (B, l) of the codes of images: uint8, or floating in [0, 1]."""
+        """Return mean and log-variance (B, l) of the codes of images x: uint8, or floating-point in [0, 1]."""
         return self._moments(self._features(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes) of images, as ``encode`` takes them."""
+        """Return logits (B, classes) of images as in ``encode``."""
         features = self._features(x)
         return self.classifier(features if self.classify == "features" else self._code(*self._moments(features)))
 
     def cross_entropy(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Mean (weighted) cross entropy of the batch: the loss without the autoencoder's terms."""
+        """Return the mean (weighted) cross entropy of the batch: the loss without the autoencoder's terms."""
         x, y, *weight = batch
         return _mean(F.cross_entropy(self(x), y, reduction="none"), weight)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Mean (weighted) joint loss of the batch."""
+        """Return the mean (weighted) joint loss of the batch."""
         x, y, *weight = batch
         images = self.normalise(x) if x.dtype == torch.uint8 else x
         features = self._features(images)
@@ -96,11 +96,11 @@ class VAEClassifier(LightningModule):
         z = self._code(mean, log_variance)
         logits = self.classifier(features if self.classify == "features" else z)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean(1) / 2
-        of_pixels = (kl + self._reconstruction(self.decoder(z), images)) * self.trade_off
-        return _mean(F.cross_entropy(logits, y, reduction="none") + of_pixels, weight)
+        autoencoder_loss = (kl + self._reconstruction(self.decoder(z), images)) * self.trade_off
+        return _mean(F.cross_entropy(logits, y, reduction="none") + autoencoder_loss, weight)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD, or Adam; the learning rate is set here only."""
+        """Return SGD or Adam; the module's learning rate is set only here."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
     def _features(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class VAEClassifier(LightningModule):
         return self.mean(features), self.log_variance(features)
 
     def _reconstruction(self, decoded: Tensor, images: Tensor) -> Tensor:
-        """(B,): summed over the pixels."""
+        """Return the reconstruction error (B,), summed over the pixels."""
         if self.reconstruction == "cross_entropy":
             return F.binary_cross_entropy(decoded, images, reduction="none").flatten(1).sum(1)
         return (decoded - images).square().flatten(1).sum(1)
@@ -142,7 +142,7 @@ def vae(
     reconstruction: Annotated[str, "squares | cross_entropy"] = "squares",
     normalise: bool = False,
 ) -> VAEClassifier:
-    """The model of FedVAE and FedDPMS: convolutions as in ``Encoder``, and a decoder that is symmetric to them.
+    """The model of FedVAE and FedDPMS: convolutions as in ``Encoder``, and a symmetric decoder.
 
     Args:
         latent: l, numbers in a code (the paper's: 32 for Fashion-MNIST, 128 for CIFAR)

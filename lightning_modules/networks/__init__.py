@@ -1,4 +1,4 @@
-"""Plain networks. Each is ``last(embed(x))``, where ``last`` is the last linear layer."""
+"""Networks for classification. Each computes ``last(embed(x))``, where ``last`` is the last linear layer."""
 
 from lightning_modules.networks.cnn import CNN
 from lightning_modules.networks.conv5 import Conv5

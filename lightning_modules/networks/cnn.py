@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class CNN(nn.Module):
-    """Two convolutions (3x3, BatchNorm if asked for, ReLU, max-pool 2), a hidden layer, a linear layer.
+    """Two convolutions (3x3, optional BatchNorm, ReLU, max-pool 2), a hidden layer, a linear layer.
 
     x: (B, C, H, W).
 
@@ -44,7 +44,7 @@ class CNN(nn.Module):
         self.last = nn.Linear(hidden, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        # pooling before ReLU gives the same numbers, and ReLU then has a quarter of the work
+        # Pooling before ReLU gives the same numbers and leaves ReLU a quarter of the work.
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
         return F.relu(self.hidden(torch.flatten(x, 1)))

@@ -1,18 +1,20 @@
-"""The classifier of FedCVAE (Heinbaugh et al., ICLR 2023), as its released code has it (ceh-2000/fed_cvae)."""
+"""The classifier of FedCVAE (Heinbaugh et al., ICLR 2023), as in its released code (ceh-2000/fed_cvae)."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 SIDE = 32
-"""Of the images there."""
+"""Side of the images in the released code."""
 
 
 class Conv5(nn.Module):
-    """Twice [convolution 5x5 without padding, max-pool 2], a hidden layer, ReLU, a linear layer; no ReLU before these.
+    """Twice [convolution 5x5 without padding, max-pool 2], a hidden layer, ReLU, a linear layer.
+
+    There is no ReLU after the convolutions.
 
     x: (B, C, H, W). 876,938 parameters for 1x32x32 images of 10 classes. Smaller images are padded with zeros to 32x32.
 
-    Departs from the released code: there they are scaled to 32x32.
+    Departs from the released code, which scales smaller images to 32x32.
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:

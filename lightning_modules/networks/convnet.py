@@ -17,8 +17,8 @@ class ConvNet(nn.Module):
 
     x: (B, C, H, W). 317,706 parameters for MNIST, 320,010 for CIFAR-10, 504,420 for CIFAR-100.
 
-    Sides are padded with zeros to a multiple of 8, so 28 becomes 32. An image of 8x8 ends as 1x1, one number a channel.
-    Smaller images have fewer blocks, as many as they can be halved: instance norm of a single pixel is zero.
+    Sides are padded with zeros to a multiple of 8, so 28 becomes 32. An 8x8 image becomes 1x1, one number per channel.
+    For smaller images there is one block per possible halving, because instance norm of a single pixel is zero.
 
     Args:
         width: channels of every convolution
@@ -40,7 +40,7 @@ class ConvNet(nn.Module):
         self.multiple = 2**blocks
         layers: list[nn.Module] = []
         for _ in range(blocks):
-            norm = nn.GroupNorm(width, width)  # a group a channel is instance norm
+            norm = nn.GroupNorm(width, width)  # One group per channel is instance norm.
             layers += [nn.Conv2d(channels, width, 3, padding=1, bias=norm_bias), norm, nn.ReLU(), nn.AvgPool2d(2)]
             channels = width
         self.features = nn.Sequential(*layers)
@@ -55,6 +55,6 @@ class ConvNet(nn.Module):
         return self.last(self.embed(x))
 
     def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Zeros at the left, right, top and bottom; an odd number has one more at the right or bottom."""
+        """Return the zeros at left, right, top and bottom; of an odd number, one more is at the right or bottom."""
         height, width = (-side % self.multiple for side in sides)
         return width // 2, width - width // 2, height // 2, height - height // 2

@@ -1,4 +1,4 @@
-"""The base network of FedDPMS: the encoder and classifier of its autoencoder (``lightning_modules.vae``) alone."""
+"""The base network of FedDPMS: the autoencoder ``lightning_modules.vae`` without its decoder."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
-    """For each of ``channels``: ``depth`` convolutions (3x3, ReLU, BatchNorm) and a max-pool 2; then all in one row."""
+    """Return, for each of ``channels``, ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2; then Flatten."""
     layers: list[nn.Module] = []
     for c in channels:
         for _ in range(depth):
@@ -18,10 +18,10 @@ def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_
 
 
 def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, int, int]:
-    """Shape (C, H, W) of what the last convolution's pooling returns.
+    """Return the shape (C, H, W) of the last pooling layer's output.
 
     Raises:
-        ValueError: an image cannot be halved so often.
+        ValueError: the sides of an image are not multiples of 2^len(channels).
     """
     halved = 2 ** len(channels)
     if len(shape) != 3 or not channels or shape[1] % halved or shape[2] % halved:
@@ -33,9 +33,9 @@ def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[in
 
 
 class Encoder(nn.Module):
-    """The vae without decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
+    """The vae without its decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
 
-    Table 3 of the paper of FedDPMS: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for
+    Table 3 of FedDPMS's paper: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for
     CIFAR.  x: (B, C, H, W).
 
     Args:

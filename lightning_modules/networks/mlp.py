@@ -1,7 +1,7 @@
 """A multilayer perceptron.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-arXiv:1602.05629: the one of 200 and 200 hidden units is their 2NN for MNIST, of 199,210 weights.
+arXiv:1602.05629: with 200 and 200 hidden units it is their 2NN for MNIST, with 199,210 weights.
 """
 
 from itertools import pairwise

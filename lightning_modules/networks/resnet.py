@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class ResNet18(nn.Module):
-    """Eight residual blocks of two convolutions and a linear layer; instance norm in the place of BatchNorm.
+    """Eight residual blocks of two convolutions, then a linear layer; instance norm replaces BatchNorm.
 
     x: (B, C, H, W), sides of at least 16. 11,173,962 parameters for 3x32x32 images of 10 classes.
 
-    As usual for small images the first convolution is 3x3 with stride 1, and no pooling follows it: with torchvision's
-    own the last blocks would see one pixel, of which instance norm makes zero.
+    As usual for small images, the first convolution is 3x3 with stride 1, without pooling after it. With torchvision's
+    first layers, the last blocks would get one pixel, and instance norm of a single pixel is zero.
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
@@ -22,7 +22,7 @@ class ResNet18(nn.Module):
         from torchvision.models import resnet18
 
         def norm(channels: int) -> nn.Module:
-            return nn.GroupNorm(channels, channels)  # a group a channel is instance norm
+            return nn.GroupNorm(channels, channels)  # One group per channel is instance norm.
 
         self.body = resnet18(norm_layer=norm)
         self.body.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)

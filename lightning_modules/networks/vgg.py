@@ -1,4 +1,4 @@
-"""VGG-11 without normalisation: section 4 of Fedssyn (arXiv:2306.13263), its layers as in the released code.
+"""VGG-11 without normalisation: section 4 of Fedssyn (arXiv:2306.13263), with the layers of its released code.
 
 Simonyan and Zisserman, ICLR 2015, arXiv:1409.1556; github.com/lyn1874/fedssyn.
 """
