@@ -18,7 +18,7 @@ def around(x: Flat, radius: float, draws: torch.Generator) -> Flat:
 
 
 def project(w: Tensor, x: Tensor, radius: float) -> None:
-    """w <- x + (w - x) min(1, rho/||w - x||), in place; weights inside the ball stay bitwise unchanged."""
+    """Set w <- x + (w - x) min(1, rho/||w - x||), in place; weights inside the ball stay bitwise unchanged."""
     step = w - x
     factor = _shrinking(step, radius)
     w.copy_(torch.where(factor < 1, x + factor * step, w))

@@ -4,10 +4,11 @@ Xiong et al., "FedDM: Iterative distribution matching for communication-efficien
 equation 9 and algorithm 1.   x: server model;  rho: radius;  S_k: client k's synthetic images, ipc of each class;
 h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: client k's real and synthetic images.
 
+    L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2
+
 The client repeats T times: it samples w from the ball around x and takes one SGD step on the pixels of S_k, down the
-sum over classes of L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2. It uploads only
-S_k, that is owned classes * ipc * C H W numbers, and the labels of these classes.  The server trains x on all S_k by
-SGD and projects x to the ball after each step.
+sum of L_c over classes c. It uploads only S_k, that is owned classes * ipc * C H W numbers, and the labels of these
+classes.  The server trains x on all S_k by SGD and projects x to the ball after each step.
 
 Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to C and then noised. This noise level has no
 epsilon, for two reasons. One image may turn the whole gradient, so its influence is not bounded by C/|B|. And S_k

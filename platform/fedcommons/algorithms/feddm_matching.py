@@ -4,7 +4,7 @@ u = (h, z): features of an image, its embedding and logits concatenated;  u(S), 
 the real images of a class;  L_c = ||u(D) - u(S)||^2 = ||h(D) - h(S)||^2 + ||z(D) - z(S)||^2.
 
 One forward pass of real images and one of synthetic images serve all classes. In evaluation mode, the features of an
-image do not depend on other images, so the pixel gradients of a class are the same from sum_c L_c as from its L_c.
+image do not depend on other images. So the sum of all L_c has the same gradient at a class's pixels as its L_c.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -145,7 +145,7 @@ class FedDPMS:
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
         y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
         names = list(y) if "ask" in message.common else x.layout.names
-        delta = sub(select(y, names), select(put(work.initial, x), names))  # The initial decoder is public.
+        delta = sub(select(y, names), select(put(work.initial, x), names))  # All know the initial decoder.
         new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
         return Reply(
             {"delta": scale(delta, w)}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.of("delta")]

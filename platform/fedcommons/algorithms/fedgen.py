@@ -22,9 +22,9 @@ after clipping. It uses no client data, so DP-SGD need not clip it.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
 0. It starts class counts at 1 and counts the batches of each round, not all examples. Its ``weight`` is multiplied by
-the number of features divided by that of examples in a client's step, decays to a minimum of 1e-4, and is 0 after a
-client's 20th epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give
-a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
+the ratio of features to examples in a client's step. It decays to a minimum of 1e-4 and is 0 after a client's 20th
+epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give a matrix (B,
+B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """One-shot Fedssyn: clients send synthetic images once, and the server trains the classifier on this pool only.
 
-After Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity",
-TMLR 2024, arXiv:2306.13263, whose figure 3 shows such a model, trained centrally on synthetic images.
+It follows Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data
+heterogeneity", TMLR 2024, arXiv:2306.13263. Figure 3 of that paper shows such a model, trained centrally on synthetic
+images.
 
 x: server model;  S: the pool of all clients' synthetic images;  x <- argmin over x of the mean of F(x, s) over s in S.
 
