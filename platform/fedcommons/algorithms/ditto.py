@@ -2,7 +2,7 @@
 
 Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221,
 algorithm 1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: its personal
-model;  f_i: its loss;  lam: strength of the pull, >= 0.
+model;  f_i: its loss;  eta: learning rate;  K: local steps;  lam: strength of the pull, >= 0.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - x)),  K steps
 

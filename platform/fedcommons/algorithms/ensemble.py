@@ -5,7 +5,7 @@ The server distils the ensemble into its model on generated images.
 f_i: client i's model;  a_i: its weight, sum_i a_i = 1;  f = sum_i a_i f_i: the ensemble's logits;  x: the server model,
 which is the student;  G: generator, z: its noise, y: labels;  p_T = softmax(f / T).
 
-    divergence:  T^2 KL(p_T(target) || p_T(other)), whose gradient has about one size for every T (Hinton et al. 2015)
+    divergence:  T^2 KL(p_T(target) || p_T(other)), with about the same gradient size for all T (Hinton et al. 2015)
 
 Adam trains generator and noise together. The result is the batch with the lowest loss of all steps, as uint8. Networks
 are in evaluation mode, except the student in distillation. The student's BatchNorm uses the mean of the clients'

@@ -1,7 +1,7 @@
 """FedCVAE: clients send decoders and label histograms once; the server trains its model on images sampled from them.
 
-Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity",
-ICLR 2023, by its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
+Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity", ICLR
+2023, and its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
 variational autoencoder;  n_i: its number of images, n = sum_i n_i;  p_i: the histogram of its labels;  z: a code, of
 independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction loss.
 
@@ -12,7 +12,7 @@ independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction lo
 The server trains for ``server_epochs`` epochs in each round, from round 1 on, and continues with Adam's moments. No
 client takes part after round 1, unless no decoder arrived: then all clients take part again in the next round. A client
 downloads the number of classes, 8 bytes, and once uploads g_i with BatchNorm's statistics, n_i and p_i. No model is
-sent, and no epsilon covers the uploads. Each client trains from its own random initial weights.
+sent, and no epsilon covers the uploads. Each client starts from different random weights.
 
 Departs from the released code: images are those of the platform, uint8 and normalised by the model. The networks accept
 images of any side, with padding. If a batch has one image, the image is duplicated. Example weights do not count.

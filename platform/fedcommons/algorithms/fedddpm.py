@@ -1,6 +1,6 @@
 """FedDDPM: clients train a diffusion model by FedAvg, and the server corrects it on images of local diffusion models.
 
-After Peng et al., arXiv:2503.06426, of which only the abstract was available: the details are our own (label ``own``).
+It follows Peng et al., arXiv:2503.06426. Only the abstract was available; the details are ours (label ``own``).
 x: server model, a DDPM (model.name ddpm);  S: the auxiliary set, images sampled from the clients' local DDPMs before
 round 1 (sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i = 1 or n_i.
 

@@ -2,7 +2,8 @@
 
 Xiong et al., "FedDM: Iterative distribution matching for communication-efficient federated learning", arXiv:2207.09653,
 equation 9 and algorithm 1.   x: server model;  rho: radius;  S_k: client k's synthetic images, ipc of each class;
-h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: client k's real and synthetic images.
+h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: numbers of client k's real and synthetic
+images;  D_c, S_c: client k's real and synthetic images of class c;  T: ``iterations``.
 
     L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2
 

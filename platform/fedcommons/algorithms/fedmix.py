@@ -1,7 +1,7 @@
 """FedMix: first-order mixup with mean images of the clients, so that no client shares a single image.
 
 Yoon et al., "FedMix: Approximation of mixup under mean augmented federated learning", ICLR 2021, arXiv:2107.00233,
-equation 4 and algorithm 2.   x, y: an image as the network sees it and its label;  x_bar, y_bar: mean of M images of
+equation 4 and algorithm 2.   x, y: an image as network input, and its label;  x_bar, y_bar: mean of M images of
 one client, and the class frequencies of their labels;  lambda (``mix``): share of the mean image;  u = (1 - lambda) x.
 
 Before round 1 every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``): number of

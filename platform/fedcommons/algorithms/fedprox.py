@@ -4,7 +4,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv
 x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.
 
 Departs from the paper: the server selects clients uniformly. It uses the partial work of stragglers (the paper's
-gamma-inexact solutions) if the straggler rule has a straggler send partial work.
+gamma-inexact solutions) if the straggler rule lets stragglers send it.
 """
 
 from collections.abc import Mapping

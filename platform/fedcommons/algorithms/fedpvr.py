@@ -1,8 +1,8 @@
 """FedPVR: SCAFFOLD's correction is applied only to the last layers, in which the clients' models differ most.
 
 Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data",
-CVPR 2023, arXiv:2212.02191, algorithm 1.   The symbols are those of scaffold.py. Clients and server have and
-send the control variates c and c_i of the selected layers only.
+CVPR 2023, arXiv:2212.02191, algorithm 1.   The symbols are those of scaffold.py. The control variates c and
+c_i exist, and are sent, for the selected layers only.
 
 Departs from the paper: patterns select the layers. The default is all linear layers. For VGG-11 these are the layers of
 the authors' code, which corrects every parameter after the 16th. Clients are weighted as in scaffold.py.

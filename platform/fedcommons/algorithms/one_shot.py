@@ -11,7 +11,7 @@ rate and batch size of ``client``. So only the pool leaves the clients, and the 
 guarantee. ``dp.local`` has no effect, as no client trains. Models with BatchNorm are refused, because its statistics
 come from clients.
 
-Departs from the paper: there it is an upper bound for comparison, not a federated method.
+Departs from the paper: there it is a reference for comparison, not a federated method.
 """
 
 from collections.abc import Mapping, Sequence

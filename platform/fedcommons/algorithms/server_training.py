@@ -1,7 +1,7 @@
 """Training and evaluation of the server model on the server's pool of synthetic images, each in one executor job.
 
 The server trains like a client whose data is the pool: with the learning rate, batch size, optimizer and schedule of
-``client``. It does not use DP-SGD, because the images are protected before they enter the pool.
+``client``. It does not use DP-SGD, because any protection is applied before images enter the pool.
 """
 
 from dataclasses import dataclass, replace
