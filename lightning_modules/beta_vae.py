@@ -7,8 +7,8 @@ x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its
 
 The loss takes the absolute value after BCE and KL are averaged over the batch. The encoder has convolutions 4x4 with
 stride 2, which halve the image down to 4x4, then linear layers 256-256-2l. The decoder mirrors the encoder. At 64x64
-the encoder has four convolutions, as in the papers. Images are padded with zeros to a square whose side is a power of two,
-and decoded images are cropped.
+the encoder has four convolutions, as in the papers. Images are padded with zeros to a square whose side is a power of
+two, and decoded images are cropped.
 """
 
 from collections.abc import Callable
