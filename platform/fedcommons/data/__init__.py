@@ -1,1 +1,1 @@
-"""Data sets, partitions over clients, and the clients' data as a lazy sequence."""
+"""Data sets, partitions of the data over clients, and the clients' data as a lazy sequence."""

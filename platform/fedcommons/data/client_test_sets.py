@@ -1,8 +1,8 @@
-"""Each client's own test rows: drawn from what was dealt to it, or the test rows of its groups.
+"""Test sets of the clients: a sample of each client's training rows, or the test rows of the client's groups.
 
-Rows that are drawn leave the training examples altogether, so nothing that trains, shares or counts can hold them.
+The sampled rows are removed from the training examples, so that no training, sharing or count can use them.
 
-n_i: rows dealt to client i;  c: share of them that is held out;  m_i = max(1, floor(c n_i)) of them are.
+n_i: rows of client i;  c: share of the rows that is held out;  m_i = max(1, floor(c n_i)): held-out rows of client i.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ from fedcommons.seeding import numpy_generator
 
 
 def drawn(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tuple[Partitioned, Examples, Clients]:
-    """The partition without each client's test rows, the training examples without them, and the clients' tests.
+    """Hold out a random ``share`` of each client's rows as the client's test set.
+
+    Returns the partition and the training examples, both without the test rows, and the clients' test sets.
 
     Raises:
         UserError: a client has fewer than two rows.
@@ -34,22 +36,22 @@ def drawn(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tupl
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)
     order = np.argsort(owner + numpy_generator(seed, "client test").random(len(flat)))
-    place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # of each draw among its client's
+    place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # position in the client's random order
     is_test = np.zeros(len(flat), bool)
     is_test[order[place < n_test[owner]]] = True
-    stays = np.ones(len(train), bool)
-    stays[flat[is_test]] = False
-    number = np.cumsum(stays) - 1  # of a row among those that stay
-    kept = cut(number[flat[~is_test]], rows.sizes - n_test)
-    rest = train[np.flatnonzero(stays)]
+    is_training = np.ones(len(train), bool)
+    is_training[flat[is_test]] = False
+    number = np.cumsum(is_training) - 1  # new number of each remaining row
+    training_rows = cut(number[flat[~is_test]], rows.sizes - n_test)
+    training = train[np.flatnonzero(is_training)]
     tests = Clients(train[flat[is_test]], _consecutive(n_test))
-    return Partitioned.of(kept, rest.y.numpy(), dataset.n_classes), rest, tests
+    return Partitioned.of(training_rows, training.y.numpy(), dataset.n_classes), training, tests
 
 
 def of_groups(dealt: Partitioned, dataset: Dataset) -> Clients | None:
-    """Each client's test rows as those of its groups, where every group is one client's; else None.
+    """Return the test rows of each client's groups; None if a group is divided between clients or there are no groups.
 
-    A client whose groups have no test rows gets none.
+    A client whose groups have no test rows gets an empty test set.
     """
     train, test = dataset.train.groups, dataset.test.groups
     if train is None or test is None:
@@ -63,8 +65,8 @@ def of_groups(dealt: Partitioned, dataset: Dataset) -> Clients | None:
     owners = of_group[test.numpy()]
     order = owners.argsort(kind="stable")
     sizes = np.bincount(owners[owners >= 0], minlength=len(rows))
-    mine = torch.from_numpy(order[np.count_nonzero(owners < 0) :])
-    return Clients(dataset.test, Rows(mine, np.cumsum(sizes) - sizes, sizes))
+    test_rows = torch.from_numpy(order[np.count_nonzero(owners < 0) :])
+    return Clients(dataset.test, Rows(test_rows, np.cumsum(sizes) - sizes, sizes))
 
 
 def _consecutive(sizes: np.ndarray) -> Rows:
@@ -72,7 +74,7 @@ def _consecutive(sizes: np.ndarray) -> Rows:
 
 
 def _group(rows: Sequence[int] | np.ndarray, dataset: Dataset) -> str:
-    """What a client's group is called, in words; empty where there are no groups."""
+    """Return the name of a client's group for a message, or an empty string if there are no groups."""
     groups, names = dataset.train.groups, dataset.origin.group_names if dataset.origin else None
     if groups is None or names is None:
         return ""

@@ -1,4 +1,4 @@
-"""The clients' training data as a lazy sequence: the cost depends on a round's participants, not on all N clients."""
+"""The clients' training data as a lazy sequence: only the clients that take part in a round cost time and memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from fedcommons.errors import UserError
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client trains on.
+    """The examples that one client trains on.
 
     x: (n, ...), y: (n,).
-    weight: (n,) float weights of the examples in the loss, of mean 1 (w_j n / sum w_j), or None if all are alike.
-    ids: (n,) rows of the data set that the examples came from.
-    n_own: how many of the n examples the rule of equal work counts as the client's own; by default ``size``.
+    weight: (n,) float weights of the examples in the loss, of mean 1 (w_j n / sum w_j), or None if all are equal.
+    ids: (n,) row numbers of the examples in the data set.
+    n_own: number of the n examples that the rule of equal work counts as the client's; default: ``size``.
     total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
-    beside: further columns (n, ...), which follow in the batches that a method's own loss gets.
+    beside: further columns (n, ...), which a batch contains after x and y if the method defines its loss.
 
     The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
-    that is held twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j for an
-    example that d_j clients hold, the sizes add up to the number of different examples.
+    that the client holds twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j
+    for an example that d_j clients hold, the sizes add up to the number of different examples.
     """
 
     x: Tensor
@@ -46,13 +46,13 @@ class ClientData:
 
     @property
     def size(self) -> float:
-        """The client's size in averages: sum_j w_j, the number of its examples if they have no weights."""
+        """Return the client's size in averages: sum_j w_j, or the number of examples if they have no weights."""
         return float(len(self)) if self.total is None else self.total
 
     def subset(self, rows: Tensor) -> "ClientData":
-        """Some of the examples, by their numbers (m,) int64: their share of ``n_own`` and of the weights.
+        """Return the examples at the indices ``rows`` (m,) int64, with their share of ``n_own`` and of the weights.
 
-        ``dataclasses.replace`` keeps both as they were, so that a part would train as if more of it were its own.
+        ``dataclasses.replace`` would keep ``n_own`` and ``total`` of all n examples, and a subset would train too long.
         """
         n, m = len(self), len(rows)
         weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total
@@ -68,34 +68,34 @@ class ClientData:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """(x, y), with weights (x, y, weight): the columns of a batch that the module's ``training_step`` gets."""
+        """Return the columns of a batch for the module's ``training_step``: (x, y), with weights (x, y, weight)."""
         return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
 
 
 def contents(x: Tensor) -> Counter[bytes]:
-    """Return how often examples (n, ...) have the same bits, by a digest of these."""
+    """Count the examples (n, ...) that have the same bits, by the hash of an example's bits."""
     return Counter(digests(x))
 
 
 def digests(x: Tensor) -> list[bytes]:
-    """Return a digest of the bits of each of the examples (n, ...)."""
+    """Return a hash of the bits of each example (n, ...)."""
     rows = x.detach().to("cpu").reshape(len(x), -1).contiguous().view(torch.uint8).numpy() if x.numel() else ()
     return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 @dataclass(frozen=True)
 class Rows(Sequence[np.ndarray]):
-    """Which rows of a store each client holds: client i's are ``flat[starts[i] : starts[i] + sizes[i]]``.
+    """The rows of a store that each client holds: client i holds ``flat[starts[i] : starts[i] + sizes[i]]``.
 
-    These few vectors are quick to build and to send for any number of clients. Clients' parts of ``flat`` may overlap.
-    ``weight``: float64 weight w_j, in its client's loss, of each entry of ``flat``; None if all are 1.
-    ``totals``: (N,) sum of each client's weights, its size in averages; by default computed.
+    These few vectors are quick to build and to send for any number of clients. Clients' slices of ``flat`` may overlap.
+    ``weight``: float64 weight w_j of each entry of ``flat`` in the client's loss; None if all weights are 1.
+    ``totals``: (N,) sum of each client's weights, which is the client's size in averages; default: computed.
 
     Raises:
         ValueError: a client's weights are not finite, negative or all zero.
     """
 
-    flat: Tensor  # int64; a tensor, as a numpy array that came through Ray is read-only and would have to be copied
+    flat: Tensor  # int64; a tensor, as a numpy array that Ray has sent is read-only and must be copied
     starts: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
     weight: Tensor | None = None
@@ -116,7 +116,7 @@ class Rows(Sequence[np.ndarray]):
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
-        """Built from the rows of each client and, if given, the ``weights`` of these rows in the client's loss.
+        """Build the object from each client's rows and, optionally, the ``weights`` of the rows in the client's loss.
 
         Raises:
             ValueError: a client does not have one weight for each row.
@@ -142,17 +142,17 @@ class Rows(Sequence[np.ndarray]):
         return self.ids(index).numpy(force=True)
 
     def ids(self, client: int) -> Tensor:
-        """A client's rows as a view."""
+        """Return a client's rows as a view."""
         return self._of(client, self.flat)
 
     def weights(self, client: int) -> Tensor | None:
-        """The weights of a client's rows, scaled to mean 1; None if all are 1."""
+        """Return the weights of a client's rows, scaled to mean 1; None if all weights are 1."""
         if self.weight is None:
             return None
         return (self._of(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
 
     def to(self, device: torch.device) -> "Rows":
-        """The same rows on ``device``."""
+        """Return the same rows with tensors on ``device``."""
         weight = None if self.weight is None else self.weight.to(device)
         return replace(self, flat=self.flat.to(device), weight=weight)
 
@@ -162,7 +162,7 @@ class Rows(Sequence[np.ndarray]):
 
 
 class Clients(Sequence[ClientData]):
-    """Clients as rows of one store of examples; ``clients[i]`` copies client i's examples when it is called."""
+    """The clients' data as rows of one store of examples; the access ``clients[i]`` copies client i's examples."""
 
     def __init__(
         self,
@@ -189,19 +189,19 @@ class Clients(Sequence[ClientData]):
         ids, store = self.rows.ids(index), self.store
         x, y = store.x.index_select(0, ids), store.y.index_select(0, ids)  # twice as fast as x[ids]
         total = None if self.rows.weight is None else float(self.rows.totals.item(index))
-        own, commons = self.n_own.item(index), self.commons
-        return ClientData(x, y, self.rows.weights(index), ids=ids.clone(), n_own=own, total=total, commons=commons)
+        n_own, commons = self.n_own.item(index), self.commons
+        return ClientData(x, y, self.rows.weights(index), ids=ids.clone(), n_own=n_own, total=total, commons=commons)
 
     @property
     def sizes(self) -> list[int]:
-        """Number of training examples of each client, as a new list."""
+        """Return the number of training examples of each client, as a new list."""
         return self.rows.sizes.tolist()
 
     def counts(self, n_classes: int | None) -> Tensor:
-        """(N, classes): how many examples of each class every client has.
+        """Count each client's examples per class: (N, classes).
 
         Raises:
-            UserError: labels are no classes.
+            UserError: the labels are not classes.
         """
         if n_classes is None:
             raise UserError("class counts are asked for, and the labels of this data set are no classes.")
@@ -215,11 +215,11 @@ class Clients(Sequence[ClientData]):
         return torch.from_numpy(cells.reshape(len(self), n_classes))
 
     def on(self, store: Examples) -> "Clients":
-        """The same clients, with ``store``, a copy of their store on another device."""
+        """Return the same clients with ``store``, which is a copy of their store on another device."""
         device = store.y.device
         commons = self.commons.to(device) if self.commons else None
         return Clients(store, self.rows.to(device), self.n_own, commons)
 
     def with_commons(self, commons: Examples) -> "Clients":
-        """The same clients, who also hold ``commons``."""
+        """Return the same clients, which also hold ``commons``."""
         return Clients(self.store, self.rows, self.n_own, commons)

@@ -1,4 +1,4 @@
-"""Examples and labels in memory, and a data set of them with its held-out parts."""
+"""Examples with labels in memory, and a data set with its training, validation and test examples."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -16,8 +16,9 @@ from fedcommons.errors import UserError
 class Examples:
     """Examples and labels: x (n, C, H, W) uint8, floating features (n, ...) or tokens (n, length).
 
-    y: (n,) int64 classes; floats (n,) or (n, k) to regress on; zeros where there are no labels. groups: (n,) int64, who
-    each example is of (a writer, a hospital), or None. factors: what else is known of each, (n,) int64 by name.
+    y: (n,) int64 classes; floats (n,) or (n, k) for regression; zeros if there are no labels. groups: (n,) int64, the
+    source of each example (a writer, a hospital), or None. factors: further attributes of the examples, (n,) int64 by
+    name.
     """
 
     x: Tensor
@@ -37,30 +38,30 @@ class Examples:
 
     @cached_property
     def digest(self) -> str:
-        """Of shapes, types and bytes of x and y, as they are when it is first asked for."""
+        """Hash the shapes, types and bytes of x and y; the first access computes the hash."""
         hashed = blake2b(digest_size=12)
         for t in (self.x, self.y):
             _add(hashed, "", t)
         return hashed.hexdigest()
 
     def to(self, device: torch.device) -> "Examples":
-        """The same examples on ``device``."""
+        """Return the same examples on ``device``."""
         groups = None if self.groups is None else self.groups.to(device)
         factors = {name: values.to(device) for name, values in self.factors.items()}
         return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
 
 
 STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
-"""What is computed from training examples where a data set does not state it."""
+"""Names of the values that are computed from the training examples if a data set does not state these values."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a data set part returns.
+    """The data that a data set component returns.
 
-    n_classes: None where labels are no classes. mean, std: per channel; of pixels scaled to [0, 1] for uint8 images,
-    else of the examples themselves. augment: clients flip and crop in training. flip: mirrored images are as likely, so
-    generators may train on them. computed: what of this was computed from the training examples.
+    n_classes: None if the labels are not classes. mean, std: per channel; of pixels scaled to [0, 1] for uint8 images,
+    else of the examples themselves. augment: clients flip and crop images in training. flip: mirrored images are as
+    likely, so generators may train on them. computed: names of the values computed from the training examples.
     """
 
     train: Examples
@@ -76,10 +77,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where training examples stood in what their data set part returned, and what it calls their groups.
+    """The positions of the training examples in the set that the data set component returned, and the group names.
 
-    rows: (n,) the number of each in the training set that was returned, or in the one set; given: how many that had.
-    group_names: (G,) of any type, or None. notes: sentences on how the data set was read, for its user.
+    rows: (n,) position of each example in the returned training set, or in the only returned set. given: number of
+    examples in that set. group_names: (G,) of any type, or None. notes: messages to the user on how the data were read.
     """
 
     rows: np.ndarray
@@ -89,7 +90,7 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Whether example i is not row i, or rows are held out, so that numbers of a file's rows would mislead."""
+        """Return whether an example i is not row i or rows are held out: then row numbers of a file would mislead."""
         return len(self.rows) < self.given or bool((self.rows != np.arange(self.given)).any())
 
 
@@ -97,9 +98,9 @@ class Origin:
 class Dataset:
     """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
 
-    n_classes: None where labels are no classes, or there are none. augment: clients flip and crop in training; flip:
-    generators mirror images in training. origin: of the training examples. computed: what here was computed from the
-    training examples, without noise (``STANDARDISATION``, ``N_CLASSES``).
+    n_classes: None if there are no labels or the labels are not classes. augment: clients flip and crop images in
+    training. flip: generators mirror images in training. origin: origin of the training examples. computed: names of
+    the values computed from the training examples without noise (``STANDARDISATION``, ``N_CLASSES``).
     """
 
     name: str
@@ -116,10 +117,10 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """``n_classes`` of a data set whose labels are classes.
+        """Return ``n_classes`` of a data set whose labels are classes.
 
         Raises:
-            UserError: they are not.
+            UserError: the labels are not classes.
         """
         if self.n_classes is None:
             raise UserError(f"the labels of {self.name} are no classes.")
@@ -127,18 +128,18 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, H, W)."""
+        """Return the shape of an example, (C, H, W) for images."""
         return tuple(self.train.x.shape[1:])
 
     @property
     def targets(self) -> int | None:
-        """k, the numbers in a label that is to be regressed on; None where labels are classes, or there are none."""
+        """Return k, the number of values in a regression label; None for classes and without labels."""
         y = self.train.y
         return (y.shape[1] if y.dim() > 1 else 1) if y.is_floating_point() else None
 
     @cached_property
     def digest(self) -> str:
-        """Of the content: names, shapes, types and bytes of all columns of the three parts."""
+        """Hash the names, shapes, types and bytes of all columns of the training, validation and test examples."""
         hashed = blake2b(digest_size=12)
         for name in ("train", "validation", "test"):
             examples: Examples = getattr(self, name)
@@ -150,12 +151,12 @@ class Dataset:
 
 
 def _add(hashed: blake2b, name: str, t: Tensor) -> None:
-    """Add a tensor's name, shape, type and bytes."""
+    """Add a tensor's name, shape, type and bytes to the hash."""
     hashed.update(f"{name} {tuple(t.shape)} {t.dtype}\n".encode())
     hashed.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def without_images(dataset: Dataset) -> Dataset:
-    """The data set's shape, classes and normalisation without its images, so that it is small to send."""
+    """Return the data set without examples: its shape, classes and normalisation are small to send."""
     empty = dataset.train[slice(0, 0)]
     return replace(dataset, train=empty, validation=empty, test=empty, origin=None)

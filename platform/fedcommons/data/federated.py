@@ -1,4 +1,4 @@
-"""What a sharing stage starts from."""
+"""The clients' partitioned data and the public facts, which are the input of a sharing strategy."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -8,12 +8,12 @@ from fedcommons.data.clients import Clients
 
 @dataclass(frozen=True)
 class Dealt:
-    """The clients' real data as the partition dealt them, and public facts.
+    """The clients' real data after the partition, and public facts.
 
-    own: the clients' rows of all training images. n_classes: None where labels are no classes. flip: mirrored images
-    are as likely. seed: the run's. is_secret: nobody can draw the noise again. salt: of an
-    audit, in place of secret ones. before: digest of examples and rows, the
-    examples as they were when a digest of them was first asked for.
+    own: the clients' rows of all training images. n_classes: None if the labels are not classes. flip: mirrored images
+    are as likely. seed: the run's seed. is_secret: the noise is secret and cannot be drawn again. salt: the salt of an
+    audit, which replaces the secret salts. before: hash of examples and rows, with the hash of the examples as it was
+    first computed.
     """
 
     own: Clients
@@ -29,7 +29,7 @@ class Dealt:
 
     @property
     def now(self) -> str:
-        """As ``before``, of examples and rows as they are now."""
+        """Hash the present examples and rows, as ``before`` hashes their first state."""
         return self._with_rows(self.own.store[slice(None)].digest)
 
     def _with_rows(self, examples: str) -> str:
@@ -39,17 +39,17 @@ class Dealt:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of an example."""
+        """Return the shape of an example."""
         return tuple(self.own.store.x.shape[1:])
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number of an example: 1 for uint8 images."""
+        """Return the bytes per number of an example: 1 for uint8 images."""
         return self.own.store.x.element_size()
 
     @property
     def label_nbytes(self) -> int:
-        """Bytes of a label where examples travel: one for up to 256 classes, and those of what is regressed on."""
+        """Return the bytes of a sent label: one for up to 256 classes; for regression, the bytes of its floats."""
         y = self.own.store.y
         if y.is_floating_point():
             return y[:1].nbytes // len(y[:1])
@@ -57,5 +57,5 @@ class Dealt:
 
     @property
     def n_total(self) -> int:
-        """Number of real examples of all clients."""
+        """Return the number of real examples of all clients."""
         return len(self.own.store)

@@ -1,4 +1,4 @@
-"""Partitions by who each example is of: by group (a writer, a hospital) or by a factor (a camera, a year)."""
+"""Partitions by the source of each example: by group (a writer, a hospital) or by a factor (a camera, a year)."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -12,10 +12,12 @@ Join = Annotated[int | None, "[1, 1e9]"]
 
 
 def by_group(groups: np.ndarray, rng: np.random.Generator, join: Join = None) -> Rows:
-    """One client for each group that has training rows, in the order of the groups' names; N is their number.
+    """Create one client for each group that has training rows, in the order of the groups' names.
+
+    N is the number of these groups.
 
     Args:
-        join: number of clients that the groups are dealt to at random, as many to each; default: one client a group
+        join: number of clients among which the groups are divided equally at random; default: one client per group
     """
     return _joined(_pieces(groups), join, rng)
 
@@ -23,11 +25,11 @@ def by_group(groups: np.ndarray, rng: np.random.Generator, join: Join = None) ->
 def by_factor(
     factors: Mapping[str, np.ndarray], rng: np.random.Generator, factor: str | None = None, join: Join = None
 ) -> Rows:
-    """One client for each value of a factor that has training rows; N is their number.
+    """Create one client for each value of a factor that has training rows; N is the number of these values.
 
     Args:
         factor: name of the factor; default: the only one that the data set has
-        join: number of clients that the values are dealt to at random, as many to each; default: one client a value
+        join: number of clients among which the values are divided equally at random; default: one client per value
     """
     name = next(iter(factors)) if factor is None and len(factors) == 1 else factor or ""
     if name not in factors:
@@ -36,7 +38,7 @@ def by_factor(
 
 
 def _pieces(values: np.ndarray) -> Rows:
-    """The rows of each value, in the order of the values."""
+    """Return the rows of each value, in the order of the values."""
     counts = np.bincount(values)
     return cut(values.argsort(kind="stable"), counts[counts > 0])
 

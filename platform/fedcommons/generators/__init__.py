@@ -1,1 +1,1 @@
-"""Generators that clients train on a part of their own data. ``config/registry.py`` lists them by name."""
+"""Generators, which clients train on their own data. ``config/registry.py`` lists them by name."""

@@ -1,4 +1,4 @@
-"""What a generator is: it learns images of classes from a client's data and draws new ones."""
+"""The interface of generators, which learn the images of each class from a client's data and draw new images."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -15,12 +15,12 @@ from fedcommons.privacy.release import Release
 Weights = Mapping[str, Tensor]
 
 Progress = Callable[[int, int], None]
-"""Told after a step how many are done, and of how many."""
+"""A function that is called after each step with (steps done, total steps)."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What protects a trained generator, and all that is drawn from it; the defaults say that nothing does.
+    """The privacy protection of a trained generator and of all samples from it; the defaults state no protection.
 
     The fields are those of ``Release``. A receipt becomes a release when images leave a client.
     """
@@ -32,64 +32,65 @@ class Receipt:
     steps: int = 0
 
     def release(self, client: int, *what: str, seen: int = 0) -> Release:
-        """The event that ``client`` sends this, under these names; ``seen``: of its examples, see ``Release``."""
+        """Return the release of ``what`` (names) by ``client``; ``seen``: number of its examples, see ``Release``."""
         return Release(client, what, **asdict(self), seen=seen)
 
 
 @dataclass(frozen=True)
 class TrainedGenerator:
-    """A trained generator; without a receipt it counts as uncovered."""
+    """A trained generator, which counts as unprotected if it has no receipt."""
 
     weights: Weights
     receipt: Receipt | None = None
 
 
 class Generator(Protocol):
-    """Hyper-parameters in a frozen dataclass, and functions that draw from ``seed`` only.
+    """A frozen dataclass of hyper-parameters, whose functions draw random numbers from ``seed`` only.
 
-    sampling: names of the hyper-parameters that only ``sample`` uses; the others decide what is trained. By
-    ``batch_size`` and ``sampling_steps``, where it has them, ``--dry-run`` counts its steps. Optional functions raise
-    ``UserError``: ``check(fields)`` refuses an experiment by its fields (dotted names to values), ``check_type(dtype,
-    data)`` and ``check_shape(shape, data)`` examples of this type or shape, (C, H, W) for images, of the data set of
-    this name, and ``check_sizes(sizes)`` the numbers of them that each client's generator would see. ``fit`` and
-    ``sample`` may have one more parameter, ``progress``: a function or None, see ``Progress``, for the screen.
-    ``for_images(n)`` may give another one for a client with n examples, as one that makes as many steps everywhere.
+    sampling: names of the hyper-parameters that only ``sample`` uses; the other hyper-parameters decide the training.
+    If the generator has ``batch_size`` and ``sampling_steps``, ``--dry-run`` counts its steps by these.
+
+    Optional functions refuse an experiment with a ``UserError``. ``check(fields)`` checks its fields (dotted names to
+    values). ``check_type(dtype, data)`` and ``check_shape(shape, data)`` check the examples of the data set named
+    ``data``; the shape of images is (C, H, W). ``check_sizes(sizes)`` checks the number of examples of each client.
+    ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``) or None, for the screen.
+    ``for_images(n)`` may return a generator for a client with n examples, for example with equal steps per client.
     """
 
     sampling: ClassVar[tuple[str, ...]]
 
     @property
     def epochs(self) -> int:
-        """Epochs of training after which samples are drawn."""
+        """Return the epochs of training after which samples are drawn."""
         ...
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, TrainedGenerator]:
-        """Train on these images; return the generator after each of these numbers of epochs.
+        """Train on ``examples`` and return the generator after each number of epochs in ``epochs``.
 
-        Weights after epoch e do not depend on which other epochs were asked for. ``flip``: a mirrored image is as
-        likely as the image, and may be trained on in its place. A private generator has one more parameter, ``noise``
-        (see ``core.noise.Noise``), from which it draws all that its receipt tells of.
+        The weights after epoch e do not depend on the other requested epochs. ``flip``: mirrored images are as likely
+        as the images, and training may use them instead. A private generator has one more parameter, ``noise`` (see
+        ``core.noise.Noise``): all noise that its receipt states comes from it.
         """
         ...
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """One example for each label, (n, *shape), of the type that ``fit`` saw: uint8 for images."""
+        """Draw one example for each label: (n, *shape), of the type of the training examples, uint8 for images."""
         ...
 
 
 def of_client(generator: Generator, n: int) -> Generator:
-    """The generator as it is for a client with n examples: what its ``for_images(n)`` gives, where it has that."""
-    own = getattr(generator, "for_images", None)
-    return own(n) if own else generator
+    """Return the generator for a client with n examples: the result of ``for_images(n)`` if it has this function."""
+    for_images = getattr(generator, "for_images", None)
+    return for_images(n) if for_images else generator
 
 
 def require_images(names: str, dtype: torch.dtype, data: str) -> None:
-    """Refuse examples that are no uint8 images, which is what the generators of these ``names`` draw.
+    """Check that the data set ``data`` has uint8 images, as the generators of these ``names`` draw only such images.
 
     Raises:
-        UserError: the data set ``data`` has others.
+        UserError: ``dtype`` is not uint8.
     """
     if dtype != torch.uint8:
         raise UserError(
@@ -99,5 +100,5 @@ def require_images(names: str, dtype: torch.dtype, data: str) -> None:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of its weights and buffers, on the CPU."""
+    """Return a copy of the module's weights and buffers, on the CPU."""
     return {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Training with Lightning's Trainer, for DDPMs and central models: silent, and Ctrl-C stops it."""
+"""Training of DDPMs and central models with Lightning's Trainer, without output and with Ctrl-C to stop it."""
 
 import logging
 import signal
@@ -23,12 +23,13 @@ def fit(
     module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback],
     progress: Callable[[int, int], None] | None = None, precision: Any = "32-true",
 ) -> None:  # fmt: skip
-    """Train ``module`` in this process, each epoch one pass over ``batches``; progress: told steps done, and of all.
+    """Train ``module`` in this process; each epoch is one pass over ``batches``.
 
-    precision: as Lightning's Trainer takes it.
+    progress: called with (steps done, total steps) after each step.
+    precision: argument of Lightning's Trainer.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
@@ -50,10 +51,10 @@ def fit(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning asks torch for what it has renamed
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning uses a name that torch has deprecated
             trainer.fit(module, batches)
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, on_ctrl_c)  # Lightning ignores it and exits with code 1
+        signal.signal(signal.SIGINT, on_ctrl_c)  # Lightning sets SIGINT to be ignored and exits with code 1
         raise KeyboardInterrupt from None

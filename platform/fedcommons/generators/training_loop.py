@@ -1,4 +1,4 @@
-"""The steps of the small generators, whose networks are so quick that a Trainer would take longer than they do."""
+"""The training batches of small generators, whose networks are faster than the overhead of Lightning's Trainer."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from fedcommons.seeding import generator
 
 
 def batch_of(n: int, batch_size: int, is_even: bool) -> int:
-    """Images of a batch of n: ``batch_size``; if even, the fewest that make no more batches of an epoch."""
+    """Return the batch size for n images: ``batch_size``; if even, the smallest with equally many batches per epoch."""
     return -(-n // -(-n // batch_size)) if is_even else batch_size
 
 
@@ -19,10 +19,11 @@ def batches(
     examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device,
     progress: Progress | None = None, *, as_loader: bool = False,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
-    """(epochs that are over once this batch is, else 0; images; labels) for all batches; each epoch is one pass.
+    """Yield (finished epochs, images, labels) for all batches; each epoch is one pass over the examples.
 
-    The order is keyed by ``seed`` alone. Fewer images than ``batch_size`` make one batch. as_loader: the orders are
-    those of a DataLoader in a Trainer, which draws a seed before each, and one more order after a short last batch.
+    Finished epochs are 0 except after the last batch of an epoch. The order is keyed by ``seed`` alone. Fewer images
+    than ``batch_size`` form one batch. as_loader: use the orders of a DataLoader in a Trainer, which draws a seed
+    before each order, and one more order after a short last batch.
     """
     x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
     steps, done = -(-len(y) // batch_size), 0

@@ -1,1 +1,1 @@
-"""What clients share before or between federations: one file each. ``config/registry.py`` lists them by name."""
+"""Sharing strategies, one per file: clients share data before training. ``config/registry.py`` lists them by name."""

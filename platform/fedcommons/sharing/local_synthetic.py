@@ -1,4 +1,4 @@
-"""Every client trains on its real data and on synthetic images of its own: Fedssyn without its exchange.
+"""Training on a client's real data and its own synthetic images: Fedssyn without the exchange of images.
 
 Li et al., TMLR 2024, arXiv:2306.13263, figure 3.   p: share of synthetic images in a client's training set.
 """
@@ -22,17 +22,17 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class LocalSynthetic:
-    """D_i and the client's own synthetic images."""
+    """A strategy in which client i trains on its real data D_i and on its own synthetic images."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of shared data in a client's training set; default: the paper's, n_total/N images a client"""
+    """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""
         check_contributions(self.p, dealt)
 
     def sizes(self, dealt: Dealt) -> list[int]:
-        """Images that each client contributes."""
+        """Return the number of images that each client contributes."""
         return contributions(self.p, dealt)
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
@@ -44,13 +44,13 @@ class LocalSynthetic:
         return Contributions.of_made(dealt, drawn)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """No image leaves a client, but the events are recorded as if it did.
+        """Record releases as if the synthetic images left the clients, although no image does.
 
-        A real image influences many synthetic ones, and private training counts these as separate examples. So its
-        updates reveal more of the real image than its accounting says. No example is given away (``Release.seen``).
+        A real image influences many synthetic images, and private training counts these as separate examples. So the
+        updates reveal more of the real image than the accounting states. No example is disclosed (``Release.seen``: 0).
         """
         return contributed, [replace(event, seen=0) for event in contributed.releases("synthetic images")]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Every client keeps its own synthetic images."""
+        """Assign each client its own synthetic images."""
         return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)

@@ -1,14 +1,15 @@
-"""Who holds a copy of which example where a share of the examples is not private.
+"""The placement of copies on clients if a share of the examples is not private.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
 non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: copies of
-each that others get;  N: clients;  M: examples;  K: examples of a class;  Y: shares of a class over clients after
-sharing.
+such an example for other clients;  N: clients;  M: examples;  K: examples of a class;  Y: shares of a class over
+clients after sharing.
 
-The optimal placement minimises ||Y - 1/N||^2, which section II names and leaves out, where label counts are known.
-h_i: examples of the class that client i owns, K in all;  o_i: those of them that are not private;  s_ij: copies of i's
-that j gets;  Y_j = (h_j + sum_i s_ij)/(K + B) with B = d sum_i o_i.   Classes do not constrain each other, so each is a
-problem of its own, and examples of one owner and class are alike, so that counts are enough.
+The optimal placement minimises ||Y - 1/N||^2 and needs the label counts; section II names it and leaves it out.
+h_i: examples of the class that client i owns, K in total;  o_i: the examples among h_i that are not private;  s_ij:
+copies of client i's examples that client j gets;  Y_j = (h_j + sum_i s_ij)/(K + B) with B = d sum_i o_i.
+Classes do not constrain each other, so each class is a separate problem. Examples of one owner and class are
+interchangeable, so counts are enough.
 """
 
 from dataclasses import dataclass
@@ -18,25 +19,26 @@ import numpy as np
 
 
 def n_open(c: float, n: int) -> int:
-    """How many of n examples are not private:  c n to the nearest whole number, and a half is one."""
+    """Return the number of n examples that are not private:  c n rounded to the nearest integer, halves rounded up."""
     return int(c * n + 0.5 + 1e-9)
 
 
 def opened(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
-    """The examples that are not private, in a random order of which a smaller c takes the first ones.
+    """Return the examples that are not private, in a random order; a smaller c returns the first of them.
 
-    labels, owners: (M,). There are ``n_open(c, M)``, and of each class, and of each client's examples of it, about the
-    share c: the rounding is Webster's, which never takes one back as c grows. Ties are broken at random.
+    labels, owners: (M,). The result has ``n_open(c, M)`` examples. About the share c of each class, and of each client's
+    examples of the class, is not private. The rounding is Webster's, so a larger c only adds examples. Ties are broken
+    at random.
     """
     order = rng.permutation(len(labels))
-    # an example's turn comes when less of its cell went before than of others', then when less of its class did
+    # first interleave the pairs (owner, class) in proportion to their sizes, then the classes
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
 
 
 def _parts(group: np.ndarray) -> np.ndarray:
-    """(k - 1/2)/n for the k-th of the n entries of each group: (M,)."""
+    """Return (k - 1/2)/n for the k-th of the n entries of each group: (M,)."""
     order = np.argsort(group, kind="stable")
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
     parts = np.empty(len(group))
@@ -53,17 +55,18 @@ def holdings(
     placement: str,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Whether client i holds example j: (M, N) bool; its row sums are the d_j, the owner counted.
+    """Return whether client i holds example j: (M, N) bool; the row sums d_j count the owner too.
 
-    exact: each example that is not private goes to d distinct others, uniformly. binomial: to each other client with
-    probability d/(N-1), independently. optimal: to d distinct others such that the sum over classes of ||Y - 1/N||^2 is
-    least, for which everybody's label counts must be known; which examples of a client and class go where is random.
+    exact: each example that is not private goes to d distinct other clients, uniformly at random. binomial: it goes to
+    each other client with probability d/(N-1), independently. optimal: it goes to d distinct other clients such that
+    the sum over classes of ||Y - 1/N||^2 is minimal. This needs all clients' label counts; the examples of a client and
+    class are assigned at random.
 
-    labels, owners: (M,). With the same generator a larger c copies all that a smaller one copies, and so does a larger
-    d, unless the placement is optimal.
+    labels, owners: (M,). With the same random generator, a larger c or d keeps all copies of a smaller c or d, unless
+    the placement is optimal.
     """
-    held = np.zeros((len(labels), n_clients), dtype=bool)
-    held[np.arange(len(labels)), owners] = True
+    is_held = np.zeros((len(labels), n_clients), dtype=bool)
+    is_held[np.arange(len(labels)), owners] = True
     chosen = opened(labels, owners, c, rng)
     if placement == "optimal":
         for label, plan in plans(labels, owners, n_clients, chosen, d).items():
@@ -71,21 +74,24 @@ def holdings(
             for owner in np.unique(owners[of_class]):
                 of_owner = of_class[owners[of_class] == owner]
                 receivers = np.repeat(np.arange(n_clients), plan.copies[owner])
-                # nobody gets more than len(of_owner) in a row, so going round and round gives it none twice
-                held[np.resize(of_owner, len(receivers)), receivers] = True
-        return held
+                # no client gets more than len(of_owner) copies, so cycling through the examples gives it none twice
+                is_held[np.resize(of_owner, len(receivers)), receivers] = True
+        return is_held
     draws = rng.random((len(chosen), n_clients))
     draws[np.arange(len(chosen)), owners[chosen]] = np.inf
     if placement == "exact":
-        held[chosen[:, None], np.argsort(draws, 1)[:, :d]] = True
+        is_held[chosen[:, None], np.argsort(draws, 1)[:, :d]] = True
     else:
-        held[chosen] |= draws < d / (n_clients - 1)
-    return held
+        is_held[chosen] |= draws < d / (n_clients - 1)
+    return is_held
 
 
 @dataclass(frozen=True, eq=False)
 class Even:
-    """copies: (N, N) int, s_ij. distance: ||Y - 1/N||^2 with them. bound: what the solver proves that no s is below."""
+    """The optimal copies of one class.
+
+    copies: (N, N) int, s_ij. distance: ||Y - 1/N||^2 with these copies. bound: proven lower bound for every s.
+    """
 
     copies: np.ndarray
     distance: float
@@ -94,15 +100,15 @@ class Even:
 
 @lru_cache(maxsize=1024)
 def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
-    """The best s for the counts h (``owned``, K > 0) and o (``opened``) of one class, by integer linear programming.
+    """Return the best s for the counts h (``owned``, K > 0) and o (``opened``) of one class, by linear programming.
 
-    Minimise sum_j T_j^2 for T_j = h_j + sum_i s_ij, as sum_j T_j = K + B is given, subject to s_ij <= o_i, s_ii = 0 and
+    Minimise sum_j T_j^2 for T_j = h_j + sum_i s_ij, as sum_j T_j = K + B is fixed, subject to s_ij <= o_i, s_ii = 0 and
     sum_j s_ij = d o_i: then o_i examples can go to d distinct others each. With T_j = h_j + y_j1 + y_j2 + ..., each y
-    in [0, 1] and of cost (h_j + k)^2 - (h_j + k - 1)^2, the square is linear and right at whole numbers: the costs
+    in [0, 1] and of cost (h_j + k)^2 - (h_j + k - 1)^2, the square is linear and exact at integers: the costs
     rise, so the y fill up in order.
 
     Raises:
-        RuntimeError: the solver finds no solution of whole numbers.
+        RuntimeError: the solver finds no integer solution.
     """
     from scipy.optimize import Bounds, milp  # scipy takes a second to import
     from scipy.sparse import coo_array
@@ -111,7 +117,7 @@ def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
     n, copies, total = len(h), np.zeros((len(h), len(h)), np.int64), sum(owned) + d * sum(opened)
     i, j = (np.repeat(np.flatnonzero(o), n), np.tile(np.arange(n), np.count_nonzero(o)))
     i, j = i[i != j], j[i != j]
-    room = np.bincount(j, o[i], n).astype(np.int64)  # most copies that each client can get
+    room = np.bincount(j, o[i], n).astype(np.int64)  # maximum number of copies that each client can get
     receiver = np.repeat(np.arange(n), room)
     k = np.arange(len(receiver)) - np.repeat(np.cumsum(room) - room, room) + 1
     cost = np.concatenate([np.zeros(len(i)), 2.0 * (h[receiver] + k) - 1])
@@ -122,8 +128,8 @@ def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
     right = np.concatenate([d * o, np.zeros(n)])
     least = float((h**2).sum())
     if len(i):
-        # No integrality is asked for, which takes far longer: these are flows in a network, every vertex is whole, and
-        # the relaxation's value is a bound in any case.
+        # Requiring integers would take far longer. The constraints are network flows, so every vertex is an integer
+        # solution, and the value of the relaxation is a bound in any case.
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
         solution = milp(cost, bounds=limits, constraints=(sent, right, right))
         if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
@@ -136,7 +142,7 @@ def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
 
 
 def plans(labels: np.ndarray, owners: np.ndarray, n_clients: int, opened: np.ndarray, d: int) -> dict[int, Even]:
-    """The best placement for each class that there is; labels, owners: (M,); ``opened``: those that are not private."""
+    """Return the best placement for each class present; labels, owners: (M,); ``opened``: examples not private."""
 
     def counts(members: np.ndarray) -> tuple[int, ...]:
         return tuple(np.bincount(owners[members], minlength=n_clients).tolist())

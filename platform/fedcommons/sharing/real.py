@@ -11,7 +11,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class Real:
-    """Nothing is contributed, nothing leaves a client."""
+    """A strategy without sharing: no client contributes, and no data leave a client."""
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""

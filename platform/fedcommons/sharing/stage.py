@@ -1,10 +1,10 @@
-"""What a sharing stage is. It decides what clients train on, in three steps: `make -> release -> assign`.
+"""The interface of sharing strategies, which decide the clients' training data in three steps.
 
-make      each client contributes examples, of its own or made from them
-release   what leaves the clients is made private, withheld or let go; a ``Release`` records what leaves
-assign    who gets what, as rows of one store, with weights where rows do not count alike
+make      each client contributes its real examples or examples generated from them
+release   the strategy releases, withholds or privatises the contributions; a ``Release`` records what leaves a client
+assign    the strategy assigns rows of one store to clients, with weights if the rows do not count equally
 
-The client that each row came from is known to the end. A stage is a frozen dataclass of its constants, in its own file.
+Each row's owner, the client that contributed it, stays recorded. A strategy is a frozen dataclass of its constants.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,10 +34,11 @@ from fedcommons.sharing import disclosure
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """What the clients contribute: m rows of ``store``, which begins with the clients' real data.
+    """The clients' contributions: m rows of ``store``, which begins with the clients' real data.
 
-    rows: (m,) int64; owners: (m,), the client that each row came from; receipts: by client, of made examples; seen: by
-    client, how many of its real examples these are or were made from; of_labels: as receipts, of class counts.
+    rows: (m,) int64. owners: (m,), the client that contributed each row. receipts: receipt of the synthetic examples,
+    by client. seen: by client, number of its real examples that are contributed or that the synthetic examples come
+    from. of_labels: receipt of the class counts, by client.
     """
 
     store: Examples
@@ -50,48 +51,48 @@ class Contributions:
 
     @staticmethod
     def none(dealt: Dealt) -> "Contributions":
-        """Nobody contributes."""
+        """Return contributions without rows: no client contributes."""
         return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
     def of_own(dealt: Dealt, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
-        """Client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
+        """Return the contributions if client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
         owners = np.repeat(np.arange(len(rows_of_each)), [len(rows) for rows in rows_of_each])
         seen = {client: len(rows) for client, rows in enumerate(rows_of_each)}
         return Contributions(dealt.own.store, np.concatenate(rows_of_each), owners, {}, seen)
 
     @staticmethod
     def of_made(dealt: Dealt, drawn: Sequence[Contribution]) -> "Contributions":
-        """Client i contributes ``drawn[i]``; the store has these after the real data.
+        """Return the contributions if client i contributes ``drawn[i]``, which the store has after the real data.
 
         Raises:
-            ValueError: they have another type or shape than the real examples.
+            ValueError: contributed examples have another type or shape than the real examples.
         """
-        real, new = dealt.own.store, [one.examples for one in drawn]
+        real, new = dealt.own.store, [contribution.examples for contribution in drawn]
         for examples in new:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
                 raise ValueError(f"contributions must be {real.x.dtype} {dealt.shape} like real examples, not {kind}")
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
-        receipts = {client: one.receipt for client, one in enumerate(drawn)}
-        seen = {client: one.seen for client, one in enumerate(drawn)}
-        of_labels = {client: one.of_labels for client, one in enumerate(drawn)}
+        receipts = {client: contribution.receipt for client, contribution in enumerate(drawn)}
+        seen = {client: contribution.seen for client, contribution in enumerate(drawn)}
+        of_labels = {client: contribution.of_labels for client, contribution in enumerate(drawn)}
         return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels=of_labels)
 
     def of_each(self, n_clients: int) -> list[np.ndarray]:
-        """The rows that each client contributes."""
+        """Return the rows that each client contributes."""
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
     def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
-        """All rows, permuted once and cut into a part for each client, as large as its contribution."""
+        """Permute all rows once and cut them into one part per client, of the size of the client's contribution."""
         sizes = np.bincount(self.owners, minlength=n_clients)
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
-        """An event for each contributing client, with its receipt: these things (``what``) leave it.
+        """Return a release for each contributing client, with its receipt; ``what``: names of what leaves the client.
 
-        Class counts that labels follow are an event of their own.
+        The class counts from which labels are drawn are a separate release.
         """
         events = []
         for client in np.unique(self.owners).tolist():
@@ -103,19 +104,20 @@ class Contributions:
 
 
 CLASS_COUNTS = ("class counts",)
-"""Name of the release of the counts that labels follow."""
+"""Name of the release of the class counts from which labels are drawn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Assigned:
-    """Who gets what, as rows of the contributions' store.
+    """The rows of the contributions' store that each client gets.
 
-    kept: each client's own rows; received: the rows it gets from the exchange, () where nobody gets any; weights: of
-    each client's kept rows, then of its received ones, None where all are 1 (see ``ClientData``); n_own: how many of
-    its rows count as its own in the rule of equal work, None for the sum of its weights; pool: all contributions, in
-    the parts in which they were dealt, () where there is no pool; once: bytes of the exchange over all clients, up and
-    down, None for those of the examples that travel, with their labels (``leaving.sent``); notes: what the user is
-    told; views: of a noisy release, mu = sensitivity over noise of what each party sees.
+    kept: each client's own rows. received: rows that each client gets from the exchange, () if no client gets any.
+    weights: weights of each client's kept rows, then of its received rows; None if all are 1 (see ``ClientData``).
+    n_own: number of each client's rows that count as its own in the rule of equal work; None: the sum of its weights.
+    pool: all contributions, in the parts that were sent to clients; () if there is no pool.
+    once: bytes of the exchange, up and down, summed over clients; None: bytes of the sent examples and labels
+    (``disclosure.sent``). notes: messages to the user.
+    views: for each party that sees a noisy release, mu = sensitivity / noise.
     """
 
     kept: Sequence[np.ndarray]
@@ -131,10 +133,10 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared:
-    """The data of a run, the share p of what clients train on that came through sharing, its cost and its releases.
+    """The data of a run after sharing, with the share p of received training rows, the cost and the releases.
 
-    owners: (rows of the store,), the client that each came from, -1 where no client holds it.
-    disclosed: number of real examples that left their clients as they are. notes, views: see ``Assigned``.
+    owners: (rows of the store,), the client that each row came from, -1 if no client holds it.
+    disclosed: number of real examples that left their clients unchanged. notes, views: see ``Assigned``.
     """
 
     data: RunData
@@ -148,109 +150,111 @@ class Shared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For the summary: real examples that were disclosed raw, and how many clients hold a real one on average."""
-        rows, own = self.data.clients.rows.flat, self.data.own.rows.flat
-        n, held = len(own), int(torch.isin(rows, own).sum())
-        return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": held / n}
+        """Return, for the summary, the real examples disclosed raw and the mean number of clients per real example."""
+        rows, own_rows = self.data.clients.rows.flat, self.data.own.rows.flat
+        n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
+        return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
 
 
 class Stage(Protocol):
-    """Constants in a frozen dataclass, and functions that do not change their arguments; every draw is keyed.
+    """A sharing strategy: a frozen dataclass of constants, whose functions do not change arguments; draws are keyed.
 
     Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``salts`` (``Salted``); ``beforehand``
-    (``Forewarning``); ``serves_pool = True`` where the server holds the pool and may train on it; ``check(fields)``,
-    which refuses an experiment by its fields (dotted names to values); ``check_dealt(dealt)``, which refuses data that
-    the stage is not defined for. Both raise ``UserError``.
+    (``Forewarning``); ``serves_pool = True`` if the server holds the pool and may train on it. ``check(fields)``
+    refuses an experiment by its fields (dotted names to values). ``check_dealt(dealt)`` refuses data for which the
+    strategy is not defined. Both raise ``UserError``.
     """
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        """What each client contributes; ``drawn``: the images for ``needs`` (see ``Generating``), in their order."""
+        """Return the clients' contributions; ``drawn``: images for ``needs`` (see ``Generating``), in that order."""
         ...
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """The contributions that leave the clients, and the events that state what protects them.
+        """Return the contributions that leave the clients, and the releases that state their protection.
 
-        A client without an event whose made examples are contributed counts as uncovered. Real rows that are
-        contributed, pooled or held by another client are uncovered whatever is stated.
+        A client that contributes synthetic examples without a release counts as unprotected. Real rows that are
+        contributed, pooled or assigned to another client count as unprotected, whatever the strategy states.
         """
         ...
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Who gets which rows of it."""
+        """Assign rows of the released contributions to clients."""
         ...
 
 
 @runtime_checkable
 class Generating(Protocol):
-    """A stage for which clients' generators are trained beforehand; a sweep trains them once for all its trials."""
+    """A strategy that uses images of generators; a sweep trains these generators once for all its trials."""
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        """What must be made before ``make`` is called: one ``Need`` per client, in client order."""
+        """Return the generation requests to run before ``make``: one ``Need`` per client, in client order."""
         ...
 
 
 @runtime_checkable
 class Salted(Protocol):
-    """A stage that draws noise itself, not a generator of its."""
+    """A strategy that draws noise itself, without a generator."""
 
     def salts(self, dealt: Dealt) -> Sequence[bytes]:
-        """The salts of all its noise where that is secret, each kept as an artifact's."""
+        """Return the salts of all noise if the noise is secret; each salt is stored as the salt of an artifact."""
         ...
 
 
 @runtime_checkable
 class Forewarning(Protocol):
-    """A stage of which something can be told before its ``make``, which may take long."""
+    """A strategy that can report messages before ``make``, which may take long."""
 
     def beforehand(self, dealt: Dealt) -> Sequence[str]:
-        """What the user is told, by public numbers alone: nobody's examples decide it."""
+        """Return messages to the user, which depend on public numbers only and not on any client's examples."""
         ...
 
 
 @runtime_checkable
 class TakesLong(Protocol):
-    """A stage whose ``make`` takes long, as it trains something; ``--dry-run`` plays a shorter one in its place."""
+    """A strategy whose ``make`` trains something and takes long; ``--dry-run`` runs a shorter variant instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """A variant that contributes as many examples after less work, and how many times as long its own takes."""
+        """Return a variant with less work and equally many contributions, and the factor by which this one is slower."""
         ...
 
 
 def shorter_of(stage: Stage) -> tuple[Stage, float]:
-    """A stage to play in a dry run, and how many times as long this one's ``make`` takes: itself, where it has none.
+    """Return the strategy to run in a dry run, and the factor by which the ``make`` of ``stage`` is slower.
+
+    A strategy without ``shorter`` is returned itself, with factor 1.
 
     Raises:
-        UserError: what it gives is no such pair.
+        UserError: ``shorter`` does not return a strategy of the same type and a positive finite number.
     """
     if not isinstance(stage, TakesLong):
         return stage, 1.0
     with somebodys(stage, "shorter"):
-        told: Any = stage.shorter()
-    match told:
+        result: Any = stage.shorter()
+    match result:
         case (variant, Real() as times) if type(variant) is type(stage) and 0 < float(times) < inf:
             return variant, float(times)
     kind, what = type(stage).__name__, name_of(stage)
     raise UserError(
         f"{what}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
-        f"takes, got {shown(told)}."
+        f"takes, got {shown(result)}."
     )
 
 
 def serves_pool(stage: Stage) -> bool:
-    """Whether the server holds the pool, by its attribute ``serves_pool = True``."""
+    """Return whether the server holds the pool: the strategy has the attribute ``serves_pool = True``."""
     return getattr(stage, "serves_pool", False) is True
 
 
 def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Shared:
-    """Apply a stage; ``drawn``: the images for its ``needs``."""
+    """Apply a sharing strategy; ``drawn``: the images for its ``needs``."""
     return share_contributed(stage, dealt, contribute(stage, dealt, drawn))
 
 
 def contribute(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-    """What the stage's ``make`` gives.
+    """Return the result of the strategy's ``make``.
 
     Raises:
-        ClientError: it failed, or gave something else.
+        ClientError: ``make`` failed or did not return contributions.
     """
     with somebodys(stage, "make"):
         return _contributions(stage.make(dealt, drawn))
@@ -265,21 +269,21 @@ def _contributions(contributed: Any) -> Contributions:
     return contributed
 
 
-def _released(told: Any) -> tuple[Contributions, Sequence[Release]]:
-    if not (isinstance(told, Sequence) and len(told) == 2):
-        raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(told).__name__}")
-    events = given(Iterable, told[1], "a pair of Contributions and a list of Release")
-    return _contributions(told[0]), tuple(events)  # they may be such as can be read once
+def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
+    if not (isinstance(result, Sequence) and len(result) == 2):
+        raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(result).__name__}")
+    events = given(Iterable, result[1], "a pair of Contributions and a list of Release")
+    return _contributions(result[0]), tuple(events)  # an iterator can be read only once
 
 
 def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
-    """Apply the rest of a stage to what clients contribute.
+    """Apply ``release`` and ``assign`` of a strategy to the clients' contributions.
 
-    What its rows show does not depend on what it declares: real rows that leave a client are uncovered (``leaving``).
+    Real rows that leave a client count as unprotected, whatever the strategy declares (see ``disclosure``).
 
     Raises:
-        UserError: it changes the clients' real data, or gives out rows or events of nobody.
-        ClientError: it failed, or gave something else.
+        UserError: the strategy changes the clients' real data, or returns rows or releases without an owner.
+        ClientError: a function of the strategy failed or returned another type.
     """
     with somebodys(stage, "release"):
         contributed, releases = _released(stage.release(dealt, contributed))
@@ -289,39 +293,40 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
 
 
 def _shared(
-    stage: Stage, dealt: Dealt, contributed: Contributions, releases: Sequence[Release], assigned: Assigned
+    stage: Stage, client_data: Dealt, contributed: Contributions, releases: Sequence[Release], assigned: Assigned
 ) -> Shared:
     name = type(stage).__name__
-    releases = disclosure.events(f"sharing stage {name}", releases, len(dealt.own))
+    releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.own))
     store = contributed.store
-    own = Clients(store, dealt.own.rows)
-    clients, kept = own, list[np.ndarray]()
+    real = Clients(store, client_data.own.rows)
+    clients, kept_rows = real, list[np.ndarray]()
     received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
     if received or assigned.weights is not None:
-        kept = _checked(name, "kept", assigned.kept, len(store))
-        rows = [np.concatenate(both) for both in zip(kept, received, strict=True)] if received else kept
-        if len(rows) != len(own):
-            raise UserError(f"sharing stage {name} must give rows to each of {len(own)} clients, got {len(rows)}.")
-        clients = Clients(store, Rows.of(rows, assigned.weights), _counted(name, assigned.n_own, len(own)))
+        kept_rows = _checked(name, "kept", assigned.kept, len(store))
+        rows = [np.concatenate(both) for both in zip(kept_rows, received, strict=True)] if received else kept_rows
+        if len(rows) != len(real):
+            raise UserError(f"sharing stage {name} must give rows to each of {len(real)} clients, got {len(rows)}.")
+        clients = Clients(store, Rows.of(rows, assigned.weights), _counted(name, assigned.n_own, len(real)))
     pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
-    disclosure.require_unchanged(name, dealt, store)
+    disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
-    owners = disclosure.owners_of(name, dealt, store, rows, contributed.owners)
-    given = np.concatenate([disclosure.elsewhere(clients, owners), *parts])
-    disclosure.require_known(name, dealt, given, owners)
-    examples = partial(disclosure.sent, kept, received, rows, parts, owners, dealt.n_total)
-    copied = disclosure.copied(store, len(dealt.own.store), np.unique(given))  # of those that leave their owner
-    given = np.union1d(np.union1d(rows, given), copied)
-    is_real = given < len(dealt.own.store)
-    left = given[is_real & (owners[given] >= 0)]
-    releases = disclosure.with_undeclared(releases, owners[given[~is_real]].tolist(), dealt.own.sizes)
+    owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
+    leaving = np.concatenate([disclosure.elsewhere(clients, owners), *parts])
+    disclosure.require_known(name, client_data, leaving, owners)
+    examples = partial(disclosure.sent, kept_rows, received, rows, parts, owners, client_data.n_total)
+    # a real row also leaves if a synthetic row is a bit-for-bit copy
+    copied = disclosure.copied(store, len(client_data.own.store), np.unique(leaving))
+    leaving = np.union1d(np.union1d(rows, leaving), copied)
+    is_real = leaving < len(client_data.own.store)
+    disclosed = leaving[is_real & (owners[leaving] >= 0)]
+    releases = disclosure.with_undeclared(releases, owners[leaving[~is_real]].tolist(), client_data.own.sizes)
     return Shared(
-        data=RunData(clients, own, pool=pool, serves=pool is not None and serves_pool(stage)),
+        data=RunData(clients, real, pool=pool, serves=pool is not None and serves_pool(stage)),
         p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=disclosure.nbytes(name, dealt, assigned.once, examples)),
+        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.once, examples)),
         owners=owners,
-        releases=disclosure.with_raw(releases, owners[left], len(dealt.own)),
-        disclosed=len(left),
+        releases=disclosure.with_raw(releases, owners[disclosed], len(client_data.own)),
+        disclosed=len(disclosed),
         notes=assigned.notes,
         views=assigned.views,
     )
@@ -344,22 +349,22 @@ def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
 
 
 def require_once(stage: Stage, shared: Shared) -> None:
-    """Refuse a stage by which a client trains on a real row several times, where that is private (see ``leaving``)."""
+    """Check that no client trains on a real row more than once if training is private (see ``disclosure``)."""
     if shared.data.clients is not shared.data.own:
         disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
 
 
 def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequence[Contribution]) -> None:
-    """Refuse a stage whose private generators saw other examples than their client's own (see ``leaving``)."""
-    private = [any(r and r.release(0).covered for r in (one.receipt, one.of_labels)) for one in drawn]
+    """Check that private generators were trained on their own client's examples only (see ``disclosure``)."""
+    private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in drawn]
     disclosure.require_own(type(stage).__name__, dealt, needs, private)
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:
-    """What clients hold after the algorithm has shared something before the federation, if it does (``Shares``).
+    """Return the clients' data after the method's own sharing before the first round, if any (``Shares``).
 
     Raises:
-        UserError: it changes the clients' examples, or declares releases of nobody.
+        UserError: the method changes the clients' examples, or declares releases of clients that do not exist.
     """
     if not isinstance(algorithm, Shares):
         return shared

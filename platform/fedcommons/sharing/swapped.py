@@ -1,6 +1,6 @@
-"""How many images a share p is, where real images are swapped; apart from the stage, as it needs no torch."""
+"""The number of real images to swap for a share p, in a separate file so that its import does not load torch."""
 
 
 def n_swapped(p: float, n: int) -> int:
-    """int(p n), as in Fedssyn's released code; but 0.29 * 100 = 28.999... is 29."""
+    """Return int(p n), as in Fedssyn's released code; but 0.29 * 100 = 28.999... counts as 29."""
     return int(round(p * n, 9))
