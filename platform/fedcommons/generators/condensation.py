@@ -1,7 +1,7 @@
-"""What NDPDC shares beside the data: a keyed sequence of random networks, noisy sums of their features, and the fit.
+"""The computations of NDPDC: a keyed sequence of random networks, noisy sums of features, and the fit of images.
 
 Zhao and Bilen, "Dataset condensation with distribution matching", WACV 2023, arXiv:2110.04181; see ``ndpdc``.
-psi_t: features of step t's network, flattened;  A_tc: its augmentation of class c;  D: numbers of psi_t;  S: images.
+psi_t: features of step t's network, flattened;  A_tc: augmentation of class c;  D: length of psi_t;  S: images.
 
     phi_t(x, c) = psi_t(A_tc x) / max(1, |psi_t(A_tc x)|),   |phi_t| <= 1
 """
@@ -21,7 +21,7 @@ from fedcommons.seeding import generator, keyed_globals
 from lightning_modules.random_convnet import RandomConvNet, blocks
 
 BLOCK = 256
-"""Images whose features are worked out at a time."""
+"""Number of images whose features are computed at a time."""
 
 Phi = Callable[[Tensor, Tensor], Tensor]
 """Features (n, D) of images (n, C, H, W) in [-1, 1] and their classes (n,)."""
@@ -29,7 +29,7 @@ Phi = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Networks:
-    """phi_1, phi_2, ...: everybody can draw them. depth: blocks of ``ConvNet``; None: ``blocks``."""
+    """The public maps phi_1, phi_2, ..., which every party can draw. depth: blocks of ``ConvNet``; None: ``blocks``."""
 
     shape: tuple[int, ...]
     n_classes: int
@@ -41,28 +41,30 @@ class Networks:
 
     @property
     def size(self) -> int:
-        """D."""
+        """Return D, the length of a feature vector."""
         with torch.no_grad(), keyed_globals(self.seed, "size of features"):
             return self._network()(torch.zeros(1, *self.shape), torch.zeros(1, 8)).numel()
 
     @property
     def digest(self) -> str:
-        """A hash of what the networks are and of the first one's weights."""
+        """Return a hash of the networks' constants and of the first network's weights."""
         with keyed_globals(self.seed, "network", 0):
             weights = self._network().state_dict()
-        told = repr((self.shape, self.n_classes, self.width, self.depth, self.augment, self.flip)).encode()
-        return hashlib.sha256(told + b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+        prefix = repr((self.shape, self.n_classes, self.width, self.depth, self.augment, self.flip)).encode()
+        return hashlib.sha256(
+            prefix + b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+        ).hexdigest()
 
     def at(self, step: int) -> Phi:
-        """phi_t; one draw of the augmentation for each class, the same for its real and made images."""
+        """Return phi_t, with one augmentation per class for both real and fitted images."""
         with keyed_globals(self.seed, "network", step):
             network = self._network()
-        drawn = torch.rand(self.n_classes, 8, generator=generator(self.seed, "augmentation", step))
-        return lambda x, y: clipped(network(x, drawn[y]))
+        augmentation = torch.rand(self.n_classes, 8, generator=generator(self.seed, "augmentation", step))
+        return lambda x, y: clipped(network(x, augmentation[y]))
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of each network."""
+        """Return the number of blocks of each network."""
         return self.depth or blocks(self.shape)
 
     def _network(self) -> RandomConvNet:
@@ -70,18 +72,18 @@ class Networks:
 
 
 def clipped(features: Tensor) -> Tensor:
-    """(n, D): those longer than 1 are cut to it; those that are not finite become zero, so a blank image adds none."""
+    """Clip features (n, D) to norm 1; features that are not finite become zero, so a blank image adds nothing."""
     short = features / features.norm(dim=1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(1, keepdim=True), short, 0.0)
 
 
 def pixels(x: Tensor) -> Tensor:
-    """In [-1, 1], of numbers 0 to 255."""
+    """Scale pixels from 0 to 255 to [-1, 1]."""
     return x.float() / 127.5 - 1
 
 
 def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
-    """(classes, D): of each class, the sum of its images' features. An image adds to the row of its class alone."""
+    """Return each class's sum of features: (classes, D). An image adds only to the row of its class."""
     parts = []
     with torch.no_grad():
         for first in range(0, max(len(examples), 1), BLOCK):  # an empty sample has zeros
@@ -93,7 +95,7 @@ def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sender:
-    """A client: its examples, its rate and its noise. The draws hide it, so they are its own and drawn once a step."""
+    """A client with examples, sampling rate q and noise; ``draws`` hide its data, so it alone draws, once per step."""
 
     own: Examples
     n_classes: int
@@ -102,9 +104,9 @@ class Sender:
     draws: Draws
 
     def message(self, phi: Phi, step: int) -> NoisySum:
-        """Of a Poisson sample, each example with probability q whatever its class: its sums (classes, D) and noise."""
-        taken = np.flatnonzero(self.draws.stream("sample", step).random(len(self.own)) < self.q)
-        real = sums(phi, self.own[torch.from_numpy(taken)], self.n_classes)
+        """Return the noisy sums (classes, D) of a Poisson sample: each example is drawn with probability q."""
+        sample = np.flatnonzero(self.draws.stream("sample", step).random(len(self.own)) < self.q)
+        real = sums(phi, self.own[torch.from_numpy(sample)], self.n_classes)
         total = NoisySum(torch.zeros_like(real), clip=1.0)
         total.add(real, norm=1.0)
         if self.sigma:
@@ -121,11 +123,11 @@ def condensed(
     batch: int,
     lr: float,
 ) -> Examples:
-    """``per_class`` uint8 images of each class, after a step of SGD for each noisy total (classes, D), asked for once.
+    """Fit ``per_class`` uint8 images per class by one SGD step for each noisy total (classes, D), computed once.
 
         S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5, from N(0, 1)
 
-    expected: R, real images of a class in a total; batch: L, to which distances are scaled.
+    expected: R, expected real images per class in a total; batch: L, to which distances are scaled.
     """
     y = torch.arange(networks.n_classes).repeat_interleave(per_class)
     images = torch.randn(len(y), *networks.shape, generator=generator(networks.seed, "first images")).requires_grad_()

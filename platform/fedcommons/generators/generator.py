@@ -52,7 +52,7 @@ class Generator(Protocol):
 
     Optional functions refuse an experiment with a ``UserError``. ``check(fields)`` checks its fields (dotted names to
     values). ``check_type(dtype, data)`` and ``check_shape(shape, data)`` check the examples of the data set named
-    ``data``; the shape of images is (C, H, W). ``check_sizes(sizes)`` checks the number of examples of each client.
+    ``data``; the shape of images is (C, H, W). ``check_sizes(sizes)`` checks the number of each client's examples.
     ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``) or None, for the screen.
     ``for_images(n)`` may return a generator for a client with n examples, for example with equal steps per client.
     """

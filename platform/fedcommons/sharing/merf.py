@@ -1,24 +1,25 @@
-"""FedMERF: clients release noisy sums of random features by class, once; images are fitted to the sum of all.
+"""FedMERF: clients release noisy sums of random features per class once; the server fits images to the total.
 
 Harder, Adamczewski and Park, "DP-MERF: differentially private mean embeddings with random features for practical
 privacy-preserving data generation", AISTATS 2021, arXiv:2002.11603, with sums over clients.
 v(x, y): [phi(x), 1]/sqrt(2) in row y (``random_features``), |v| <= 1;  N: clients;  z_i ~ N(0, I);
-sigma: the noise multiplier;  sigma_i: of one message.
+sigma: the noise multiplier;  sigma_i: that of one message.
 
     client i sends  S_i = sum_j v(x_j, y_j) + sigma_i z_i        noise local:   sigma_i = sigma
     the server adds S = sum_i S_i and fits images to it          noise summed:  sigma_i = sigma / sqrt(N - t)
 
-An image blanked out adds nothing, so the sensitivity is 1 and a message is one Gaussian mechanism (q = 1). Sums add up
-over clients, so it does not matter how labels are dealt. Images follow from S and cost no privacy. Everybody gets all.
+A blanked-out image adds nothing, so the sensitivity is 1, and a message is one Gaussian mechanism (q = 1). Sums add up
+over clients, so the partition of labels does not matter. Images follow from S and cost no privacy. All clients get all
+images.
 
-local: whoever sees a message, epsilon is the target. summed: that is so for who sees S only, that is under secure
-aggregation, or with a server that is trusted to add first; ``views`` says what each party sees. t: clients that may be
-missing.
+local: a party that sees a message learns at most the target epsilon. summed: this holds only if the party sees S alone,
+by secure aggregation or because a trusted server adds first; ``views`` states what each party sees. t: number of
+clients that may be missing.
 
-``fit`` says what is fitted: images themselves, or the paper's generator (``merf_generator``), which then draws them.
+``fit`` names the object that is fitted: the images, or the paper's generator (``merf_generator``), which draws images.
 
-Departs from the paper: sums with counts instead of a mean over a public n; neighbours are ours, not replaced ones
-(sqrt(2) as far); the scale s is public, not the data's median; by default images themselves are fitted.
+Departs from the paper: sums with counts instead of a mean over a public n; neighbouring data sets differ by a blanked
+example, not a replaced one (sqrt(2) as far); the scale s is public, not the data's median; images are the default fit.
 """
 
 from collections.abc import Sequence
@@ -48,43 +49,43 @@ from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
-"""Measured on digits (ten clients, D = 1,000, three seeds): the noise's ratio, and test accuracy by 200 images, %."""
+"""(noise ratio, test accuracy in % after training on 200 images), measured: digits, ten clients, D = 1,000, 3 seeds."""
 
 DRAWS = 1
-"""Version of how a message is computed and its noise drawn; another one has other secret salts."""
+"""Version of the code that computes a message and draws its noise; another version has other secret salts."""
 
 SCALE = 105 / 784
-"""s over d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
+"""s/d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class MERF:
-    """D_i and the images that were fitted to all clients' noisy sums."""
+    """A strategy in which client i trains on D_i and on images fitted to the noisy sums of all clients."""
 
     serves_pool = True
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
-    """epsilon of what every client releases. Either this or noise_multiplier"""
+    """epsilon of each client's releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
-    """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
+    """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     noise: Annotated[str, "local | summed"] = "local"
-    """whom a client's own noise protects from: all, or those who see the sum over clients only (secure aggregation)"""
+    """local protects a client from all parties, summed from those that see only the sum (secure aggregation)"""
     may_miss: Annotated[int, "[0, 1e6]"] = 0
-    """t, with noise summed: so many clients' noise may be missing from the sum"""
+    """t, with noise summed: number of clients whose noise may be missing from the sum"""
     features: Annotated[int, "[4, 1e6]"] = 1000
-    """D, random features of an image"""
+    """D, number of random features of an image"""
     scale: Annotated[float | None, "[1e-9, 1e9]"] = None
-    """s, squared length scale, never from private data; default: 105/784 of an image's numbers, published for MNIST"""
+    """s, squared length scale, never from private data; default: 105/784 per number of an image, published for MNIST"""
     second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
-    """s of half of the features; default: all have one"""
+    """s of half of the features; default: all features have the same s"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
     """images of each class that are fitted, or drawn by the generator (paper: 6,000)"""
     steps: Annotated[int, "[1, 1e9]"] = 400
     """steps of the fit (paper's generator: 3,000)"""
     fit: Annotated[str, "images | generator"] = "images"
-    """what is fitted to the sum: pixels, or a small network that draws images"""
+    """object that is fitted to the sum: pixels, or a small network that draws images"""
     norm_bias: bool = True
     """biases in front of this network's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
     none"""
@@ -112,7 +113,7 @@ class MERF:
 
     @property
     def sigma(self) -> float:
-        """The noise multiplier, of a message (local) or of the sum (summed)."""
+        """Return the noise multiplier, of a message (local) or of the sum (summed)."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.target_epsilon is not None
@@ -124,21 +125,21 @@ class MERF:
         return {"noise_multiplier": self.sigma, "scale": scale, "second_scale": self.second_scale or scale}
 
     def sigma_of_each(self, n_clients: int) -> float:
-        """sigma_i, of one message."""
+        """Return sigma_i, the noise multiplier of one message."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
 
     def phi(self, dealt: Dealt) -> Features:
-        """The features, which everybody can draw."""
+        """Return the features, which are public: every party can draw them."""
         d = prod(dealt.shape)
         scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
         return Fourier.draw(d, self.features, scales, dealt.seed)
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        """The clients' messages, their sum and the images; who contributes which image does not matter."""
+        """Compute the clients' messages, their sum and the images; the assignment of images to owners is arbitrary."""
         phi, classes, n = self.phi(dealt), dealt.n_classes or 0, len(dealt.own)
         total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
         for client in range(n):
-            total += self.message(dealt, client, phi).values.float()  # as it travels
+            total += self.message(dealt, client, phi).values.float()  # messages are sent as float32
         seed = seed_for(dealt.seed, "merf")
         fit = partial(generated, norm_bias=self.norm_bias) if self.fit == "generator" else fitted
         images = fit(phi, total, dealt.shape, self.per_class, self.steps, seed)
@@ -146,48 +147,53 @@ class MERF:
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
-        """S_i (classes, D + 1)."""
-        own = dealt.own.store[dealt.own.rows[client]]
-        exact = sums(phi, own, dealt.n_classes or 0)
+        """Return the message S_i (classes, D + 1)."""
+        examples = dealt.own.store[dealt.own.rows[client]]
+        exact = sums(phi, examples, dealt.n_classes or 0)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
         total.add(exact, norm=1.0)
         if sigma := self.sigma_of_each(len(dealt.own)):
             salt = self._salt(dealt, client, phi) if dealt.is_secret else dealt.salt
             source = Source(wide_key("merf", self._key(dealt, client)), salt)
-            total.blur(sigma, Noise(source).call("sums of features", own.x, own.y).hiding(exact))
+            total.blur(sigma, Noise(source).call("sums of features", examples.x, examples.y).hiding(exact))
         return total
 
     def shorter(self) -> tuple["MERF", float]:
-        """See ``TakesLong``: the fit is nearly all of it."""
+        """See ``TakesLong``: the fit takes nearly all of the time."""
         few = min(self.steps, 20)
         return replace(self, steps=few), self.steps / few
 
     def salts(self, dealt: Dealt) -> list[bytes]:
-        """See ``Salted``: of each client's message."""
+        """Return the salt of each client's message, see ``Salted``."""
         phi = self.phi(dealt)
         return [self._salt(dealt, client, phi) for client in range(len(dealt.own))] if self.sigma else []
 
-    def _key(self, dealt: Dealt, client: int) -> str:
-        """Of what is asked for, by which noise is drawn."""
-        own = dealt.own.store[dealt.own.rows[client]]
-        content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
+    def _key(self, client_data: Dealt, client: int) -> str:
+        """Return the key of the requested message, which seeds its noise."""
+        examples = client_data.own.store[client_data.own.rows[client]]
+        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
-        return key_of({"seed": dealt.seed, "client": client, "clients": len(dealt.own), "own": content, **decides})
+        return key_of(
+            {"seed": client_data.seed, "client": client, "clients": len(client_data.own), "own": content, **decides}
+        )
 
-    def _salt(self, dealt: Dealt, client: int, phi: Features) -> bytes:
-        """Of what a message really is, as salts outlive what computes it: the same noise on another one would tell."""
-        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(dealt.own)), "features": phi.digest}
-        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-merf")
+    def _salt(self, client_data: Dealt, client: int, phi: Features) -> bytes:
+        """Return the salt of the actual message.
+
+        Salts outlive the code: the same noise on two different messages would reveal their difference.
+        """
+        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.own)), "features": phi.digest}
+        return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """One noisy value a client. With summed noise the event is that of the sum, and its name says so."""
+        """Release one noisy value per client. With summed noise the release is that of the sum, as its name states."""
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
         sizes = dealt.own.sizes
         return contributed, [replace(event, client=i, seen=0 if event.covered else n) for i, n in enumerate(sizes)]
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """All get all images: sums go up, images come down."""
+        """Assign all images to all clients: the clients send sums and receive images."""
         n, phi = len(dealt.own), self.phi(dealt)
         up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
@@ -197,9 +203,9 @@ class MERF:
         )  # fmt: skip
 
     def beforehand(self, dealt: Dealt) -> list[str]:
-        """What can be hoped for: the noise in a class's mean of features, sqrt(2 D) sigma_S/n_c, and what it taught.
+        """Report the noise ratio of a class's mean features, sqrt(2 D) sigma_S/n_c, and the accuracy to expect.
 
-        sigma_S: of the noise in the sum; n_c: images of a class, were the clients' dealt evenly, which is public.
+        sigma_S: standard deviation of the sum's noise; n_c: images per class if the classes were equally large.
         """
         if not self.sigma:
             return []
@@ -207,29 +213,32 @@ class MERF:
         noise = self.sigma_of_each(n) * sqrt(n)
         ratio = sqrt(2 * self.features) * noise * classes / sum(dealt.own.sizes)
         (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
-        told = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
+        result = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
         if not least <= ratio <= most:
-            told = f"{best} % or more" if ratio < least else f"at most {worst} %, and hardly more than chance far above"
+            result = (
+                f"{best} % or more" if ratio < least else f"at most {worst} %, and hardly more than chance far above"
+            )
         measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
         return [
             f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be. With the "
-            f"data set digits, at such a ratio, images taught a classifier {told} (at {measured})."
+            f"data set digits, at such a ratio, images taught a classifier {result} (at {measured})."
         ]
 
     def views(self, n: int) -> dict[str, float]:
-        """mu = 1/sigma of what each party sees of the data of a client that sends, of n clients of whom t are missing.
+        """Return mu = 1/sigma of each party's view of a sending client's data, if t of n clients are missing.
 
-        A sum has the noise of n - t clients, less of those who know theirs; the client's own is there in any case.
+        A sum hides behind the noise of n - t clients, without the noise that the party knows; the client's own always
+        counts.
         """
-        one, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
+        sigma, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
         seen = {"outsiders, who see images": 0, "the server under secure aggregation": 0}
         seen |= {"the server without it": sent - 1}
         if n > 1:
             seen |= {"another client, which knows its own noise": 1}
         if n > many:
             seen |= {f"{many} clients together": many}
-        return {party: 1 / (sqrt(max(1, sent - known)) * one) for party, known in seen.items()}
+        return {party: 1 / (sqrt(max(1, sent - n_known)) * sigma) for party, n_known in seen.items()}
 
 
 SUMS = "noisy sums of features"
-"""The ledger's name of what clients release."""
+"""The ledger's name of the clients' releases."""

@@ -1,18 +1,19 @@
-"""DP-MERF's generator: a small network whose images have given means of random features, by class.
+"""DP-MERF's generator: a small network whose images match target means of random features per class.
 
-Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603; the network and its training as their released
-code has them (ParkLabML/DP-MERF).   z ~ N(0, I_5): a code;  e_y: class y as one-hot;  C: classes;  B: a batch;
+Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603; the network and its training follow their
+released code (ParkLabML/DP-MERF).   z ~ N(0, I_5): a code;  e_y: class y as one-hot;  C: classes;  B: a batch;
 m_c: noisy mean of the features of class c (``random_features.means``).
 
     G(z, y): FC 200, BN, ReLU, FC to 16 maps of a quarter of the sides, BN, [to half, conv 5x5 to 8, ReLU],
              [to the whole, conv 5x5], sigmoid                                        166,161 weights for MNIST
-    a step:  y_k uniform, and down   sum_c | 1/B sum_{k: y_k = c} phi(G(z_k, y_k)) - m_c/C |^2
+    a step:  draw y_k uniformly and descend   sum_c | 1/B sum_{k: y_k = c} phi(G(z_k, y_k)) - m_c/C |^2
 
-by Adam, whose rate is 0.01 and falls by a tenth after each fifth of the steps. Maps are enlarged bilinearly, so a side
-that four does not divide is rounded up for the seed.
+by Adam, whose learning rate is 0.01 and falls by a tenth after each fifth of the steps. Maps are enlarged bilinearly.
+If four does not divide a side, the side of the first maps is rounded up.
 
-Departs from the paper: classes weigh alike, there by their noisy share; images are rounded to uint8. ``norm_bias``
-false leaves out the biases in front of BatchNorm, which the released code has and Adam moves by rounding noise.
+Departs from the paper: all classes have equal weights, in the paper the noisy class shares; images are rounded to
+uint8. ``norm_bias`` false omits the biases in front of BatchNorm, which the released code has and which Adam moves by
+rounding noise.
 """
 
 import torch
@@ -24,17 +25,17 @@ from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.random_features import BLOCK, Features, bounded, means
 
 CODE = 5
-"""Numbers of z."""
+"""Length of z."""
 
 BATCH = 100
-"""B."""
+"""B, images of a batch."""
 
 LR = 0.01
-"""Adam's first rate."""
+"""Adam's first learning rate."""
 
 
 class Generator(nn.Module):
-    """G for images of this shape (C, H, W)."""
+    """The network G for images of the shape (C, H, W)."""
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, norm_bias: bool = True) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Generator(nn.Module):
         self.n_classes = n_classes
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """Images (n, C, H, W) in [0, 1] of codes (n, 5) and classes (n,)."""
+        """Return images (n, C, H, W) in [0, 1] for codes z (n, 5) and classes y (n,)."""
         return self.layers(torch.cat([z, one_hot(y, self.n_classes).to(z)], 1))
 
 
@@ -71,14 +72,14 @@ def generated(
     *,
     norm_bias: bool = True,
 ) -> Examples:
-    """As ``random_features.fitted``, but drawn from a generator that is trained so many steps."""
+    """Return images as ``random_features.fitted`` does, but drawn from a generator trained for ``steps`` steps."""
     return drawn(trained(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
 
 
 def trained(
     features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
 ) -> Generator:
-    """G after so many steps, of noisy ``sums`` (classes, D + 1); in evaluation mode."""
+    """Train G on noisy ``sums`` (classes, D + 1) for ``steps`` steps and return it in evaluation mode."""
     wanted = means(noisy) / len(noisy)
     draws = generator(seed, "codes of batches")
     with keyed_globals(seed, "first weights of the generator"):
@@ -98,7 +99,7 @@ def trained(
 
 
 def drawn(network: Generator, per_class: int, seed: int) -> Examples:
-    """``per_class`` uint8 images of each class."""
+    """Draw ``per_class`` uint8 images of each class."""
     labels = torch.arange(network.n_classes).repeat_interleave(per_class)
     codes = torch.randn(len(labels), CODE, generator=generator(seed, "codes of images"))
     device = next(network.parameters()).device

@@ -1,25 +1,25 @@
-"""NDPDC: clients release noisy sums of features under a sequence of random networks; images are fitted to their totals.
+"""NDPDC: clients release noisy sums of features of random networks; the server fits images to the totals.
 
-Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop; the steps as Dosser has them
+Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop; the steps follow Dosser
 (humansensinglab/Dosser), with sums over clients.   phi_t: features of step t's random network, |phi_t| <= 1
 (``condensation``);  B_tic: a Poisson sample of client i's images of class c at rate q_i;  z: N(0, I);  sigma_i: the
-noise multiplier;  S_c: ipc images;  L: real images of a class expected in a step;  R = sum_i q_i n_i/classes.
+noise multiplier;  S_c: ipc images;  L: expected real images per class in a step;  R = sum_i q_i n_i/classes.
 
     client i sends, T times   M_tic = sum_{x in B_tic} phi_t(x, c) + sigma_i z
-    the server steps down     sum_c | L/R sum_i M_tic - L/ipc sum_k phi_t(S_ck, c) |^2
+    the server descends       sum_c | L/R sum_i M_tic - L/ipc sum_k phi_t(S_ck, c) |^2
 
-An image has one class, and one that is blanked out adds nothing: the sensitivity of a step is 1, and a client's
-messages are T steps of the sampled Gaussian at q_i and sigma_i. Whoever sees them sees no more than epsilon.
-No message depends on the images, so they follow from the messages and cost no privacy. Everybody gets all.
+An image has one class, and a blanked-out image adds nothing. So the sensitivity of a step is 1, and a client's messages
+are T steps of the sampled Gaussian at q_i and sigma_i. A party that sees all messages learns at most epsilon.
+No message depends on the fitted images: these follow from the messages and cost no privacy. All clients get all images.
 
-q_i = min(1, L classes/n_i), as if a client's classes were equally large: how many it has of each is private, and n_i is
-public. Every example is drawn at this one rate whatever its class. ``class_size`` is a public number in its place.
-Noise is drawn once, by a key of all that decides the messages: the same run sends the same bits. A step's messages are
-added up and gone.
+q_i = min(1, L classes/n_i), as if a client's classes were equally large: its class counts are private, and n_i is
+public. Every example is drawn at this rate, whatever its class. ``class_size`` is a public number that replaces n_i
+over the classes. Noise is drawn once, from a key of all that decides the messages: the same run sends the same bits.
+The messages of a step are added up and then deleted.
 
-Departs from the paper: real and fitted images are not augmented (``augment``; there both are, alike in a step); q =
-L/n_c there, of the smallest class; ours are the neighbours that the ledger has; the distance is over (R/L)^2, so that
-the rate means the same for any number of clients; images become uint8 in the end.
+Departs from the paper: real and fitted images are not augmented (see ``augment``; the paper augments both alike in a
+step); the paper's q is L/n_c of the smallest class; neighbouring data sets are those of the ledger; the distance is
+divided by (R/L)^2, so that the learning rate suits any number of clients; images become uint8 in the end.
 """
 
 from collections.abc import Sequence
@@ -49,42 +49,42 @@ from fedcommons.storage.atomic_files import sha256
 SUMS = "noisy sums of features of random networks"
 
 DRAWS = 1
-"""Version of how messages are computed and samples and noise drawn; another one has other secret salts."""
+"""Version of the code for messages, samples and noise; another version has other secret salts."""
 
 
 @dataclass(frozen=True)
 class NDPDC:
-    """D_i and the images that match all clients' noisy sums, under every network of a random sequence."""
+    """A strategy in which client i trains on D_i and on images fitted to all clients' noisy sums of features."""
 
     serves_pool = True
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
-    """epsilon of what every client releases. Either this or noise_multiplier"""
+    """epsilon of each client's releases. Either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
-    """sigma, standard deviation of the noise over the sensitivity 1; 0: none, and no guarantee"""
+    """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
     iterations: Annotated[int, "[1, 1e6]"] = 1000
-    """T, networks, each with a message and a step on the pixels (paper: 10,000)"""
+    """T, number of networks, each with a message and a step on the pixels (paper: 10,000)"""
     per_class: Annotated[int, "[1, 1e6]"] = 10
     """ipc, images of each class that are fitted (paper: 10 and 50)"""
     batch: Annotated[int, "[1, 1e9]"] = 50
-    """L, real images of a class that a client expects in a step"""
+    """L, expected number of real images per class that a client uses in a step"""
     class_size: Annotated[int | None, "[1, 1e9]"] = None
-    """a client's images of a class, by which q = L/class_size: a public number; default: n_i over the classes"""
+    """public number of a client's images per class, so that q = L/class_size; default: n_i divided by the classes"""
     width: Annotated[int, "[1, 1e4]"] = 128
     """channels of the random ConvNets"""
     depth: Annotated[int | None, "[1, 3]"] = None
-    """blocks of the random ConvNets, if images can be halved so often; default: as leave 4x4 places (paper: 3)"""
+    """blocks of the random ConvNets, each of which halves the image; default: until 4x4 positions remain (paper: 3)"""
     lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of the pixels"""
     augment: Annotated[str, "none | translation | all"] = "none"
-    """what both real and fitted images go through (the paper augments them); all: colour, translation and cutout"""
+    """augmentation of both real and fitted images (the paper augments them); all: colour, translation and cutout"""
 
     check = privacy_target.check
 
     def check_dealt(self, dealt: Dealt) -> None:
-        """See ``Stage``. It solves for every client's noise, so that what cannot be reached is refused before work."""
+        """See ``Stage``. Solve for every client's noise, so that an unreachable target is refused at once."""
         if dealt.n_classes is None:
             raise UserError("setting ndpdc sums features by class, and the labels of this data set are no classes.")
         if dealt.own.store.x.dtype != torch.uint8 or len(dealt.shape) != 3 or min(dealt.shape[1:]) < 2:
@@ -94,14 +94,14 @@ class NDPDC:
             self.sigma(n, dealt.n_classes)
 
     def rate(self, n: int, classes: int) -> float:
-        """q of a client with n examples, from public numbers."""
+        """Return q of a client with n examples, computed from public numbers."""
         return min(1.0, self.batch / self.class_size if self.class_size else self.batch * classes / max(n, 1))
 
     def sigma(self, n: int, classes: int) -> float:
-        """The noise multiplier of a client with n examples.
+        """Return the noise multiplier of a client with n examples.
 
         Raises:
-            UserError: even much noise does not reach the target.
+            UserError: even large noise does not reach the target.
         """
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
@@ -119,7 +119,7 @@ class NDPDC:
         }
 
     def networks(self, dealt: Dealt) -> Networks:
-        """phi_1, ..., phi_T, which everybody can draw."""
+        """Return phi_1, ..., phi_T, which are public: every party can draw them."""
         return Networks(
             shape=dealt.shape,
             n_classes=dealt.n_classes or 0,
@@ -131,12 +131,12 @@ class NDPDC:
         )
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        """The clients' messages, their totals and the images, step by step; who contributes which does not matter."""
+        """Compute messages, totals and images step by step; the assignment of images to owners is arbitrary."""
         n = len(dealt.own)
         senders = [self.sender(dealt, client) for client in range(n)]
 
         def total(phi: Phi, step: int) -> Tensor:
-            return torch.stack([one.message(phi, step).values.float() for one in senders]).sum(0)  # as they travel
+            return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(0)  # as sent
 
         images = condensed(
             self.networks(dealt), total, self.iterations, self.per_class, self.expected(dealt), self.batch, self.lr
@@ -145,18 +145,18 @@ class NDPDC:
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def expected(self, dealt: Dealt) -> float:
-        """R, from public numbers."""
+        """Return R, computed from public numbers."""
         classes = dealt.n_classes or 1
         return sum(self.rate(n, classes) * n / classes for n in dealt.own.sizes)
 
     def sender(self, dealt: Dealt, client: int) -> Sender:
-        """The client, who sends T messages (classes, D)."""
-        own, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
-        sigma = self.sigma(len(own), classes)
+        """Return the client's sender of T messages (classes, D)."""
+        examples, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
+        sigma = self.sigma(len(examples), classes)
         salt = self._salt(dealt, client) if dealt.is_secret and sigma else dealt.salt
         source = Source(wide_key("ndpdc", self._key(dealt, client)), salt)
-        draws = Noise(source).call("sums of features of networks", own.x, own.y)
-        return Sender(own, classes, self.rate(len(own), classes), sigma, draws)
+        draws = Noise(source).call("sums of features of networks", examples.x, examples.y)
+        return Sender(examples, classes, self.rate(len(examples), classes), sigma, draws)
 
     def shorter(self) -> tuple["NDPDC", float]:
         """See ``TakesLong``: all steps cost the same."""
@@ -164,31 +164,34 @@ class NDPDC:
         return replace(self, iterations=few), self.iterations / few
 
     def salts(self, dealt: Dealt) -> list[bytes]:
-        """See ``Salted``: of each client's messages."""
+        """Return the salt of each client's messages, see ``Salted``."""
         has_noise = self.noise_multiplier != 0
         return [self._salt(dealt, client) for client in range(len(dealt.own))] if has_noise else []
 
-    def _key(self, dealt: Dealt, client: int) -> str:
-        """Of what is asked for, by which samples and noise are drawn."""
-        own = dealt.own.store[dealt.own.rows[client]]
-        content = sha256(own.x.numpy().tobytes() + own.y.numpy().tobytes())
-        decides = {**constants(self, ("per_class", "lr")), "classes": dealt.n_classes, "flip": dealt.flip}
-        return key_of({"seed": dealt.seed, "client": client, "own": content, **decides})
+    def _key(self, client_data: Dealt, client: int) -> str:
+        """Return the key of the requested messages, which seeds the samples and the noise."""
+        examples = client_data.own.store[client_data.own.rows[client]]
+        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
+        decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
+        return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
 
-    def _salt(self, dealt: Dealt, client: int) -> bytes:
-        """Of what the messages really are, as salts outlive what computes them: the same noise on others would tell."""
-        n, classes = dealt.own.sizes[client], dealt.n_classes or 0
+    def _salt(self, client_data: Dealt, client: int) -> bytes:
+        """Return the salt of the actual messages.
+
+        Salts outlive the code: the same noise on two different messages would reveal their difference.
+        """
+        n, classes = client_data.own.sizes[client], client_data.n_classes or 0
         really = {
             "draws": DRAWS,
             "q": self.rate(n, classes),
             "sigma": self.sigma(n, classes),
             "iterations": self.iterations,
-            "features": self.networks(dealt).digest,
+            "features": self.networks(client_data).digest,
         }
-        return salts.of_artifact(f"{key_of({'asked': self._key(dealt, client), **really})}-ndpdc")
+        return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-ndpdc")
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """T noisy values a client."""
+        """Release T noisy values per client."""
         event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), dealt.n_classes or 0
         events = []
         for client, n in enumerate(dealt.own.sizes):
@@ -198,7 +201,7 @@ class NDPDC:
         return contributed, events
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """All get all images: T messages go up, images come down."""
+        """Assign all images to all clients: each client sends T messages and receives images."""
         n = len(dealt.own)
         up = 4 * self.iterations * (dealt.n_classes or 0) * self.networks(dealt).size
         down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
@@ -207,7 +210,7 @@ class NDPDC:
         )  # fmt: skip
 
     def beforehand(self, dealt: Dealt) -> list[str]:
-        """What can be hoped for: the noise in a total, over how long it can be, and over the root of T."""
+        """Report the noise of a total divided by the total's largest norm, and this ratio divided by sqrt(T)."""
         if self.noise_multiplier == 0:
             return []
         classes = dealt.n_classes or 0

@@ -26,8 +26,8 @@ def n_open(c: float, n: int) -> int:
 def opened(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
     """Return the examples that are not private, in a random order; a smaller c returns the first of them.
 
-    labels, owners: (M,). The result has ``n_open(c, M)`` examples. About the share c of each class, and of each client's
-    examples of the class, is not private. The rounding is Webster's, so a larger c only adds examples. Ties are broken
+    labels, owners: (M,). The result has ``n_open(c, M)`` examples. About the share c of each class, and of a client's
+    examples of a class, is not private. The rounding is Webster's, so a larger c only adds examples. Ties are broken
     at random.
     """
     order = rng.permutation(len(labels))

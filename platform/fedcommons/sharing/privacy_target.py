@@ -1,4 +1,4 @@
-"""What a stage is told that draws noise itself: the epsilon that it is to spend or the noise, and one delta."""
+"""The privacy constants of a strategy that draws noise itself: the target epsilon or the noise, and one delta."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from fedcommons.privacy.release import SIGMAS
 
 
 class Noisy(Protocol):
-    """A stage with these constants."""
+    """A sharing strategy with the constants of a privacy target."""
 
     @property
     def target_epsilon(self) -> float | None: ...
@@ -19,10 +19,10 @@ class Noisy(Protocol):
 
 
 def check(stage: Noisy, fields: Mapping[str, Any]) -> None:
-    """See ``Stage``."""
+    """Refuse inconsistent privacy constants, see ``Stage``."""
     if (stage.target_epsilon is None) == (stage.noise_multiplier is None):
-        given = "neither" if stage.target_epsilon is None else "both"
-        raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {given}.")
+        which = "neither" if stage.target_epsilon is None else "both"
+        raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {which}.")
     if 0 < (sigma := stage.noise_multiplier or 0) < SIGMAS[0]:
         raise UserError(f"sharing.noise_multiplier must be 0 or at least {SIGMAS[0]:g}, got {sigma:g}.")
     if fields.get("dp.delta", stage.delta) != stage.delta:

@@ -1,7 +1,7 @@
-"""Random features of images, their sums by class, and images whose features have given means.
+"""Random features of images, their sums per class, and a fit of images whose mean features match noisy sums.
 
 Rahimi and Recht (2007); Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603.
-W: (D/2, d) ~ N(0, 1/s);  s: a squared length of the kernel exp(-|x - y|^2/(2 s));  d: numbers of an image.
+W: (D/2, d) ~ N(0, 1/s);  s: the squared length scale of the kernel exp(-|x - y|^2/(2 s));  d: numbers of an image.
 
     phi(x) = [cos W x, sin W x] / sqrt(D/2),   |phi(x)| = 1,   phi(x)^T phi(y) ~ exp(-|x - y|^2/(2 s))
 """
@@ -19,10 +19,10 @@ from fedcommons.seeding import generator
 from fedcommons.storage.atomic_files import sha256
 
 BLOCK = 4096
-"""Images whose features are held at a time."""
+"""Number of images whose features are in memory at a time."""
 
 LR = 0.05
-"""Adam's first rate on the images' logits; it falls to zero."""
+"""Adam's first learning rate on the images' logits; it falls to zero."""
 
 
 class Features(Protocol):
@@ -30,22 +30,22 @@ class Features(Protocol):
 
     @property
     def size(self) -> int:
-        """D, numbers of a vector."""
+        """Return D, the length of a vector."""
         ...
 
     @property
     def digest(self) -> str:
-        """A hash of what was drawn for them."""
+        """Return a hash of the random numbers that define the features."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Vectors (..., D) of images (..., d) with pixels in [0, 1]; longer ones than 1 are cut to it."""
+        """Return vectors (..., D) of images (..., d) with pixels in [0, 1]; ``bounded`` clips their norm to 1."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Fourier:
-    """phi; w: (D/2, d)."""
+    """The Fourier features phi; w: (D/2, d)."""
 
     w: Tensor
 
@@ -66,28 +66,28 @@ class Fourier:
 
     @staticmethod
     def draw(d: int, size: int, scales: Sequence[float], *key: int | str) -> "Fourier":
-        """``size`` features (even numbers of each scale s), drawn by this key."""
+        """Draw ``size`` features, an even number for each scale s, seeded by ``key``."""
         draws = generator(*key, "random features")
         each = size // 2 // len(scales)
         return Fourier(torch.cat([torch.randn(each, d, generator=draws) / sqrt(s) for s in scales]))
 
 
 def pixels(x: Tensor) -> Tensor:
-    """(n, d) in [0, 1]; uint8 images are scaled."""
+    """Return images as (n, d) in [0, 1]; uint8 images are scaled."""
     return x.flatten(1).float() / (255 if x.dtype == torch.uint8 else 1)
 
 
 def bounded(features: Features, x: Tensor) -> Tensor:
-    """Features whose norm is at most 1, whatever they are: shorter ones are as they are, not finite ones are zero."""
+    """Clip the norm of each feature vector to 1; a vector that is not finite becomes zero."""
     phi = features(x)
     short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
 def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
-    """(classes, D + 1) float64: of each class, the sum of [phi(x), 1]/sqrt(2), a vector with a norm of at most 1.
+    """Return for each class the sum of [phi(x), 1]/sqrt(2), a vector of norm at most 1: (classes, D + 1) float64.
 
-    One example adds to the row of its class alone. A blank one (nan) adds nothing.
+    An example adds only to the row of its class. A blank example (nan) adds nothing.
     """
     total = torch.zeros(n_classes, features.size + 1, dtype=torch.float64)
     for first in range(0, len(examples), BLOCK):
@@ -101,7 +101,7 @@ def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
 
 
 def means(noisy: Tensor) -> Tensor:
-    """(classes, D): sum_c/n_c, of noisy ``sums`` (classes, D + 1). Where the noisy n_c is below 1, it counts as 1."""
+    """Return sum_c/n_c (classes, D) of noisy ``sums`` (classes, D + 1); a noisy n_c below 1 counts as 1."""
     per = noisy.float() * sqrt(2)
     return per[:, :-1] / per[:, -1:].clamp_min(1)
 
@@ -109,11 +109,11 @@ def means(noisy: Tensor) -> Tensor:
 def fitted(
     features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
 ) -> Examples:
-    """``per_class`` uint8 images of each class whose mean features are those of the noisy ``sums`` (classes, D + 1).
+    """Fit ``per_class`` uint8 images per class to the mean features of the noisy ``sums`` (classes, D + 1).
 
         min over images of  sum_c | mean_k phi(x_ck) - sum_c/n_c |^2
 
-    by Adam on their logits, from N(0, 1/4).
+    by Adam on the images' logits, which start from N(0, 1/4).
     """
     wanted, d = means(noisy), prod(shape)
     start = torch.randn(len(wanted), per_class, d, generator=generator(seed, "logits of images"))

@@ -1,14 +1,14 @@
-"""A share c of every client's images is not private, and others get raw copies of these: privacy-flexible learning.
+"""Privacy-flexible learning: a share c of each client's images is not private, and other clients get raw copies.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524.   d: copies of each such image that others get;  d_j: clients that hold image j, its
-owner counted.
+non-IID data", arXiv:2404.03524.   d: copies of such an image for other clients;  d_j: number of clients that
+hold image j, including its owner.
 
-Each holder's loss has image j with weight 1/d_j, so that over all clients it counts once. A copied image goes up to the
-server once and down d_j - 1 times.
+Each holder's loss has image j with weight 1/d_j, so that it counts once over all clients. A copied image is sent up to
+the server once and down d_j - 1 times.
 
-Departs from the paper: where c times a client's images of a class is no whole number, it is rounded such that the share
-is c of all images and about c of each class; the clients must agree on this rounding.
+Departs from the paper: if c times a client's images of a class is not an integer, it is rounded so that the
+share is c of all images and about c of each class; the clients must agree on this rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class RawCopies:
-    """D_i and raw copies of others' images, with weights 1/d_j."""
+    """A strategy in which client i trains on D_i and on raw copies of other clients' images, with weights 1/d_j."""
 
     c: Annotated[float | None, "[0, 1]"] = None
     """share of every client's images of a class that is not private; must be set"""
     d: Annotated[int, "[1, 1e9]"] = 2
     """number of other clients that get a copy of such an image"""
     placement: Annotated[str, "exact | binomial | optimal"] = "exact"
-    """who they are: exact (d at random), binomial (d on average) or optimal (d that even out classes; counts known)"""
+    """their choice: exact (d at random), binomial (d on average) or optimal (d that even out classes; needs counts)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Stage``."""
@@ -65,38 +65,40 @@ class RawCopies:
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, dealt: Dealt) -> np.ndarray:
-        """Which clients hold which image: (images, N) bool, the images in the order in which the clients have them."""
+        """Return whether a client holds an image: (images, N) bool, with the images in the order of the clients."""
         labels, owners = self._labels(dealt), _owners(dealt)
         return holdings(labels, owners, len(dealt.own), self.c or 0.0, self.d, self.placement, _draws(dealt))
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        """The images of which somebody gets a copy."""
+        """Contribute the images that at least one other client gets."""
         copied, ends = self.holdings(dealt).sum(1) > 1, np.cumsum(dealt.own.sizes)[:-1]
         parts = zip(dealt.own.rows, np.split(copied, ends), strict=True)
         return Contributions.of_own(dealt, [rows[some] for rows, some in parts])
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """Raw images leave the clients unprotected; the others do not leave them."""
+        """Release the contributed raw images without protection; other images stay with their clients."""
         return contributed, contributed.releases("raw examples")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Clients keep their images and get copies; in the rule of equal work each counts as sum_j 1/d_j images."""
+        """Assign copies beyond a client's own images; for equal work a client counts as sum_j 1/d_j images."""
         if not len(released.rows):
             return Assigned(dealt.own.rows)
-        held, owners, rows = self.holdings(dealt), _owners(dealt), np.concatenate(list(dealt.own.rows))
-        weight, received, weights = 1 / held.sum(1), [], []
+        is_held, owners, rows = self.holdings(dealt), _owners(dealt), np.concatenate(list(dealt.own.rows))
+        weight, received, weights = 1 / is_held.sum(1), [], []
         for client in range(len(dealt.own)):
-            new = np.flatnonzero(held[:, client] & (owners != client))
+            new = np.flatnonzero(is_held[:, client] & (owners != client))
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
         return Assigned(dealt.own.rows, received, weights, notes=self._notes(dealt))
 
-    def _notes(self, dealt: Dealt) -> list[str]:
-        """How even the optimal placement makes the classes, and what no placement is below."""
+    def _notes(self, client_data: Dealt) -> list[str]:
+        """Report how evenly the optimal placement spreads the classes, and the lower bound of all placements."""
         if self.placement != "optimal":
             return []
-        labels, owners = self._labels(dealt), _owners(dealt)
-        by_class = plans(labels, owners, len(dealt.own), opened(labels, owners, self.c or 0.0, _draws(dealt)), self.d)
+        labels, owners = self._labels(client_data), _owners(client_data)
+        by_class = plans(
+            labels, owners, len(client_data.own), opened(labels, owners, self.c or 0.0, _draws(client_data)), self.d
+        )
         reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
         return [
             f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}, at least {bound:.6g} for "
@@ -104,16 +106,16 @@ class RawCopies:
         ]
 
     @staticmethod
-    def _labels(dealt: Dealt) -> np.ndarray:
-        """Of the images, in the order in which the clients have them; all alike where labels are no classes."""
-        if dealt.n_classes is None:
-            return np.zeros(sum(dealt.own.sizes), np.int64)
-        return dealt.own.store.y.numpy()[np.concatenate(list(dealt.own.rows))]
+    def _labels(client_data: Dealt) -> np.ndarray:
+        """Return the labels of the images, in the order of the clients; all zero if the labels are not classes."""
+        if client_data.n_classes is None:
+            return np.zeros(sum(client_data.own.sizes), np.int64)
+        return client_data.own.store.y.numpy()[np.concatenate(list(client_data.own.rows))]
 
 
-def _owners(dealt: Dealt) -> np.ndarray:
-    return np.repeat(np.arange(len(dealt.own)), dealt.own.sizes)
+def _owners(client_data: Dealt) -> np.ndarray:
+    return np.repeat(np.arange(len(client_data.own)), client_data.own.sizes)
 
 
-def _draws(dealt: Dealt) -> np.random.Generator:
-    return numpy_generator(dealt.seed, "copies")
+def _draws(client_data: Dealt) -> np.random.Generator:
+    return numpy_generator(client_data.seed, "copies")

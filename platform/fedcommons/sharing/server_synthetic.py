@@ -1,10 +1,10 @@
-"""The server's pool: every client contributes synthetic images, which the server keeps and gives to nobody.
+"""The server's pool: every client contributes synthetic images, which the server stores and does not send on.
 
-The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263); they travel once, up only. Clients go on
-with their real data. The servers of ``one_shot`` and ``fedddpm`` train on the pool.
-n~: images a client contributes;  p = n~/(n_i + n~), as if it received as many.
+The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263); each is sent once, to the server. Clients
+train on their real data. The servers of ``one_shot`` and ``fedddpm`` train on the pool.
+n~: images that a client contributes;  p = n~/(n_i + n~), as if the client received n~ images.
 
-Departs from the paper: there the pool is dealt to the clients.
+Departs from the paper: in the paper the pool is sent to the clients.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class ServerSynthetic:
-    """D_i for client i; the pool for the server."""
+    """A strategy in which client i trains on D_i and the server on the pool of synthetic images."""
 
     serves_pool = True
 
     p: Annotated[float | None, "(0, 1)"] = None
-    """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images a client"""
+    """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images per client"""
 
     def check_dealt(self, dealt: Dealt) -> None:
         """See ``Stage``."""
@@ -39,9 +39,9 @@ class ServerSynthetic:
         return Contributions.of_made(dealt, drawn)
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """All images go to the server; each is as well protected as the generator that drew it."""
+        """Release all images to the server; an image is as well protected as the generator that drew it."""
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Clients keep what they have; the images travel up, and stay in the parts that the clients contributed."""
+        """Assign clients their own data and the server the pool, with one part for each client's contribution."""
         return Assigned(dealt.own.rows, pool=released.of_each(len(dealt.own)))

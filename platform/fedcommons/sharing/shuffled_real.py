@@ -1,6 +1,6 @@
 """A share p of every client's real images is swapped through a pool: Fedssyn with an ideal generator.
 
-Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   n_i, a client's number of images, does not change.
+Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   A client's number of images n_i does not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from fedcommons.sharing.swapped import n_swapped
 
 @dataclass(frozen=True)
 class ShuffledReal:
-    """Fedssyn, figure 1(c): int(p n_i) of a client's images leave it, and it gets as many from all clients' pool."""
+    """Fedssyn, figure 1(c): each client gives int(p n_i) images to a pool and gets the same number from the pool."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""
@@ -39,7 +39,7 @@ class ShuffledReal:
             )
 
     def sizes(self, dealt: Dealt) -> list[int]:
-        """Images that each client gives and receives."""
+        """Return the number of images that each client gives and receives."""
         return [n_swapped(self.p or 0, n) for n in dealt.own.sizes]
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
@@ -50,16 +50,16 @@ class ShuffledReal:
         )
 
     def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        """Real images leave the clients unprotected."""
+        """Release real images without protection."""
         return contributed, contributed.releases("real images")
 
     def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        """Clients keep their other images; the pool is permuted and cut into parts as large as the contributions."""
+        """Assign each client its remaining images and a part of the shuffled pool, as large as its contribution."""
         sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
-        kept = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
-        return Assigned(kept, parts, pool=parts)
+        rest = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
+        return Assigned(rest, parts, pool=parts)
 
 
-def _order(dealt: Dealt, client: int) -> np.ndarray:
-    """The order in which a client's images leave it, so that a larger p moves all that a smaller one moves."""
-    return numpy_generator(dealt.seed, "swapped", client).permutation(len(dealt.own.rows[client]))
+def _order(client_data: Dealt, client: int) -> np.ndarray:
+    """Return the order in which a client's images are given away: a larger p includes the images of a smaller p."""
+    return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.own.rows[client]))

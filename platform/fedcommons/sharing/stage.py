@@ -214,7 +214,7 @@ class TakesLong(Protocol):
     """A strategy whose ``make`` trains something and takes long; ``--dry-run`` runs a shorter variant instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """Return a variant with less work and equally many contributions, and the factor by which this one is slower."""
+        """Return a variant with less work but equal contributions, and the factor by which this one is slower."""
         ...
 
 
