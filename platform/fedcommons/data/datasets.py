@@ -1,6 +1,6 @@
-"""The package's data sets, as uint8 images in memory, and how any data set is loaded and split.
+"""The package's data sets as uint8 images in memory, and the loading and splitting of any data set.
 
-``digits`` is in scikit-learn's package; the others are read by torchvision's classes from its folders.
+``digits`` comes with scikit-learn; torchvision's classes read the other data sets from its folders.
 """
 
 import os
@@ -21,7 +21,7 @@ from fedcommons.storage.paths import user_path
 
 
 def data_folder(dir: str | None) -> Path:
-    """Where data sets are looked for: ``dir`` (the field ``data.dir``), else FEDCOMMONS_DATA, else ./data."""
+    """Return the folder of the data sets: ``dir`` (the field ``data.dir``), else FEDCOMMONS_DATA, else ./data."""
     return user_path("data.dir" if dir else "FEDCOMMONS_DATA", dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 
@@ -35,18 +35,18 @@ def load(
     augment: bool | None = None,
     standardise: bool = True,
 ) -> Dataset:
-    """Make and read a data set, split off its validation part and keep at most ``limit`` of its training images.
+    """Build and read a data set, split off its validation part and use at most ``limit`` of its training images.
 
-    The splits depend on the data set's name only, so runs with different seeds are judged on the same images. So does
-    what it draws from the global generators while it is made and read.
+    The splits depend on the data set's name only, so runs with different seeds are evaluated on the same images. Draws
+    from the global random generators while the data set is built and read also depend on the name only.
 
-    make: gives a ``Source``, or what ``own.read`` takes; validation: a share of the training images; validation_from:
-    ``random`` or ``last``; augment: None is as the data set says; standardise: whether models see its values less its
-    mean and over its deviation.
+    make: returns a ``Source``, or an object that ``user_data.read`` accepts. validation: share of the training images.
+    validation_from: ``random`` or ``last``. augment: None uses the data set's value. standardise: whether the mean is
+    subtracted from the values that models see, and the result divided by the standard deviation.
 
     Raises:
-        UserError: the data set is not in its folder, is damaged or not as ``own.read`` needs it, it has fewer training
-            images than ``limit``, or ``standardise`` is false and its examples are no images.
+        UserError: the data set is missing, is damaged or has a form that ``user_data.read`` refuses, it has fewer
+            training images than ``limit``, or ``standardise`` is false and its examples are not images.
     """
     with keyed_globals("data set", name):
         source, origin = user_data.read(name, make())
@@ -66,7 +66,7 @@ def load(
     if validation_from == "last":
         held_out = order >= len(train) - n_validation
         order = np.concatenate([order[held_out], order[~held_out]])
-    held, rest = train[np.sort(order[:n_validation])], order[n_validation:]
+    validation_set, rest = train[np.sort(order[:n_validation])], order[n_validation:]
     if limit is not None:
         if limit > len(rest):
             raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {limit}.")
@@ -74,8 +74,8 @@ def load(
     augmented = source.augment if augment is None else augment
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
-    if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (held, source.test)):
-        stated = (*stated, N_CLASSES)  # examples that no client holds have the highest label too
+    if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
+        stated = (*stated, N_CLASSES)  # held-out examples also show the highest label
     return Dataset(
         name=name,
         n_classes=source.n_classes,
@@ -83,7 +83,7 @@ def load(
         std=source.std if standardise else (1.0,) * len(source.std),
         augment=augmented,
         train=train[rest],
-        validation=held,
+        validation=validation_set,
         test=source.test,
         flip=flip,
         origin=replace(origin, rows=origin.rows[rest]),
@@ -92,7 +92,7 @@ def load(
 
 
 def digits() -> Source:
-    """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 brought to 0..255; 20 % are the test set."""
+    """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 scaled to 0..255; 20 % are the test set."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -104,7 +104,7 @@ def digits() -> Source:
     return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-# Mean and std: of CIFAR as in Fedssyn's released code; of the others computed from the training images.
+# Mean and std of CIFAR are those of Fedssyn's released code; all others were computed from the training images.
 
 
 def mnist(dir: Path, download: bool) -> Source:
@@ -132,9 +132,9 @@ def cifar100(dir: Path, download: bool) -> Source:
 
 
 MOST_BYTES = 2**29
-"""No file of these data sets has more, and torchvision reads a file at once."""
+"""Maximum size of a file: no file of these data sets is larger, and torchvision reads a whole file into memory."""
 
-# What torchvision raises if files are missing, cut off, of another format or no pickles of its own.
+# Errors that torchvision raises if files are missing, truncated, of another format or not its pickles.
 _UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
@@ -158,9 +158,11 @@ def _torchvision(
         _require_small(root / folder)
         train, test = (_examples(make(root, train=train, download=download)) for train in (True, False))
     except _UNREADABLE as error:
-        there = os.path.isdir(root / folder)
-        why = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
-        reason = f"could not be downloaded {why}" if download else f"is damaged {why}" if there else "is not there"
+        exists = os.path.isdir(root / folder)
+        details = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
+        reason = (
+            f"could not be downloaded {details}" if download else f"is damaged {details}" if exists else "is not there"
+        )
         raise unusable(reason) from error
     if reason := flaw(train, test, n_classes):
         raise unusable(f"is damaged: {reason}")
@@ -168,10 +170,10 @@ def _torchvision(
 
 
 def _require_small(folder: Path) -> None:
-    """See that no file in a folder is too large to be one of a data set's; a folder that is not there holds none.
+    """Check that no file in a folder is larger than ``MOST_BYTES``; a missing folder passes.
 
     Raises:
-        ValueError: one is.
+        ValueError: a file is larger.
     """
     for path in folder.iterdir() if os.path.isdir(folder) else ():
         if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
@@ -185,7 +187,7 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """What is wrong with images and labels that were read, in words; None if they are whole and square."""
+    """Return a message on the first error in the images and labels; None if the data are complete and square."""
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"

@@ -1,9 +1,9 @@
-"""Random numbers of images per class and client, from Dirichlet laws.
+"""Random numbers of images per class and client, from Dirichlet distributions.
 
-``group_sizes``: for each class, shares of the clients; many draws at a time, redrawn until one is accepted.
-``plain_sizes``: for each class, shares of the clients; whatever is drawn.
-``sizes_by_priors``: for each client, shares of the classes; images are dealt one by one.
-``sizes_by_all_priors``: for each client, shares of the classes; a class is split in the ratio of its shares.
+``group_sizes``: draws each class's shares of the clients, many draws at a time, until a draw is accepted.
+``plain_sizes``: draws each class's shares of the clients and accepts every draw.
+``sizes_by_priors``: draws each client's shares of the classes; images are assigned one by one.
+``sizes_by_all_priors``: draws each client's shares of the classes; a class is split in the ratio of its shares.
 """
 
 from math import lgamma
@@ -15,19 +15,19 @@ from fedcommons.errors import UserError
 MAX_DRAWS = 1_000_000
 
 HOPELESS = 1e-3
-"""If fewer accepted draws than this are expected among ``MAX_DRAWS``, drawing stops, or does not begin."""
+"""If fewer accepted draws than this number are expected among ``MAX_DRAWS``, drawing stops or does not begin."""
 
 
 def group_sizes(
     class_sizes: np.ndarray, n_clients: int, alpha: float, min_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+    """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
     For each class, proportions ~ Dir(alpha) over clients; a client that already holds its fair share gets 0, and the
-    others' proportions are renormalised. This is repeated until every client has ``min_size`` images.
+    proportions of the other clients are renormalised. The draw is repeated until every client has ``min_size`` images.
 
     Raises:
-        UserError: no draw in a million was accepted, or it is clear that none will be (``HOPELESS``).
+        UserError: no draw in a million was accepted, or no accepted draw can be expected (``HOPELESS``).
     """
     total = int(class_sizes.sum())
     if n_clients * min_size > total:
@@ -41,19 +41,19 @@ def group_sizes(
             f"the partition cannot be met: with alpha = {alpha:g} most classes go to one client each, and "
             f"{np.count_nonzero(class_sizes)} classes are not enough for {n_clients} clients; {advice}"
         )
-    drawn = 0
-    while drawn < MAX_DRAWS:
-        batch = min(64 if drawn == 0 else 4096, MAX_DRAWS - drawn)  # most recipes are met at once
+    n_draws = 0
+    while n_draws < MAX_DRAWS:
+        batch = min(64 if n_draws == 0 else 4096, MAX_DRAWS - n_draws)  # most settings are accepted at once
         sizes = _draw(class_sizes, n_clients, alpha, batch, rng)  # (batch, classes, clients)
         accepted = np.flatnonzero(sizes.sum(1).min(1) >= min_size)
         if len(accepted):
             return sizes[accepted[0]]
-        short, drawn = (sizes.sum(1) < min_size).mean(), drawn + batch
-        # Shares of a Dirichlet law are negatively associated: all clients have enough less often than if each had it
-        # independently with the same probability. So this is an upper bound.
+        short, n_draws = (sizes.sum(1) < min_size).mean(), n_draws + batch
+        # Dirichlet shares are negatively associated: all clients have enough images less often than if each client
+        # had enough independently with the same probability. So this is an upper bound.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
-                f"the partition cannot be met: in {drawn:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
+                f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
                 f"clients had fewer than {min_size} images on average, and never none; {advice}"
             )
     raise UserError(
@@ -63,11 +63,12 @@ def group_sizes(
 
 
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
-    """A bound on the probability that a draw gives every client an image.
+    """Return an upper bound on the probability that a draw gives every client an image.
 
-    Each class has a first client, so N - K more must get one. In Polya's urn the i-th image of a class goes to a new
-    client with probability at most N alpha/i; the cuts of ``_draw`` favour new ones by at most 1/(1 - 1/e) < 1.6. So
-    many events of total probability t have a probability of at most t^m/m! that m or more occur.
+    Each of K classes has a first client, so m = N - K further clients must get an image. In Polya's urn the i-th image
+    of a class goes to a new client with probability at most N alpha/i; the cuts of ``_draw`` favour new clients by at
+    most 1/(1 - 1/e) < 1.6. If the probabilities of these events sum to t, m or more events occur with probability at
+    most t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)
@@ -78,10 +79,10 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
 
 
 def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+    """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    For each class, shares ~ Dir(alpha) over clients; each gets its share rounded down, then the images that are left
-    go one by one to the client that is furthest below its share, which nobody is twice.
+    For each class, shares ~ Dir(alpha) over clients. Each client gets its share rounded down. The remaining images go
+    one by one to the client furthest below its share, at most one image per client.
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
@@ -90,37 +91,37 @@ def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.r
 
 
 def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+    """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    Each client has a prior ~ Dir(alpha) over classes. Images are dealt without replacement, one at a time: to a random
-    client that is not full, of a class drawn from its prior. Acar et al. (2021) draw again if the class is exhausted,
-    which may never end. Here the class is drawn once, from the prior renormalised over the classes that are left; the
-    law is the same.
+    Each client has a prior ~ Dir(alpha) over classes. Images are assigned one at a time, without replacement: to a
+    random client that is not full, from a class drawn from its prior. Acar et al. (2021) draw again if the class is
+    exhausted, which may never end. Here the class is drawn once, from the prior renormalised over the remaining
+    classes; the distribution is the same.
 
     Departs from the authors' code: if N does not divide n, sizes differ by one, and no image is left out.
     """
     log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)  # up to a constant per client: it cancels
     sizes = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
     unspent = class_sizes.copy()
-    left = np.flatnonzero(unspent)
+    remaining = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
-        # Gumbel-max draws in proportion to the prior in log space: it also works where the prior of all classes that
-        # are left would underflow to zero.
-        c = left[np.argmax(log_prior[client, left] + rng.gumbel(size=len(left)))]
+        # Gumbel-max draws in proportion to the prior in log space: it also works if the prior of all remaining
+        # classes would underflow to zero.
+        c = remaining[np.argmax(log_prior[client, remaining] + rng.gumbel(size=len(remaining)))]
         sizes[c, client] += 1
         unspent[c] -= 1
         if unspent[c] == 0:
-            left = left[left != c]
+            remaining = remaining[remaining != c]
     return sizes
 
 
 def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How many images of each class each client gets: (classes, clients), rows summing to ``class_sizes``.
+    """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    Client i has a prior p_i ~ Dir(alpha) over classes, and of class c the share p_ic / sum_j p_jc. Each gets its share
-    rounded down, then each image that is left goes to a client drawn uniformly from all.
+    Client i has a prior p_i ~ Dir(alpha) over classes, and the share p_ic / sum_j p_jc of class c. Each client gets its
+    share rounded down. Each remaining image goes to a client drawn uniformly from all clients.
 
-    Departs from FedCVAE's code: logarithms are drawn, as for alpha = 0.001 most priors themselves underflow to 0.
+    Departs from FedCVAE's code: logarithms are drawn, as most priors underflow to 0 for alpha = 0.001.
     """
     log_gamma = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)
     log_prior = log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True)
@@ -129,7 +130,7 @@ def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, r
 
 
 def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The client that gets each image, in order: uniform over the clients that are not full (``sizes``) yet.
+    """Return the client of each image, in order: uniform over the clients with fewer images than ``sizes``.
 
     Every client has a Poisson clock of the same rate, which stops when it is full; the next ring is uniform over the
     running clocks.
@@ -141,26 +142,26 @@ def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng: np.random.Generator) -> np.ndarray:
     fair = class_sizes.sum() / n_clients
-    held = np.zeros((batch, n_clients), dtype=np.int64)
+    assigned = np.zeros((batch, n_clients), dtype=np.int64)
     sizes = np.zeros((batch, len(class_sizes), n_clients), dtype=np.int64)
     for c, n in enumerate(class_sizes):
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[held >= fair] = -np.inf  # fewer than all: images are left, so the total held is below the total
+        log_gamma[assigned >= fair] = -np.inf  # never all clients, as images remain
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)
-        held += sizes[:, c]
+        assigned += sizes[:, c]
     return sizes
 
 
 def _log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Logs of Gamma(alpha) draws; for alpha = 0.01 most of the draws themselves underflow to 0."""
+    """Draw logarithms of Gamma(alpha) variables; for alpha = 0.01 most variables would underflow to 0."""
     return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
 
 
 def _shares(log_weights: np.ndarray) -> np.ndarray:
-    """Each row in proportion to e^log_weights, with sum 1."""
+    """Return each row in proportion to e^log_weights, with sum 1."""
     weights = np.exp(log_weights - log_weights.max(1, keepdims=True))
     return weights / weights.sum(1, keepdims=True)

@@ -1,7 +1,7 @@
 """Partitions of the training data over clients, each with its fingerprint and class counts.
 
-alpha: Dirichlet concentration; N: clients; n_aux: size of the groups of clients that data are dealt to (Lin et al.,
-NeurIPS 2020, arXiv:2006.07242, as Fedssyn's released code has it, github.com/lyn1874/fedssyn).
+alpha: Dirichlet concentration; N: clients; n_aux: number of clients in a group that shares a part of the data (Lin et
+al., NeurIPS 2020, arXiv:2006.07242, as in Fedssyn's released code, github.com/lyn1874/fedssyn).
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from fedcommons.data.user_arrays import as_tensor, kind_of
 from fedcommons.errors import UserError, shown
 
 Rows = list[np.ndarray]
-Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller one, logarithms of draws overflow float64
+Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller alpha, logarithms of draws overflow float64
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """Rows of the training data per client, their class counts and fingerprint."""
+    """The rows of the training data per client, with class counts and fingerprint."""
 
     rows: Rows
-    class_counts: np.ndarray | None  # (N, classes); None where labels are no classes
+    class_counts: np.ndarray | None  # (N, classes); None if labels are not classes
 
     @staticmethod
     def of(rows: Rows, labels: np.ndarray, n_classes: int | None) -> "Partitioned":
-        """With the class counts of these rows of ``labels``."""
+        """Build the object from the clients' rows, and count the classes of these rows in ``labels``."""
         if n_classes is None:
             return Partitioned(rows, None)
         clients = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
@@ -39,7 +39,7 @@ class Partitioned:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all clients' rows; runs with one seed may be compared only if it is the same."""
+        """Return a hash of all clients' rows; runs with equal seeds are comparable only if their hashes are equal."""
         digest = hashlib.sha256()
         for rows in self.rows:
             digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -47,22 +47,22 @@ class Partitioned:
 
 
 class Partition(Protocol):
-    """Deals the rows of the training data to clients: the rows of each, every row to one client at most.
+    """A function that assigns the rows of the training data to clients, every row to at most one client.
 
-    A partition is a function whose parameters are any of labels (n,) or (n, k), groups (n,), factors ((n,) by name),
-    rows (n,), n_clients, n_classes, rng (a keyed numpy generator), seed (keyed), and constants with defaults. What it
-    returns are places in these vectors, 0 ... n - 1; rows[j] is the number of example j in the training set as its data
-    set part returned it, before anything was held out. N is the length of what it returns.
+    Its parameters are any of labels (n,) or (n, k), groups (n,), factors ((n,) by name), rows (n,), n_clients,
+    n_classes, rng (a keyed numpy generator), seed (keyed), and constants with defaults. It returns one sequence of
+    positions in these vectors, 0 ... n - 1, per client; N is the length of the result. rows[j] is the position of
+    example j in the training set that the data set component returned, before any rows were held out.
     """
 
     def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...
 
 
 def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, n_classes: int | None) -> Partitioned:
-    """The rows of ``labels`` (n, ...) as ``deal`` deals them; name: of the partition.
+    """Partition the rows of ``labels`` (n, ...) with ``deal`` and check the result; name: name of the partition.
 
     Raises:
-        UserError: a condition cannot be met, or rows do not exist or are dealt twice.
+        UserError: a condition cannot be met, or rows do not exist or are assigned twice.
     """
     rows = _whole_rows(name, deal(), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
@@ -73,20 +73,20 @@ def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, 
     return Partitioned.of(rows, labels, n_classes)
 
 
-def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
-    """The clients' rows as int64, checked: each row is in 0 ... n - 1 and is dealt at most once."""
-    asked = f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers"
-    if isinstance(dealt, Mapping) or not isinstance(dealt, Iterable):
-        raise UserError(f"{asked}, got {kind_of(dealt)}.")
+def _whole_rows(name: str, clients: Sequence[Any], n: int) -> Rows:
+    """Return the clients' rows as int64, after a check that each is in 0 ... n - 1 and assigned at most once."""
+    requirement = f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers"
+    if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
+        raise UserError(f"{requirement}, got {kind_of(clients)}.")
     rows: Rows = []
-    for client, one in enumerate(islice(dealt, n + 1)):  # more clients than rows cannot be right, and may never end
-        t = as_tensor(f"partition.name {shown(name)}", f"rows of client {client}", one)
+    for client, values in enumerate(islice(clients, n + 1)):  # more clients than rows are an error, and may be endless
+        t = as_tensor(f"partition.name {shown(name)}", f"rows of client {client}", values)
         if t.dim() != 1 or (len(t) and (t.is_floating_point() or t.dtype == torch.bool)):
             hint = "; np.flatnonzero gives a mask's rows" if t.dtype == torch.bool else ""
-            raise UserError(f"{asked}, got {tuple(t.shape)} {t.dtype} for client {client}{hint}.")
+            raise UserError(f"{requirement}, got {tuple(t.shape)} {t.dtype} for client {client}{hint}.")
         rows.append(t.long().numpy())
     if not rows:
-        raise UserError(f"{asked}, got an empty one.")
+        raise UserError(f"{requirement}, got an empty one.")
     everything = np.concatenate(rows)
     if len(everything) and (everything.min() < 0 or everything.max() >= n):
         raise UserError(f"partition.name {shown(name)} deals rows outside of 0 ... {n - 1}.")
@@ -96,7 +96,7 @@ def _whole_rows(name: str, dealt: Sequence[Any], n: int) -> Rows:
 
 
 def iid(labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> Rows:
-    """Shuffle and cut equally."""
+    """Shuffle the rows and cut them into N parts of equal size."""
     return _equal_slices(rng.permutation(len(labels)), n_clients)
 
 
@@ -111,13 +111,14 @@ def dirichlet_classes(
 ) -> Rows:
     """Lin et al. (2020), as in Fedssyn: groups of n_aux clients; per class, shares ~ Dir(alpha) over a group's clients.
 
-    A client that holds its fair share gets no more; a group is redrawn until every client has at least half of it. With
-    ``recut`` the lists are joined and cut into N equal slices, so a slice may hold classes of its neighbour's list.
+    A client that holds its fair share gets no more. A group is redrawn until every client has at least half of its fair
+    share. With ``recut`` the clients' lists are joined and cut into N equal slices, so a slice may hold classes of the
+    neighbouring list.
 
     Args:
-        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
-        n_aux: clients in a group; default: as in Fedssyn's released code, mostly all N
-        recut: cut again into N equal slices, as the paper does
+        alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
+        n_aux: number of clients in a group; default: as in Fedssyn's released code, mostly all N
+        recut: cut the joined lists into N equal slices, as the paper does
     """
     n_aux = n_aux or default_n_aux(n_clients, n_classes, alpha)
     if n_aux > n_clients:
@@ -136,10 +137,12 @@ def dirichlet_classes(
 def dirichlet_niid(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """NIID-Bench (Li et al. 2022): the same draw in one group; sizes are unequal, at least 10 images a client.
+    """NIID-Bench (Li et al. 2022): per class Dir(alpha) over all clients; unequal sizes, at least 10 images per client.
+
+    A client that holds its fair share gets no more; the draw is repeated until every client has at least 10 images.
 
     Args:
-        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+        alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
     """
     return _deal(rng.permutation(len(labels)), labels, n_classes, n_clients, alpha, rng, 10)
 
@@ -147,10 +150,10 @@ def dirichlet_niid(
 def dirichlet_clients(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes, images dealt one by one into equal sizes.
+    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes; images are assigned one by one to equal sizes.
 
     Args:
-        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+        alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
     """
     sizes = sizes_by_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return _cut(rng.permutation(len(labels)), labels, sizes, rng)
@@ -161,11 +164,11 @@ def dirichlet_clients_all(
 ) -> Rows:
     """FedCVAE (Heinbaugh et al. 2023): per client p_i ~ Dir(alpha), class c split by p_ic / sum_j p_jc; unequal sizes.
 
-    Clients left with nothing are dropped, so N may be smaller than n_clients; the released code ends in an error there.
-    They are none where every class has at least (classes x n_clients) images, as the largest p_ic is 1/classes or more.
+    Clients without images are dropped, so N may be smaller than n_clients; the released code raises an error instead.
+    No client is dropped if every class has at least (classes x n_clients) images, as the largest p_ic is >= 1/classes.
 
     Args:
-        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+        alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
     """
     sizes = sizes_by_all_priors(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return [rows for rows in _cut(rng.permutation(len(labels)), labels, sizes, rng) if len(rows)]
@@ -174,19 +177,20 @@ def dirichlet_clients_all(
 def dirichlet_plain(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """Makkonen et al. (2024): per class Dir(alpha) over clients, without a cap; clients left with nothing are dropped.
+    """Makkonen et al. (2024): per class Dir(alpha) over clients, without a cap; clients without images are dropped.
 
-    So N may be smaller than n_clients. A class is dealt by floors, then one by one to the client furthest below.
+    So N may be smaller than n_clients. Shares are rounded down; then each remaining image of a class goes to the client
+    furthest below its share.
 
     Args:
-        alpha: concentration of the Dirichlet law; smaller is more heterogeneous
+        alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
     """
     sizes = plain_sizes(np.bincount(labels, minlength=n_classes), n_clients, alpha, rng)
     return [rows for rows in _cut(rng.permutation(len(labels)), labels, sizes, rng) if len(rows)]
 
 
 def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator) -> Rows:
-    """Client l holds the images of class l."""
+    """Assign all images of class l to client l."""
     if n_clients != n_classes:
         raise UserError(
             f"partition single_class needs one client for each of the {n_classes} classes, "
@@ -198,10 +202,10 @@ def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.ran
 def shards(
     labels: np.ndarray, n_clients: int, rng: np.random.Generator, per_client: Annotated[int, "[1, 1e6]"] = 2
 ) -> Rows:
-    """McMahan et al. (2017): rows sorted by label and cut into shards of equal size, some for each client at random.
+    """McMahan et al. (2017): rows sorted by label and cut into equal shards; each client gets random shards.
 
     Args:
-        per_client: shards of a client
+        per_client: number of shards per client
     """
     n = n_clients * per_client
     if labels.ndim > 1 or (labels == labels[0]).all():
@@ -209,7 +213,7 @@ def shards(
     if n > len(labels):
         raise UserError(f"partition.per_client = {per_client} needs {n} shards of {len(labels)} images; use fewer.")
     pieces = _equal_slices(labels.argsort(kind="stable"), n)
-    return [np.concatenate([pieces[i] for i in mine]) for mine in rng.permutation(n).reshape(n_clients, -1)]
+    return [np.concatenate([pieces[i] for i in picks]) for picks in rng.permutation(n).reshape(n_clients, -1)]
 
 
 def quantity(
@@ -220,14 +224,14 @@ def quantity(
     alpha: Alpha = 0.5,
     power: Annotated[float, "[0, 10]"] = 1.0,
 ) -> Rows:
-    """Quantity skew (NIID-Bench, Li et al. 2022): sizes differ, what is in them does not; a row each at least.
+    """Quantity skew (NIID-Bench, Li et al. 2022): client sizes differ, class shares do not; at least one row each.
 
-    Departs from the paper, which draws again until every client has ten rows: here a row each is dealt first.
+    Departs from the paper, which draws again until every client has ten rows: here each client first gets one row.
 
     Args:
-        law: shares of the clients: dirichlet, a draw of Dir(alpha), or power, (i + 1)^-power of client i
-        alpha: concentration of the Dirichlet law; smaller is more unequal
-        power: 0 gives all clients as many rows
+        law: distribution of client sizes: dirichlet, a draw of Dir(alpha), or power, (i + 1)^-power of client i
+        alpha: concentration of the Dirichlet distribution; smaller is more unequal
+        power: exponent of the power law; 0 gives all clients equal sizes
     """
     by_power = np.arange(1, n_clients + 1) ** -power
     shares = by_power if law == "power" else rng.dirichlet(np.full(n_clients, alpha))
@@ -244,17 +248,17 @@ def labels_lognormal(
     spread: Annotated[float, "[0, 10]"] = 2.0,
     least: Annotated[int, "[1, 1e6]"] = 5,
 ) -> Rows:
-    """FedProx's MNIST (Li et al. 2020), FLUTE's LR_MNIST too: a few labels a client, in log-normal amounts.
+    """FedProx's MNIST (Li et al. 2020) and FLUTE's LR_MNIST: few labels per client, in log-normal amounts.
 
-    Client i holds the labels i, i + 1, ..., i + per_client - 1, modulo the number of classes. Of each it gets ``least``
-    images, and a share of the others that is proportional to exp(spread z), z ~ N(0, 1).
+    Client i holds the labels i, i + 1, ..., i + per_client - 1, modulo the number of classes. Of each label it gets
+    ``least`` images, and a share of the label's remaining images proportional to exp(spread z), z ~ N(0, 1).
 
-    Departs from the paper's released code, where some images are dealt to nobody: here all are dealt.
+    Departs from the paper's released code, which leaves some images unassigned: here all images are assigned.
 
     Args:
-        per_client: labels of a client
-        spread: standard deviation of the logarithm of the shares; 0 deals a label's images equally
-        least: images of each of its labels that every client has
+        per_client: number of labels per client
+        spread: standard deviation of the logarithm of the shares; 0 divides a label's images equally
+        least: minimum number of images that a client has of each of its labels
     """
     if not n_classes - n_clients < per_client <= n_classes:
         raise UserError(
@@ -274,13 +278,13 @@ def labels_lognormal(
             )
         shares = np.exp(spread * rng.standard_normal(len(holders)))
         ends = (np.cumsum(shares / shares.sum())[:-1] * rest).astype(np.int64) + least * np.arange(1, len(holders))
-        for i, mine in zip(holders, np.split(rows, ends), strict=True):
-            clients[i].append(mine)
-    return [rng.permutation(np.concatenate(mine)) for mine in clients]
+        for i, piece in zip(holders, np.split(rows, ends), strict=True):
+            clients[i].append(piece)
+    return [rng.permutation(np.concatenate(piece)) for piece in clients]
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
-    """Group size in Fedssyn's released code; in one group of many clients almost no draw would be accepted."""
+    """Return the group size of Fedssyn's released code; in a group of many clients almost no draw is accepted."""
     if n_clients == 40:
         return 20 if alpha >= 0.1 else 10
     if n_clients == 100 and n_classes <= 10:
@@ -299,7 +303,7 @@ def _deal(
     rng: np.random.Generator,
     min_size: int,
 ) -> Rows:
-    """Deal ``rows`` to ``n_clients`` in the sizes that ``group_sizes`` draws."""
+    """Assign ``rows`` to ``n_clients`` in the sizes that ``group_sizes`` draws."""
     class_sizes = np.bincount(labels[rows], minlength=n_classes)
     return _cut(rows, labels, group_sizes(class_sizes, n_clients, alpha, min_size, rng), rng)
 
@@ -311,11 +315,11 @@ def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random
 
 
 def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
-    """Consecutive pieces of these sizes; ``np.split`` takes ten times as long for 10^5."""
+    """Cut ``rows`` into consecutive pieces of ``sizes``; for 10^5 pieces ``np.split`` takes ten times as long."""
     return [rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()])]
 
 
 def _equal_slices(rows: np.ndarray, n: int) -> Rows:
-    """n consecutive slices whose sizes differ by at most one."""
+    """Cut ``rows`` into n consecutive slices whose sizes differ by at most one."""
     cuts = [len(rows) * i // n for i in range(n + 1)]
     return [rows[a:b] for a, b in pairwise(cuts)]

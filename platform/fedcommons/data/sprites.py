@@ -1,12 +1,12 @@
-"""dSprites (Matthey et al. 2017, github.com/google-deepmind/dsprites-dataset), and drawn sprites of the same factors.
+"""dSprites (Matthey et al. 2017, github.com/google-deepmind/dsprites-dataset) and sprites rendered from its factors.
 
 Factors, each numbered from 0: shape (square, ellipse, heart), scale (6), orientation (40), x (32, from the left), y
-(32, from the top); every combination once is 737,280 images. The label is the shape. ``quadrant_shape``: 3 times the
-quadrant (top left, top right, bottom left, bottom right) plus the shape, so ``by_factor`` deals 12 clients as Fedssyn
+(32, from the top). All combinations are 737,280 images. The label is the shape. ``quadrant_shape``: 3 times the
+quadrant (top left, top right, bottom left, bottom right) plus the shape, so ``by_factor`` creates 12 clients as Fedssyn
 does (appendix A.4).
 
-Images are drawn from a fixed order, keyed by the data set's name, in which the 12 are equally frequent; a tenth of each
-is the test set. So of all 737,280 each of the 12 has 55,296 training images and 6,144 test images.
+Images are sampled in a fixed order, keyed by the data set's name, with equal numbers for each of the 12 values. A tenth
+of each value's images is the test set. With all 737,280 images each value has 55,296 training and 6,144 test images.
 """
 
 import os
@@ -28,16 +28,16 @@ EVERY = 3 * 6 * 40 * 32 * 32
 CELLS = 12
 FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 TEST = 0.1
-"""Share of the images of each quadrant and shape that are the test set."""
+"""Share of the test set in the images of each quadrant and shape."""
 
 SIZE, MARGIN = 0.34, 0.28
-"""Of drawn sprites, in sides of the image: the root of the area at the largest scale, and from the edge to a centre."""
+"""In rendered sprites, as shares of the image side: root of the largest area, and least distance of centre to edge."""
 HEART = 3.661972723
 """Area of (u^2 + v^2 - 1)^3 <= u^2 v^3."""
 MIDDLE = 0.2935
-"""Height of that heart's centre of mass."""
+"""Height of the centre of mass of the heart."""
 FINE = 4
-"""A drawn pixel is the mean of as many squared points."""
+"""A rendered pixel is the mean of FINE x FINE points."""
 
 Factors = Mapping[str, np.ndarray]
 """Each factor's values, (n,), by name."""
@@ -51,11 +51,11 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
 
     Args:
         file: path of the npz; default: its published name in data.dir
-        side: pixels of a side, 64 or a part of it, of which a pixel is the mean of the published ones
-        images: how many are drawn, every quadrant and shape as often; default: all
+        side: pixels of a side, a divisor of 64; each pixel is the mean of the published pixels
+        images: number of sampled images, with equal numbers per quadrant and shape; default: all
 
     Raises:
-        UserError: the file is not there, lacks its arrays, or has fewer images or pixels.
+        UserError: the file is missing, lacks its arrays, or has too few images or pixels.
     """
     path = user_path("data.file", file) if file else dir / FILE
     pixels, classes = _read(path)
@@ -64,18 +64,19 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
         raise UserError(f"data.side must divide the {whole} pixels of a side that {path} has, got {side}.")
     if images is not None and images > len(pixels):
         raise UserError(f"data.images must be at most the {len(pixels):,} images that {path} has, got {images}.")
-    factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # the first is the colour, which is white
+    factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # the first factor is the colour, always white
     return _source("dsprites", factors, images, lambda rows: _coarse(pixels[rows], side))
 
 
 def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
-    """Sprites of dSprites' factors that are drawn here, not dSprites: other sizes and edges, which are grey.
+    """Sprites rendered from the factors of dSprites; sizes differ from dSprites, and edges are grey.
 
-    The three shapes have the same area. At the largest scale its root is 0.34 of the side, at the smallest half of it.
+    The three shapes have equal areas. The root of the area is 0.34 of the image side at the largest scale, and half of
+    that at the smallest.
 
     Args:
         side: pixels of a side
-        images: how many are drawn, every quadrant and shape as often; default: 12000
+        images: number of rendered images, with equal numbers per quadrant and shape; default: 12000
     """
     everything = np.unravel_index(np.arange(EVERY), tuple(SIZES.values()))
     factors = dict(zip(SIZES, everything, strict=True))
@@ -85,30 +86,32 @@ def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
 
 
 def quadrant_shape(factors: Factors) -> np.ndarray:
-    """(n,) in 0..11: 3 times the quadrant plus the shape."""
+    """Return 3 times the quadrant plus the shape: (n,) in 0..11."""
     half = SIZES["x"] // 2
     return 3 * (2 * (factors["y"] >= half) + (factors["x"] >= half)) + factors["shape"]
 
 
 def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of training and of test, in order; cells: (n,) in 0..11; images: how many of all, an equal part of each.
+    """Return the sorted training rows and test rows.
+
+    cells: (n,) in 0..11. images: total number of sampled images, divided equally over the cells; None: all images.
 
     Raises:
-        UserError: a cell has fewer than its part.
+        UserError: a cell has fewer images than requested.
     """
     train, test = [], []
     for cell in range(CELLS):
-        there = np.flatnonzero(cells == cell)
-        wanted = len(there) if images is None else images // CELLS + (cell < images % CELLS)
-        if not 2 <= wanted <= len(there):
+        available = np.flatnonzero(cells == cell)
+        wanted = len(available) if images is None else images // CELLS + (cell < images % CELLS)
+        if not 2 <= wanted <= len(available):
             raise UserError(
                 f"data set {name}: {wanted} images of each quadrant and shape are wanted, at least 2, and of one there "
-                f"are {len(there)}."
+                f"are {len(available)}."
             )
-        drawn = there[numpy_generator("sprites", name, cell).permutation(len(there))[:wanted]]
+        chosen = available[numpy_generator("sprites", name, cell).permutation(len(available))[:wanted]]
         n_test = max(1, int(TEST * wanted))
-        test.append(drawn[:n_test])
-        train.append(drawn[n_test:])
+        test.append(chosen[:n_test])
+        train.append(chosen[n_test:])
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
@@ -116,16 +119,16 @@ def _source(name: str, factors: Factors, images: int | None, pixels: Callable[[n
     cells = quadrant_shape(factors)
     parts = []
     for rows in split(cells, images, name):
-        of = {**factors, "quadrant_shape": cells}
-        known = {which: torch.from_numpy(values[rows].astype(np.int64)) for which, values in of.items()}
-        parts.append(Examples(torch.from_numpy(pixels(rows)).unsqueeze(1), known["shape"], factors=known))
+        columns = {**factors, "quadrant_shape": cells}
+        tensors = {which: torch.from_numpy(values[rows].astype(np.int64)) for which, values in columns.items()}
+        parts.append(Examples(torch.from_numpy(pixels(rows)).unsqueeze(1), tensors["shape"], factors=tensors))
     train, test = parts
     x = train.x[:: max(1, len(train) // 5000)].float() / 255
     return Source(train, test, 3, (float(x.mean()),), (float(x.std()),))
 
 
 def _coarse(pixels: np.ndarray, side: int) -> np.ndarray:
-    """0 and 1 (n, S, S) as 0..255 (n, side, side), means over squares."""
+    """Average pixels 0 and 1 (n, S, S) over squares: (n, side, side) in 0..255."""
     each = pixels.shape[1] // side
     if each == 1:
         return pixels * np.uint8(255)
@@ -134,9 +137,9 @@ def _coarse(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def render(factors: Factors, side: int) -> np.ndarray:
-    """(n, side, side) uint8: white sprites on black, for these factors (n,) by name.
+    """Render white sprites on black, (n, side, side) uint8, from factors (n,) by name.
 
-    Orientation k is a turn by 2 pi k/40; the centre goes in equal steps from ``MARGIN`` to 1 - ``MARGIN``.
+    Orientation k is a rotation by 2 pi k/40; centres lie in equal steps from ``MARGIN`` to 1 - ``MARGIN``.
     """
     pixels = np.empty((len(factors["shape"]), side, side), np.uint8)
     places = ((np.arange(FINE * side) + 0.5) / (FINE * side)).astype(np.float32)
@@ -144,7 +147,7 @@ def render(factors: Factors, side: int) -> np.ndarray:
         of_shape = np.flatnonzero(factors["shape"] == shape)
         for rows in np.array_split(of_shape, len(of_shape) // 128 + 1):
             some = {name: values[rows, None, None].astype(np.float32) for name, values in factors.items()}
-            root = SIZE * (5 + some["scale"]) / 10  # of the area
+            root = SIZE * (5 + some["scale"]) / 10  # root of the area
             x, y = (MARGIN + (1 - 2 * MARGIN) * some[name] / 31 for name in ("x", "y"))
             right, up = places[None, None, :] - x, y - places[None, :, None]
             turn = 2 * np.pi * some["orientation"] / 40
@@ -155,7 +158,7 @@ def render(factors: Factors, side: int) -> np.ndarray:
     return pixels
 
 
-# Whether points lie in a shape of area 1 around 0; u to the right, v up.
+# Each function returns whether points lie in a shape of area 1 around 0; u points right, v up.
 
 
 def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -163,11 +166,11 @@ def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _ellipse(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return u * u / 4 + v * v <= 1 / (2 * np.pi)  # half axes in the ratio 2 to 1
+    return u * u / 4 + v * v <= 1 / (2 * np.pi)  # semi-axes in the ratio 2 to 1
 
 
 def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """(a^2 + b^2 - 1)^3 <= a^2 b^3 for a and b in its own measure."""
+    """Return whether (a^2 + b^2 - 1)^3 <= a^2 b^3, for u and v scaled and shifted to a and b."""
     aa, b = u * u * HEART, v * HEART**0.5 + MIDDLE
     bb = b * b
     q = aa + bb - 1
@@ -175,26 +178,26 @@ def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (n, S, S) of 0 and 1, and latent classes (n, 6).
+    """Read the pixels (n, S, S) of 0 and 1, and the latent classes (n, 6).
 
     Raises:
-        UserError: there are none.
+        UserError: the file is missing, damaged or not the published file.
     """
-    there = f"data set dsprites: {os.path.realpath(path)}"
+    where = f"data set dsprites: {os.path.realpath(path)}"
     if not path.is_file():
         raise UserError(
-            f"{there} is not there: name the published {FILE} with --data.file, or its folder with --data-dir."
+            f"{where} is not there: name the published {FILE} with --data.file, or its folder with --data-dir."
         )
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            if lacking := [name for name in ("imgs", "latents_classes") if name not in found.files]:
-                raise UserError(f"{there} has no array {lacking[0]}, so it is not the published file.")
-            pixels, classes = found["imgs"], found["latents_classes"]
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if missing := [name for name in ("imgs", "latents_classes") if name not in archive.files]:
+                raise UserError(f"{where} has no array {missing[0]}, so it is not the published file.")
+            pixels, classes = archive["imgs"], archive["latents_classes"]
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
-        raise UserError(f"{there} is damaged ({' '.join(str(error).split())[:200]}).") from error
+        raise UserError(f"{where} is damaged ({' '.join(str(error).split())[:200]}).") from error
     whole = pixels.ndim == 3 and pixels.dtype == np.uint8 and pixels.shape[1] == pixels.shape[2] and len(pixels)
     if not whole or pixels.max() > 1:
-        raise UserError(f"{there} is not the published file: imgs must be (n, side, side) uint8 of 0 and 1.")
+        raise UserError(f"{where} is not the published file: imgs must be (n, side, side) uint8 of 0 and 1.")
     sizes = np.array([1, *SIZES.values()])
     if (
         classes.shape != (len(pixels), 6)
@@ -203,7 +206,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         or (classes >= sizes).any()
     ):
         raise UserError(
-            f"{there} is not the published file: latents_classes must be (n, 6) whole numbers of colour, shape, scale, "
+            f"{where} is not the published file: latents_classes must be (n, 6) whole numbers of colour, shape, scale, "
             "orientation, x and y."
         )
     return pixels, classes

@@ -1,17 +1,17 @@
-"""Feature shift, and the random flip and crop of training images.
+"""Feature shift between clients, and the random flip and crop of training images.
 
-Feature shift: what clients' examples look like differs from client to client, not whose labels they have.
+Feature shift: the inputs x differ between clients, while the partition of the labels does not change.
 
-Client i of N, counted from 1, is shifted by  s i/N  of a size s:
+The data of client i of N, counted from 1, are shifted by  s i/N  for a size s:
 
-noise     Gaussian noise of variance s i/N on every number, of pixels scaled to [0, 1]   (NIID-Bench, Li et al. 2022,
+noise     Gaussian noise of variance s i/N on every value, with pixels scaled to [0, 1]   (NIID-Bench, Li et al. 2022,
           arXiv:2102.02079, section 4.2)
-rotation  images are turned by s i/N degrees, the corners black
-colour    channel c of an image is multiplied by 1 + u_c s i/N, with u_c uniform on [-1, 1] and drawn once a client
+rotation  images are rotated by s i/N degrees, with black corners
+colour    channel c of an image is multiplied by 1 + u_c s i/N, with u_c uniform on [-1, 1] and drawn once per client
 
-Shifted examples take the place of the real ones as they are dealt, and are what the client has: they, not the ones
-before, are raw data to the ledger and to audits. (A sharing stage could not do it, as it must leave clients' data as
-they are.) A client's own test rows are shifted as its training rows are; validation and test set stay.
+Shifted examples replace the real examples after the partition: the ledger and audits treat the shifted examples as the
+client's raw data. (A sharing strategy cannot shift, as it must not change clients' data.) A client's test rows are
+shifted as its training rows; the validation set and the common test set are not shifted.
 """
 
 from dataclasses import replace
@@ -26,14 +26,16 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import generator
 
 SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
-"""Kinds, and the size of each where none is given."""
+"""Default size s of each kind of shift."""
 
 
 def shifted(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
-    """The clients' store with each client's rows shifted; no row may be of two clients; part: whose noise is its own.
+    """Return the clients' store with each client's rows shifted; no row may belong to two clients.
+
+    part: name of the data part, which keys the noise. size: s; None: the default of ``SIZES``.
 
     Raises:
-        UserError: the examples are tokens, or no images where a shift is one of images.
+        UserError: the examples are tokens, or the shift is for images and the examples are not images.
     """
     store, n = clients.store, len(clients)
     is_image = store.x.dim() == 4
@@ -43,7 +45,7 @@ def shifted(clients: Clients, kind: str, size: float | None, seed: int, part: st
     x = store.x.clone()
     for client in range(n):
         rows = clients.rows.ids(client)
-        draws = generator(seed, "shift", client, *([part] if kind == "noise" else []))  # colours are the client's
+        draws = generator(seed, "shift", client, *([part] if kind == "noise" else []))  # one colour per client
         x[rows] = _shift(x[rows], kind, (size or SIZES[kind]) * (client + 1) / n, draws)
     return replace(store, x=x)
 
@@ -73,6 +75,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
-    # Not .contiguous(): it leaves one-channel images as they are, with strides that convolutions take for channels-last
-    # and double backward passes do not; the kernels of the two round differently.
+    # Not .contiguous(): it does not change one-channel images, whose strides convolutions read as channels-last and
+    # double backward passes do not; the kernels of the two layouts round differently.
     return images.clone(memory_format=torch.contiguous_format)

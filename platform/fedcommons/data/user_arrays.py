@@ -1,4 +1,4 @@
-"""Arrays of any library as tensors, and what to do with what is no array of numbers, in words."""
+"""Conversion of arrays of any library to tensors, with hints for objects that are not arrays of numbers."""
 
 from typing import Any
 
@@ -18,33 +18,33 @@ _HOW = (
 
 
 def how(thing: Any) -> str:
-    """How something, or what a tuple holds, is made an array, in words after ``; ``; empty if nobody knows."""
+    """Return a hint, after ``; ``, how to convert an object or a tuple's entries to arrays; empty if unknown."""
     things = thing if isinstance(thing, tuple) else (thing,)
     return next((f"; {words}" for attribute, words in _HOW for t in things if hasattr(t, attribute)), "")
 
 
 def kind_of(thing: Any) -> str:
-    """What something is, for a message: its type, of a tuple also the types in it."""
+    """Describe an object for a message: its type, and for a tuple also the types of its entries."""
     kind = type(thing).__name__
     return f"{kind} of {len(thing)} ({', '.join(type(t).__name__ for t in thing[:4])})" if kind == "tuple" else kind
 
 
 def is_array(thing: Any) -> bool:
-    """Whether it is a tensor, or of a library whose arrays numpy takes."""
+    """Return whether an object is a tensor, or an array of a library that numpy can convert."""
     return isinstance(thing, Tensor) or (hasattr(thing, "__array__") and hasattr(thing, "shape"))
 
 
 def as_tensor(whose: str, what: str, given: Any) -> Tensor:
-    """A dense tensor on the CPU with the numbers of ``given``; whose, what: for messages.
+    """Return a dense tensor on the CPU with the numbers of ``given``; whose, what: names for messages.
 
-    It shares memory with ``given`` where it can be written to without harm: a mapped file or what Ray gave is copied.
+    The tensor shares memory with ``given`` if this memory is writable; a mapped file or an array from Ray is copied.
 
     Raises:
-        UserError: it holds no numbers, or hides some.
+        UserError: ``given`` contains no numbers, or masked ones.
     """
-    if isinstance(given, list) and given and all(isinstance(one, Tensor) for one in given):
-        tensors = [one.detach().cpu() for one in given]  # numpy takes neither those with a gradient nor bfloat16
-        given = torch.stack(tensors) if len({one.shape for one in tensors}) == 1 else given
+    if isinstance(given, list) and given and all(isinstance(item, Tensor) for item in given):
+        tensors = [item.detach().cpu() for item in given]  # numpy accepts neither gradients nor bfloat16
+        given = torch.stack(tensors) if len({item.shape for item in tensors}) == 1 else given
     if isinstance(given, Tensor):
         is_dense = given.layout == torch.strided and not (given.is_nested or given.is_quantized or given.is_meta)
         if not is_dense or given.is_complex():
@@ -56,19 +56,19 @@ def as_tensor(whose: str, what: str, given: Any) -> Tensor:
         return t.long() if t.dtype in (torch.uint16, torch.uint32, torch.uint64) else t
     array = as_array(whose, what, given)
     if array.dtype.kind == "u" and array.itemsize > 1:
-        array = array.astype(np.int64)  # torch adds and compares no other unsigned numbers than uint8
+        array = array.astype(np.int64)  # torch adds and compares only uint8 of all unsigned types
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
 def as_array(whose: str, what: str, given: Any) -> np.ndarray:
-    """``given`` as numpy has it.
+    """Convert ``given`` to a numpy array; whose, what: names for messages.
 
     Raises:
-        UserError: it holds no numbers, or hides some.
+        UserError: ``given`` contains no numbers, or masked ones.
     """
     mode = getattr(given, "mode", "L") if hasattr(given, "convert") else "L"
-    if mode not in ("L", "RGB", "F"):  # of another, such as a palette's indices, the numbers are no brightnesses
+    if mode not in ("L", "RGB", "F"):  # numbers of other modes, such as palette indices, are not brightnesses
         raise UserError(
             f"{whose}: {what} must be images of mode L or RGB, such as image.convert('RGB'), got {shown(mode)}."
         )
@@ -78,7 +78,7 @@ def as_array(whose: str, what: str, given: Any) -> np.ndarray:
         )
     try:
         array = np.asarray(given)
-    except ValueError as error:  # lists of several lengths
+    except ValueError as error:  # lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
         hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else how(given)
@@ -91,7 +91,7 @@ def as_array(whose: str, what: str, given: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A copy for somebody's code: numpy refuses to write to it, and what is written through torch does not reach us."""
+    """Return a copy for user code: numpy cannot write to it, and writes through torch do not reach the original."""
     array = array.copy()
     array.setflags(write=False)
     return array

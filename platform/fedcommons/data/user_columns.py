@@ -1,7 +1,7 @@
-"""What people give as one set of examples, taken apart into columns: x, y, groups and factors.
+"""The conversion of a user's set of examples to columns: x, y, groups and factors.
 
 A set is (x, y), (x, y, groups), ``Examples``, columns by name (a dict, a scikit-learn Bunch), or a map-style Dataset
-whose rows are (x, y) or columns by name (Hugging Face's). y may be None: there are no labels.
+whose rows are (x, y) or columns by name (Hugging Face's). y is None if there are no labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import global_states
 
 X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
-"""Names that the columns may have, in a dict of columns or in a row."""
+"""Accepted names of the columns, in a dict of columns or in a row."""
 
 
 READ_AGAIN = 64
-"""The number of rows of a Dataset that are read a second time, spread over it; where reading draws, all are."""
+"""Number of evenly spaced rows of a Dataset that are read twice; if reading draws random numbers, all rows are."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a set, as they were given.
+    """The columns of a set, in the types that the user passed.
 
-    read: the map-style Dataset that they were read from, the names of the columns in its rows if they have names, and
-    copies of some (x, y) by row; None: there is none. has_drawn: whether reading has changed the state of a global
-    random generator.
+    read: the map-style Dataset from which the columns were read, the names of the columns in its rows (None: no names),
+    and copies of some (x, y) by row number; None if the set is not a Dataset. has_drawn: whether reading changed the
+    state of a global random generator.
     """
 
     x: Any
@@ -52,13 +52,13 @@ class Columns:
                 again = [row[name] for name in names if name] if names else row
                 if not _is_same(copies.get(i, (self.x[i], self.y and self.y[i])), tuple(again[:2])):
                     return True
-        except Exception:  # of whatever kind: a row that can be read once
+        except Exception:  # any type: a row may fail when it is read again
             return self.has_drawn
         return False
 
 
 def is_set(part: Any) -> bool:
-    """Whether ``columns_of`` knows the form."""
+    """Return whether ``columns_of`` accepts the form of ``part``."""
     if isinstance(part, tuple):
         columns = len(part) in (2, 3) and is_column(part[0]) and all(t is None or is_column(t) for t in part[1:])
         first = next(iter(part[1]), None) if isinstance(part[1], list) else None
@@ -71,15 +71,15 @@ def is_set(part: Any) -> bool:
 
 
 def is_column(thing: Any) -> bool:
-    """Whether it is an array, or a list that may be made one."""
+    """Return whether an object is an array, or a list that may be converted to an array."""
     return is_array(thing) or isinstance(thing, list)
 
 
 def columns_of(what: str, part: Any) -> Columns:
-    """The columns of a set; what: for messages.
+    """Return the columns of a set; what: name of the data set for messages.
 
     Raises:
-        UserError: it has none that we know.
+        UserError: the form of the set is unknown.
     """
     if not is_set(part):
         raise UserError(f"{what}: its train and test must each be (x, y) or a map-style Dataset, got {kind_of(part)}.")
@@ -94,19 +94,19 @@ def columns_of(what: str, part: Any) -> Columns:
 
 
 def _names(what: str, row: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """What x, y and groups are called in a row or in a dict of columns."""
-    found = [next((name for name in known if name in row), None) for known in (X, Y, GROUPS)]
-    for name, known in zip(found[:2], (X, Y), strict=False):
+    """Return the names of x, y and groups in a row or in a dict of columns."""
+    names = [next((name for name in accepted if name in row), None) for accepted in (X, Y, GROUPS)]
+    for name, accepted in zip(names[:2], (X, Y), strict=False):
         if name is None:
             raise UserError(
-                f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(known)}; else give "
+                f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(accepted)}; else give "
                 "{'x': rows['a'], 'y': rows['b']}, or [(row['a'], row['b']) for row in rows]."
             )
-    return str(found[0]), str(found[1]), found[2]
+    return str(names[0]), str(names[1]), names[2]
 
 
 def _read(what: str, part: Any) -> Columns:
-    """The columns of a map-style Dataset."""
+    """Read the columns of a map-style Dataset."""
     if not hasattr(part, "__len__"):
         raise UserError(f"{what}: a map-style Dataset must have a length.")
     xs, ys, groups, names = [], [], [], None
@@ -116,11 +116,11 @@ def _read(what: str, part: Any) -> Columns:
         row = part[i]
         if isinstance(row, Mapping):
             names = names or _names(what, row)
-            if lacking := [name for name in names if name and name not in row]:
-                raise UserError(f"{what}: row {i} has no {lacking[0]}, and earlier ones have.")
+            if missing := [name for name in names if name and name not in row]:
+                raise UserError(f"{what}: row {i} has no {missing[0]}, and earlier ones have.")
             row = tuple(row[name] for name in names if name)
             groups += row[2:]
-        of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)  # one-hot labels, say
+        of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)  # such as one-hot labels
         if not (isinstance(row, tuple | list) and len(row) >= 2) or of_numbers:
             raise UserError(f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{how(row)}.")
         xs.append(row[0])
@@ -132,9 +132,9 @@ def _read(what: str, part: Any) -> Columns:
 
 
 def _copied(value: Any) -> Any:
-    """Return numbers of any library as numpy's, in memory of their own."""
+    """Return a numpy copy of the numbers of any library."""
     if isinstance(value, tuple | list):
-        return [_copied(one) for one in value]
+        return [_copied(item) for item in value]
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value
@@ -149,10 +149,10 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def examples_of(what: str, columns: Columns) -> Tensor:
-    """x as a tensor, images with their channel first.
+    """Return x as a tensor, with the channel of images first.
 
     Raises:
-        UserError: it holds no numbers that can be used.
+        UserError: x contains no valid numbers or has an invalid shape.
     """
     x = _stacked(what, columns.x) if isinstance(columns.x, list) else as_tensor(what, "examples", columns.x)
     if x.dim() == 0:
@@ -173,7 +173,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             f"{what}: images of {x.shape[3]} channels must have these first, (n, C, H, W), got {tuple(x.shape)}."
         )
     if x.dtype == torch.float64:
-        x = x.float()  # as the modules' weights
+        x = x.float()  # the type of the modules' weights
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
         raise UserError(f"{what}: examples must be finite numbers, and {n} of {len(x)} have NaN or infinite ones.")
@@ -181,12 +181,12 @@ def examples_of(what: str, columns: Columns) -> Tensor:
 
 
 def labels_of(what: str, given: Any, n: int) -> Tensor:
-    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k); zeros where None is given.
+    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k); zeros if ``given`` is None.
 
-    Their type decides, in whatever form they are given: 2.0 is a float.
+    The type of the numbers decides between classes and floats: 2.0 is a float.
 
     Raises:
-        UserError: they are no such numbers.
+        UserError: the labels are not such numbers.
     """
     if given is None:
         return torch.zeros(n, dtype=torch.int64)
@@ -208,12 +208,12 @@ def labels_of(what: str, given: Any, n: int) -> Tensor:
 
 
 def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> tuple[list[Tensor], np.ndarray]:
-    """Groups or a factor of several sets as (n,) int64, numbered 0, 1, ... over all of them, and what each is called.
+    """Number the groups or a factor 0, 1, ... over several sets; return (n,) int64 per set, and all names.
 
     Raises:
-        UserError: they are not one for each example.
+        UserError: a set does not have one value for each example.
     """
-    columns = [np.asarray(given.numpy(force=True) if isinstance(given, Tensor) else given) for given in sets]
+    columns = [np.asarray(item.numpy(force=True) if isinstance(item, Tensor) else item) for item in sets]
     for column, n in zip(columns, lengths, strict=True):
         if column.shape != (n,) or column.dtype.kind not in "biufUSO":
             raise UserError(

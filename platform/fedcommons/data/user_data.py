@@ -1,7 +1,7 @@
-"""The user's own data sets as tensors: arrays, or any map-style torch Dataset.
+"""The conversion of user-defined data sets, arrays or any map-style torch Dataset, to tensors.
 
-uint8 examples (n, C, H, W) are images. Floating examples must be normalised; if their mean and std are given, they are
-normalised here, else they are refused. Examples of other whole numbers are tokens.
+uint8 examples (n, C, H, W) are images. Floating examples must be normalised: if the data set states their mean and std,
+they are normalised here, otherwise they are refused. Examples of other integer types are tokens.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,26 @@ from fedcommons.errors import UserError, shown
 from fedcommons.seeding import numpy_generator
 
 UNSTATED: Any = object()
-"""Stands for the number of classes of a data set that states none."""
+"""The value of the number of classes if a data set does not state it."""
 
 TEST = 0.2
-"""Share of the examples that become the test set if a data set has none."""
+"""Share of the examples that become the test set if a data set has no test set."""
 
 MOST_CLASSES = 10**6
-"""More are taken for labels that are no classes: every client has a count of each."""
+"""Maximum number of classes, as every client has a count per class; larger labels are not taken for classes."""
 
 
 def read(name: str, returned: Any) -> tuple[Source, Origin]:
-    """What a data set part returned, as tensors that nobody else holds, and where its training examples stood in it.
+    """Convert the result of a data set component to a ``Source`` of tensors that share no memory with it.
+
+    The second value returned is the training examples' origin in the result.
 
     returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set (see
-    ``columns``). Of one set a fifth becomes the test set, drawn with the data set's name as key. The object may have
-    the attributes n_classes (None: labels are no classes), mean, std and ``normalised``.
+    ``user_columns``). A fifth of one set becomes the test set, drawn with the data set's name as key. The object may
+    have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``.
 
     Raises:
-        UserError: it is none of these, or its examples cannot be used.
+        UserError: ``returned`` has another form, or its examples are invalid.
     """
     columns = _sets(name, returned)
     sets, group_names = _examples(name, columns, returned)
@@ -64,7 +66,7 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
     if (mean is None) != (std is None):
         raise UserError(f"data set {name} must have both mean and std, or none of them.")
-    # A copy: its author may change what was returned, or a file that it maps. (The training part is cut out later.)
+    # Copy, as user code may change the returned arrays or a mapped file. (Training examples are copied later.)
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
@@ -91,7 +93,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     if all(hasattr(returned, part) for part in both):
         return [columns_of(what, getattr(returned, part)) for part in both]
     if isinstance(returned, list) and len(returned) == 2 and all(isinstance(part, TorchDataset) for part in returned):
-        returned = tuple(returned)  # as torch's random_split gives them
+        returned = tuple(returned)  # torch's random_split returns a list
     if is_set(returned):
         return [columns_of(what, returned)]
     if isinstance(returned, tuple) and len(returned) == 2 and all(is_set(part) for part in returned):
@@ -105,37 +107,37 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """The sets as tensors, groups and factors numbered alike in all, and the groups' names."""
-    what, found = f"data set {name}", []
+    """Return the sets as tensors, with equal numbering of groups and factors, and the groups' names."""
+    what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
-        found.append(Examples(x, labels_of(what, columns.y, len(x))))
+        examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
         raise UserError(f"{what}: its training and its test set must both have labels, or none.")
     if (stated := _stated(returned)) is not UNSTATED:
-        found = [replace(part, y=_as_stated(what, part.y, stated)) for part in found]
+        examples = [replace(part, y=_as_stated(what, part.y, stated)) for part in examples]
     names = None
     for factor in ("", *sorted({factor for columns in sets for factor in columns.factors})):
-        given = [columns.factors.get(factor) if factor else columns.groups for columns in sets]
-        having = [i for i, column in enumerate(given) if column is not None]
+        candidates = [columns.factors.get(factor) if factor else columns.groups for columns in sets]
+        having = [i for i, column in enumerate(candidates) if column is not None]
         if not having:
             continue
         which = f"factor {factor}" if factor else "groups"
-        numbers, called = numbers_of(what, which, [given[i] for i in having], [len(found[i]) for i in having])
+        numbers, called = numbers_of(what, which, [candidates[i] for i in having], [len(examples[i]) for i in having])
         names = names if factor else called
         for i, values in zip(having, numbers, strict=True):
-            of_factor = {**found[i].factors, factor: values}
-            found[i] = replace(found[i], factors=of_factor) if factor else replace(found[i], groups=values)
-    return found, names
+            of_factor = {**examples[i].factors, factor: values}
+            examples[i] = replace(examples[i], factors=of_factor) if factor else replace(examples[i], groups=values)
+    return examples, names
 
 
 def _stated(returned: Any) -> Any:
-    """Return the ``n_classes`` that an author states; ``UNSTATED``: none."""
+    """Return the ``n_classes`` that the data set states, or ``UNSTATED``."""
     return _constant(returned, "n_classes", UNSTATED)
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
-    """Return what an author states by name in a dict, or as an attribute: of a pair of sets, of the training set."""
+    """Return a constant that the data set (or the first set of a pair) states as an attribute or a dict's entry."""
     if isinstance(returned, Mapping):
         return returned.get(name, default)
     if hasattr(returned, name):
@@ -149,7 +151,7 @@ def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
     """Return labels as classes or floats, as the data set's ``n_classes`` says.
 
     Raises:
-        UserError: it says that they are classes, and they are other floats than 0.0, 1.0, ...
+        UserError: ``n_classes`` states classes, and the labels are other floats than 0.0, 1.0, ...
     """
     if n_classes is None:
         return y.float() if y.any() else y
@@ -166,23 +168,23 @@ def _is_whole(y: Tensor) -> bool:
 
 
 def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
-    """What the user should know of how the data set was read."""
-    found, y = [], sets[0].y
+    """Return messages to the user on how the data set was read."""
+    notes, y = [], sets[0].y
     if y.is_floating_point() and y.dim() == 1 and _stated(returned) is UNSTATED and _is_whole(y):
-        found.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
+        notes.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
     if any(part.is_random() for part in columns):
-        found.append(
+        notes.append(
             f"data set {name} returns random rows (a random transform, say). They are computed once, so every epoch "
             "has the same ones"
             + ("" if any(part.has_drawn for part in columns) else ", and an unseeded generator gives each run others")
             + ". For new ones transform batches in the module's training_step"
             + (", or use --data.augment true (flips and crops)." if sets[0].x.dim() == 4 else ".")
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
-    """Return the number of classes, which its author may state; None: labels are no classes."""
+    """Return the number of classes, which the data set may state; None if the labels are not classes."""
     if sets[0].y.is_floating_point() or _stated(returned) is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()
@@ -208,16 +210,16 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
 
 
 def _by_channel(name: str, returned: Any, which: str, channels: int) -> tuple[float, ...] | None:
-    """Its ``mean`` or ``std``, a number a channel; None if it has none."""
-    given = _constant(returned, which, None)
-    if given is None or callable(given):  # a method is no number of its author's
+    """Return the data set's ``mean`` or ``std``, one number per channel; None if the data set has none."""
+    stated = _constant(returned, which, None)
+    if stated is None or callable(stated):  # a method such as tensor.mean is not a stated number
         return None
-    values = np.ravel(as_array(f"data set {name}", which, given)).astype(float)
+    values = np.ravel(as_array(f"data set {name}", which, stated)).astype(float)
     least = 0 if which == "std" else -np.inf
     if len(values) not in (1, channels) or not (np.isfinite(values) & (values > least)).all():
         raise UserError(
             f"data set {name}: {which} must be a finite number{' above 0' if which == 'std' else ''} for each channel "
-            f"({channels} here), got {shown(given)}."
+            f"({channels} here), got {shown(stated)}."
         )
     return tuple(values.tolist())
 
@@ -233,7 +235,7 @@ def _normalised(name: str, x: Tensor, mean: tuple[float, ...], std: tuple[float,
 
 def _require_normalised(name: str, x: Tensor) -> None:
     mean, std = float(x.mean()), float(x.std())
-    if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # also for nan
+    if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # this form also refuses nan
         raise UserError(
             f"data set {name}: floating examples must be normalised (mean 0, standard deviation 1), got {mean:.3g} and "
             f"{std:.3g}; give uint8 images, or mean and std, or say normalised = True."

@@ -1,12 +1,12 @@
 """A beta-VAE that draws around the mean code of a class (Fedssyn, appendix A.4; Burgess et al. 2018, arXiv:1804.03599).
 
-mu_c: the mean, over the images of class c that it was trained on, of the means of their codes. It travels with the
+mu_c: the mean of the code means over the training images of class c. It is stored with the
 weights. A sample of class c is decoded from z ~ N(mu_c, I).
 
-Departs from the paper: images of smaller sides than 64 are halved less often, and others than squares are padded; an
-incomplete batch is trained on, where the code that the paper names drops it; pixels stay grey, where the paper does not
-say whether it rounds them to 0 and 1. One beta-VAE knows all classes of a client and sees no label: in the paper each
-client has one class.
+Departs from the paper: images with sides below 64 are halved less often, and images that are not square are padded;
+incomplete batches are used, which the code that the paper names drops; pixels stay grey (the paper does not state
+whether it rounds pixels to 0 and 1). One beta-VAE models all classes of a client without seeing labels: in the paper
+each client has one class.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeding import seed_for, set_default_generator
 
 COPIES = 4
-"""Copies of the weights that a training holds: them, their gradient and Adam's two moments."""
+"""Copies of the weights in memory during training: weights, gradient and Adam's two moments."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class BetaVAE:
     capacity: Annotated[float, "[0, 1e30]"] = 20.0
     """the largest C, in nats"""
     ramp: Annotated[int, "[1, 1e9]"] = 24
-    """epochs in which C rises from 0; the paper's are the first 1/15 of 360"""
+    """epochs in which C rises from 0; in the paper the first 1/15 of 360"""
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
@@ -65,12 +65,12 @@ class BetaVAE:
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
         set_default_generator(seed, "initial weights")
         steps = self.ramp * -(-len(examples) // self.batch_size)
         model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps).to(device := default_device())
         optimizer = model.configure_optimizers()
-        kept: dict[int, TrainedGenerator] = {}
+        generators: dict[int, TrainedGenerator] = {}
         size, last = self.batch_size, max(epochs)
         for epoch, x, y in batches(examples, size, last, seed, device, progress, as_loader=True):
             loss = model.training_step((x, y), 0)
@@ -79,19 +79,19 @@ class BetaVAE:
             optimizer.step()
             if epoch in epochs:
                 model.centre(examples.x, examples.y)
-                kept[epoch] = TrainedGenerator(state_of(model), Receipt())  # nothing protects it
-        return kept
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # no protection
+        return generators
 
     def sample(
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
-        """See ``Generator``. Of a class without a training image z ~ N(0, I)."""
+        """See ``Generator``. For a class without training images z ~ N(0, I)."""
         model = self._read(weights, shape, n_classes)
         return model.sample(labels, seed_for(seed, "samples"), progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """BCE + KL of each image, (n,), over the same draws of noise for all: what membership shows in."""
+        """Return BCE + KL of each image (n,), with equal noise for all images, for membership inference."""
         model = self._read(weights, tuple(examples.x.shape[1:]), n_classes)
         return model.losses(examples.x, seed_for(seed, "losses")).cpu()
 
@@ -101,8 +101,8 @@ class BetaVAE:
         return model.to(default_device())
 
     def _build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False, ramp: int = 1):
-        """The LightningModule, with initial weights from torch's default generator; ``seed``: of its draws."""
-        from lightning_modules import beta_vae  # seconds to import, and most workers never need it
+        """Build the LightningModule with initial weights from torch's default generator; ``seed``: for its noise."""
+        from lightning_modules import beta_vae  # slow to import (seconds), and most workers never need it
 
         return beta_vae.BetaVAE(
             shape=shape,

@@ -1,7 +1,7 @@
 """A class-conditional variational autoencoder (Kingma and Welling, ICLR 2014; networks of FedCVAE, ICLR 2023).
 
-Departs from FedCVAE: no batch norm unless asked for, so that every image has a gradient of its own; images of any side;
-with three channels too the pixels' cross entropy, unless ``reconstruction`` says squares.
+Departs from FedCVAE: no batch norm by default, so that every image has a separate gradient; images may have any side;
+images with three channels also use the pixels' cross entropy, unless ``reconstruction`` is squares.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,12 +28,12 @@ from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import cvae
 
 COPIES = 4
-"""Copies of the weights that a training holds: them, their gradient and Adam's two moments."""
+"""Copies of the weights in memory during training: weights, gradient and Adam's two moments."""
 
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The constants that a CVAE has however it is trained. It is no generator itself.
+    """The constants of a CVAE with or without privacy; a base class, not a generator.
 
     sampling: see ``Generator``.
     """
@@ -53,7 +53,7 @@ class Autoencoder:
     beta: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the codes' divergence from N(0, I)"""
     reconstruction: Annotated[str, "cross_entropy | squares"] = "cross_entropy"
-    """what is summed over pixels: their binary cross_entropy, or squares of their errors"""
+    """loss that is summed over pixels: binary cross_entropy, or squares of the errors"""
     truncate: Annotated[float, "[0.01, 100]"] = 3.0
     """w: codes of new images are normal numbers truncated to [-w, w]"""
 
@@ -69,8 +69,8 @@ class CVAE(Autoencoder):
     norm_bias: bool = True
     """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
-    steps as far for one image as for many"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
+    Adam's step for it is equally large"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
         """Return the batch size of a client whose generator sees n images."""
@@ -92,20 +92,20 @@ class CVAE(Autoencoder):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
-        size, kept = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
+        size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
         for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
-            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values of a channel
+            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values per channel
                 x, y = x.repeat(2, 1, 1, 1), y.repeat(2)
             loss = model(x, y, *model.draw(len(y)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             if epoch in epochs:
-                kept[epoch] = TrainedGenerator(state_of(model), Receipt())  # nothing protects it
-        return kept
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # no protection
+        return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""
@@ -117,17 +117,17 @@ class CVAE(Autoencoder):
 
     @torch.no_grad()
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int, *, draws: int = 16) -> Tensor:
-        """The loss of each image, (n,), mean over the same draws for all: what membership shows in."""
+        """Return the loss of each image (n,), a mean over equal draws for all images, for membership inference."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
         model.load_state_dict(dict(weights))
         model.eval().to(device := default_device())
         noise = torch.randn(draws, 1, self.latent, generator=generator(seed, "losses")).to(device)
         columns = zip(examples.x.to(device).split(256), examples.y.to(device).split(256), strict=True)
-        found = [torch.stack([model.of_each(x, y, eps) for eps in noise]).mean(0) for x, y in columns]
-        return torch.cat(found).cpu()
+        losses_of_parts = [torch.stack([model.of_each(x, y, eps) for eps in noise]).mean(0) for x, y in columns]
+        return torch.cat(losses_of_parts).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> cvae.CVAE:
-        """The networks; all they draw, initial weights too, is keyed by ``seed``."""
+        """Build the networks; all their random draws, including the initial weights, are keyed by ``seed``."""
         set_default_generator(seed, "initial weights")
         return cvae.CVAE(
             shape=shape,
@@ -145,7 +145,7 @@ class CVAE(Autoencoder):
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
-    """Refuse more levels than an image can be halved.
+    """Check that an image can be halved once per level.
 
     Raises:
         UserError: the smallest side, padded, would be less than one pixel.

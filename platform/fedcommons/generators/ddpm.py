@@ -21,12 +21,12 @@ from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
 
 COPIES = 5
-"""Copies of the weights that a training holds: them, their gradient, Adam's two moments and the moving average."""
+"""Copies of the weights in memory during training: weights, gradient, Adam's two moments and the moving average."""
 
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The constants that a DDPM has however it is trained. It is no generator itself.
+    """The constants of a DDPM with or without privacy; a base class, not a generator.
 
     sampling: see ``Generator``.
     """
@@ -61,16 +61,16 @@ class DDPM(Diffusion):
     """A DDPM (Ho et al. 2020), conditional on the class."""
 
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
-    steps as far for one image as for many"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
+    Adam's step for it is equally large"""
     steps: Annotated[int | None, "[1, 1e9]"] = None
-    """train every client's generator for as many passes as make at least so many steps, however few images it has, in
-    place of epochs; default: epochs"""
+    """minimum number of training steps of every client's generator, which replaces epochs: the passes are increased
+    for few images; default: epochs"""
     snr_gamma: Annotated[float | None, "(0, 1e6]"] = None
     """gamma of min-SNR weighting (Hang et al. 2023: 5): losses of times with little noise weigh less; default: all
-    times weigh alike, as in Ho et al."""
+    times have equal weights, as in Ho et al."""
     precision: Annotated[str, "fp32 | bf16"] = "fp32"
-    """of training, by torch's autocast; images are drawn in fp32"""
+    """precision of training, by torch's autocast; images are drawn in fp32"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """See ``Generator``."""
@@ -85,7 +85,7 @@ class DDPM(Diffusion):
             )
 
     def for_images(self, n: int) -> "DDPM":
-        """The same for a client whose generator sees n images: with the epochs that ``steps`` take."""
+        """Return the DDPM for a client whose generator sees n images, with the epochs that ``steps`` need."""
         if self.steps is None:
             return self
         batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
@@ -115,7 +115,7 @@ class DDPM(Diffusion):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
         import pytorch_lightning as lightning
 
         from fedcommons.generators import lightning_trainer
@@ -129,18 +129,16 @@ class DDPM(Diffusion):
             shuffle=True,
             generator=generator(seed, "order"),
         )
-        kept: dict[int, TrainedGenerator] = {}
+        generators: dict[int, TrainedGenerator] = {}
 
         class Keep(lightning.Callback):
             def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
                 if trainer.current_epoch + 1 in epochs:
-                    kept[trainer.current_epoch + 1] = TrainedGenerator(
-                        model.averaged(), Receipt()
-                    )  # nothing protects it
+                    generators[trainer.current_epoch + 1] = TrainedGenerator(model.averaged(), Receipt())
 
         precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
         lightning_trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
-        return kept
+        return generators
 
     def sample(
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
@@ -154,15 +152,15 @@ class DDPM(Diffusion):
         return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps, progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """The loss on each image, (n,), over the same draws of times and noise for all: what membership shows in."""
+        """Return the loss of each image (n,), with equal times and noise for all images, for membership inference."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
         return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
-        """The LightningModule, with initial weights from torch's default generator; ``seed``: of its draws."""
-        from lightning_modules import ddpm  # seconds to import, and most workers never need it
+        """Build the LightningModule with initial weights from torch's default generator; ``seed``: for its noise."""
+        from lightning_modules import ddpm  # slow to import (seconds), and most workers never need it
 
         return ddpm.DDPM(
             shape=shape,

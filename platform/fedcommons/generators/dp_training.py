@@ -1,8 +1,8 @@
-"""What generators trained by DP-SGD have in common: constants, what they refuse, their noise, and their receipts.
+"""The common base of generators trained by DP-SGD: constants, checks, noise, training and receipts.
 
-Each image's loss is a mean over ``draws`` draws, its gradient is clipped, the sum over a Poisson sample gets noise, and
-Adam makes a step. The guarantee is that of the weights after all steps, and of all images drawn from them; labels of
-drawn images come from elsewhere.
+Each image's loss is a mean over ``draws`` draws, and its gradient is clipped. Noise is added to the sum over a Poisson
+sample, and Adam takes a step. The guarantee covers the weights after all steps and all images drawn from them. It
+does not cover the labels of the drawn images, which ``requests`` computes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from fedcommons.seeding import wide_key
 from fedcommons.storage.artifact_store import constants
 
 MOST_BY_PRV = 100.0
-"""The largest target for which the accountant prv has an answer within seconds: the grid of losses grows with it."""
+"""The largest target epsilon for which the accountant prv takes only seconds: its grid of losses grows with epsilon."""
 
 
 @dataclass(frozen=True)
 class ByDPSGD:
-    """The constants of DP-SGD with Opacus' accountants. n: images that a client's generator sees. No generator itself.
+    """The constants of DP-SGD with Opacus' accountants; a base class, not a generator. n: a client's images.
 
-    ``epochs`` and ``batch_size`` mean something else here than without privacy.
+    ``epochs`` and ``batch_size`` have another meaning here than without privacy.
     """
 
     sampling: ClassVar[tuple[str, ...]] = ()
@@ -42,7 +42,7 @@ class ByDPSGD:
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
     target_epsilon: Annotated[float | None, "(0, 1000]"] = None
-    """epsilon of each client's generator; its noise is solved for. Either this or noise_multiplier"""
+    """epsilon of each client's generator, from which the noise is computed. Either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs after which target_epsilon is reached; default: generator.epochs"""
     noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
@@ -52,24 +52,24 @@ class ByDPSGD:
     clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm: largest L2 norm of an image's gradient"""
     draws: Annotated[int, "[1, 1e6]"] = 1
-    """noise multiplicity: random draws over which an image's loss is a mean, before clipping"""
+    """noise multiplicity: number of random draws over which an image's loss is averaged, before clipping"""
     accountant: Annotated[str, "rdp | prv"] = "rdp"
-    """what solves for the noise: rdp, by which the ledger counts, or prv (less noise, and a larger epsilon there)"""
+    """accountant that computes the noise: rdp, as the ledger, or prv (less noise, larger epsilon in the ledger)"""
     physical_batch: Annotated[int, "[1, 1e9]"] = 32
-    """images whose gradients are held at a time; it changes memory and rounding only"""
+    """number of images whose gradients are in memory at a time; it changes memory and rounding only"""
 
     def __post_init__(self) -> None:
-        """The noise for a target depends on when it is reached, so that belongs to what identifies a training."""
+        """Set ``target_epochs``, which decides the noise for a target and so must be stored with the constants."""
         if self.target_epsilon is not None and self.target_epochs is None:
             object.__setattr__(self, "target_epochs", self.epochs)
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the epochs after which the target is reached; nothing without a target."""
+        """Return the epochs after which the target is reached; empty without a target."""
         return {"target_epochs": self.target_epochs} if self.target_epochs else {}
 
     @property
     def plain(self) -> Any:
-        """The same generator without privacy, which each private one names."""
+        """Return the same generator without privacy; each private generator defines it."""
         raise NotImplementedError
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
@@ -85,8 +85,8 @@ class ByDPSGD:
         if hasattr(self.plain, "check"):
             self.plain.check(fields)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            given = "neither" if self.target_epsilon is None else "both"
-            raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {given}.")
+            which = "neither" if self.target_epsilon is None else "both"
+            raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {which}.")
         if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
             raise UserError(
                 f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
@@ -122,19 +122,19 @@ class ByDPSGD:
                     raise UserError(f"client {client}: generator.{error}") from None
 
     def _course(self, n: int) -> tuple[float, int, float, str]:
-        """(q, steps, delta, accountant) of the training of n images for which the noise is solved."""
+        """Return (q, steps, delta, accountant) of a training on n images, from which the noise is computed."""
         q, steps = DPSGD.sampling_rate(n, self.batch_size), DPSGD.steps(n, self.batch_size)
         return q, (self.target_epochs or self.epochs) * steps, self.delta, self.accountant
 
     def sigma(self, n: int) -> float:
-        """The noise multiplier for n images."""
+        """Return the noise multiplier for n images."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.target_epsilon is not None
         return noise_for(self.target_epsilon, *self._course(n))
 
     def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
-        """The noise of a training outside of a run; no length and no constant of sampling changes it."""
+        """Return the noise of a training outside a run; it does not depend on epochs or sampling constants."""
         less = (*self.sampling, "epochs", "physical_batch")
         return Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
 
@@ -153,12 +153,12 @@ class ByDPSGD:
         weights: Callable[[], Mapping[str, Tensor]],
         progress: Progress | None = None,
     ) -> dict[int, TrainedGenerator]:
-        """Train ``module``; the receipts tell the q, sigma and steps that were used up to each epoch.
+        """Train ``module`` and return a generator per number of epochs, with a receipt of its q, sigma and steps.
 
-        loss, draw, draws: see ``dp_vectorised.steps``. after: called after every step, it sees the module alone and no
-        example, so that it costs no privacy. weights: what a generator is made of.
+        loss, draw, draws: see ``dp_sgd_vmap.steps``. after: called after every step; it uses only the module and no
+        example, so it costs no privacy. weights: returns the weights of the generator.
         """
-        n, kept, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
+        n, generators, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
         of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device
         steps: Iterator[Release] = dp_sgd_vmap.steps(
             module,
@@ -180,6 +180,6 @@ class ByDPSGD:
             if progress:
                 progress(step, max(epochs) * of_epoch)
             if rest == 0 and epoch in epochs:
-                p = protection if len(protections) == 1 else Release()  # of two kinds of steps no receipt can tell
-                kept[epoch] = TrainedGenerator(weights(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
-        return kept
+                p = protection if len(protections) == 1 else Release()  # a receipt describes only one kind of step
+                generators[epoch] = TrainedGenerator(weights(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+        return generators

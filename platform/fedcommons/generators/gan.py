@@ -1,11 +1,11 @@
-"""A class-conditional GAN with differentiable augmentation, the GAN of Fedssyn's figure 4 (c) as we have it.
+"""A class-conditional GAN with differentiable augmentation, our version of the GAN of Fedssyn's figure 4 (c).
 
-What ours is: a small projection discriminator on spectrally normed convolutions, or with R1, and a convolutional
-generator with batch norm, both trained by Adam on the logistic loss; images come from a moving average of the
-generator's weights (see ``lightning_modules/gan.py``). It is a GAN for few images, not a state-of-the-art one.
+The discriminator is a small projection discriminator with spectrally normed convolutions or R1. The generator is
+convolutional with batch norm. Adam trains both on the logistic loss, and images are drawn from a moving average of the
+generator's weights (see ``lightning_modules/gan.py``). The GAN is meant for few images; it is not state of the art.
 
-Fedssyn says "a conditional GAN with differentiable augmentation", and leaves open networks, loss, regulariser, which
-augmentations, steps and rates. Each is a constant here.
+Fedssyn states "a conditional GAN with differentiable augmentation", but not the networks, loss, regulariser, type of
+augmentations, steps and learning rates. Each of these is a constant here.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,12 +25,12 @@ from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import gan
 
 COPIES = 9
-"""Copies of the weights that a training holds: both networks, their gradients and Adam's moments, and the average."""
+"""Copies of the weights in memory during training: two networks, their gradients, Adam's moments and the average."""
 
 
 @dataclass(frozen=True)
 class Adversarial:
-    """The constants that a GAN has however it is trained. It is no generator itself.
+    """The constants of a GAN with or without privacy; a base class, not a generator.
 
     sampling: see ``Generator``.
     """
@@ -46,13 +46,13 @@ class Adversarial:
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 256)
     """channels of the discriminator's convolutions, each of which halves the image; the generator mirrors them"""
     latent: Annotated[int, "[1, 1e6]"] = 64
-    """l, normal numbers of which the generator makes an image"""
+    """l, number of normal variables from which the generator computes an image"""
     regulariser: Annotated[str, "spectral | r1"] = "spectral"
-    """of the discriminator: spectral norm of its layers, or the squared norm of its gradient at real images"""
+    """regulariser of the discriminator: spectral norm of layers, or squared norm of the gradient at real images"""
     gamma: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of r1"""
     augment: Annotated[str, "none | translation | all"] = "all"
-    """what real and made images undergo before they are judged; all: colour, translation and cutout"""
+    """augmentation of real and synthetic images before the discriminator; all: colour, translation and cutout"""
     ema_decay: Annotated[float, "[0, 1)"] = 0.99
     """decay of the moving average of the generator's weights, reached by warm-up"""
     norm_bias: bool = True
@@ -67,8 +67,8 @@ class GAN(Adversarial):
     """A GAN with differentiable augmentation (Zhao et al. 2020), conditional on the class."""
 
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; else the last one has the rest, and Adam
-    steps as far for one image as for many"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
+    Adam's step for it is equally large"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
         """Return the batch size of a client whose generator sees n images."""
@@ -88,15 +88,15 @@ class GAN(Adversarial):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` make one batch."""
+        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
         course = Course(self, self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip))
-        size, kept = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
+        size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
         for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
             course.discriminator_step(x, y)
             course.generator_step(y)
             if epoch in epochs:
-                kept[epoch] = TrainedGenerator(course.averaged(), Receipt())  # nothing protects it
-        return kept
+                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # no protection
+        return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """See ``Generator``."""
@@ -110,7 +110,7 @@ class GAN(Adversarial):
         return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:
-        """The networks; all they draw, initial weights too, is keyed by ``seed``."""
+        """Build the networks; all their random draws, including the initial weights, are keyed by ``seed``."""
         set_default_generator(seed, "initial weights")
         return gan.GAN(
             shape=shape,
@@ -127,7 +127,7 @@ class GAN(Adversarial):
 
 
 class Course:
-    """The steps of a training, and the moving average of the generator's weights."""
+    """A training of a GAN: its steps, and the moving average of the generator's weights."""
 
     def __init__(self, constants: Adversarial, model: gan.GAN) -> None:
         self.model = model.to(default_device())
@@ -138,17 +138,17 @@ class Course:
         self.average = [p.detach().clone() for p in model.generator.parameters()]
 
     def discriminator_step(self, x: Tensor, y: Tensor) -> None:
-        """One step of D on these images and as many made ones of the same classes."""
+        """Take one step of D on the real images x and on one synthetic image per label in y."""
         with torch.no_grad():
             fakes = self.model.images(y)
-        drawn, for_fakes = self.model.draw(len(y)), self.model.draw(len(y))
-        loss = self.model(x, y, fakes, y, drawn, for_fakes)
+        for_real, for_fakes = self.model.draw(len(y)), self.model.draw(len(y))
+        loss = self.model(x, y, fakes, y, for_real, for_fakes)
         self.of_discriminator.zero_grad()
         loss.backward()
         self.of_discriminator.step()
 
     def generator_step(self, y: Tensor) -> None:
-        """One step of G on images of these classes, after D has changed."""
+        """Take one step of G on images of the classes y, after the step of D."""
         self.model.discriminator.iterate()
         weights = list(self.model.generator.parameters())
         gradients = torch.autograd.grad(self.model.of_generator(y), weights)
@@ -161,7 +161,7 @@ class Course:
             average.lerp_(p.detach(), 1 - keep)
 
     def averaged(self) -> dict[str, Tensor]:
-        """G's averaged weights, and the statistics of its batch norm, on the CPU."""
+        """Return G's averaged weights and the statistics of its batch norm, on the CPU."""
         network = self.model.generator
         averages = {name: t for (name, _), t in zip(network.named_parameters(), self.average, strict=True)}
         return {**state_of(network), **{name: t.cpu().clone() for name, t in averages.items()}}

@@ -1,7 +1,7 @@
-"""Clients' synthetic images as artifacts: made once, stored with the receipt of their protection, read back.
+"""Clients' synthetic images as artifacts, which are generated once and stored with a receipt of their protection.
 
 Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on a part
-of its data and draws labelled images from it.
+of its data and draws labelled images from the generator.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ from fedcommons.storage.artifact_store import Store, constants, key_of
 
 @dataclass(frozen=True)
 class Job:
-    """One training, the sets of images to draw after some of its epochs, and the generators already stored.
+    """One training of a generator, the requested images after some epochs, and the generators already stored.
 
-    trained: the stored generators, by their epochs.
+    trained: the stored generators, by number of epochs.
     """
 
     needs: list[Need]
@@ -35,7 +35,7 @@ class Job:
 
     @property
     def epochs(self) -> list[int]:
-        """The epochs whose weights are missing; empty where there is nothing to train."""
+        """Return the numbers of epochs whose weights are missing; empty if no training is needed."""
         return sorted({need.epochs for need in self.needs} - self.trained.keys())
 
 
@@ -48,78 +48,79 @@ class JobResult:
 
 
 Step = Callable[[int, int, str], None]
-"""Told after a step how many are done, of how many, and of what."""
+"""A function that is called after each step with (steps done, total steps, name of the task)."""
 
 
 @fresh_torch()
 def make(job: Job, step: Step | None = None) -> JobResult:
-    """Train the generator if weights are missing, and draw the images; ``step``: told how far, if the part tells.
+    """Train the generator if weights are missing, and draw the images.
 
-    Stored weights that it cannot draw from, as they have other names or shapes than its own, are trained anew.
+    ``step`` is called after each step if the generator reports its progress. If the generator cannot sample from stored
+    weights, because names or shapes differ, the weights are trained again.
 
     Raises:
-        ClientError: the images are not of the type and shape of the real ones.
+        ClientError: the images do not have the type and shape of the real images.
     """
     try:
-        return with_room(partial(_made, job, step))
-    except Exception:  # whatever a generator raises at weights of another one
+        return with_room(partial(_run_job, job, step))
+    except Exception:  # the error type depends on the generator
         if not job.trained:
             raise
-    return with_room(partial(_made, Job(job.needs, {}), step))
+    return with_room(partial(_run_job, Job(job.needs, {}), step))
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """The argument ``progress`` of a generator's function, where it has one and somebody asks."""
+    """Return the argument ``progress`` for a generator's function that has this parameter, if ``step`` is not None."""
     if step is None or not takes(function, "progress"):
         return {}
-    return {"progress": lambda number, of: step(number, of, what)}
+    return {"progress": lambda number, total: step(number, total, what)}
 
 
-def _made(job: Job, step: Step | None) -> JobResult:
+def _run_job(job: Job, step: Step | None) -> JobResult:
     first = job.needs[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
-    of = f"client {first.client}"
+    client = f"client {first.client}"
     if job.epochs:
-        with somebodys(first.recipe.generator, "fit", of):
+        with somebodys(first.recipe.generator, "fit", client):
             new = _fitted(first, job.epochs, step)
     trained, images = {**job.trained, **new}, []
     for need in job.needs:
         part, weights = need.recipe.generator, trained[need.epochs].weights
-        with somebodys(part, "sample", of):
+        with somebodys(part, "sample", client):
             telling = _telling(part.sample, step, "sampling")
-            drawn = part.sample(weights, shape, need.n_classes, need.labels, need.seed, **telling)
-            images.append(given(Tensor, drawn))
+            synthetic = part.sample(weights, shape, need.n_classes, need.labels, need.seed, **telling)
+            images.append(given(Tensor, synthetic))
         require_like(need.examples.x, need.recipe.name, len(need.labels), images[-1])
     return JobResult(new, images)
 
 
 def _fitted(need: Need, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
-    """The generators after these epochs.
+    """Train and return the generators after each number of ``epochs``.
 
     Raises:
-        ValueError: ``fit`` gives something else.
+        ValueError: ``fit`` returns another type or not all epochs.
     """
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
     more = noise | _telling(generator.fit, step, "training")
-    found = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **more)
-    found = dict(given(Mapping, found, what))
-    if lacking := [epoch for epoch in epochs if epoch not in found]:
-        raise ValueError(f"it must give {what}, and gives none of epoch {lacking[0]}")
-    for trained in found.values():
+    generators = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **more)
+    generators = dict(given(Mapping, generators, what))
+    if missing_epochs := [epoch for epoch in epochs if epoch not in generators]:
+        raise ValueError(f"it must give {what}, and gives none of epoch {missing_epochs[0]}")
+    for trained in generators.values():
         weights = given(TrainedGenerator, trained, what).weights
         for tensor in given(Mapping, weights, "tensors by name as weights").values():
             given(Tensor, tensor, "tensors by name as weights")
         if trained.receipt is not None:
             given(Receipt, trained.receipt, "a Receipt or None as receipt")
-    return found
+    return generators
 
 
 def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
-    """See that the generator ``name`` drew n examples of the type and shape of the real ones, x.
+    """Check that the generator ``name`` drew n examples of the type and shape of the real examples x.
 
     Raises:
-        ClientError: it did not.
+        ClientError: number, type or shape of the drawn examples differ, or they have no dense values.
     """
     if drawn.dtype != x.dtype or drawn.shape != (n, *x.shape[1:]):
         raise ClientError(
@@ -131,9 +132,9 @@ def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
 
 
 def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
-    """Jobs for what the store lacks. Each training and each set of images is made once, however many cells need it.
+    """Return the jobs for the images that the store lacks; equal requests of several configurations become one job.
 
-    Cells whose generators differ only in their epochs share one training.
+    Requests whose generators differ only in their epochs share one training.
     """
     images = {key_of(need.images_facts): need for need in wanted}
     courses: dict[str, list[Need]] = {}
@@ -144,7 +145,7 @@ def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
 
 
 def _images(store: Store, need: Need) -> Contribution | None:
-    """The images that the store has for this need, or None."""
+    """Return the stored images of a generation request, or None."""
     artifact = store.get("images", key_of(need.images_facts))
     if artifact is None:
         return None
@@ -167,7 +168,7 @@ def _stored(store: Store, needs: Sequence[Need]) -> dict[int, TrainedGenerator]:
 
 
 def keep(store: Store, job: Job, result: JobResult) -> None:
-    """Put a job's generators and images into the store, each with its receipt."""
+    """Store a job's generators and images, each with its receipt."""
     for epochs, trained in result.trained.items():
         facts = next(need for need in job.needs if need.epochs == epochs).generator_facts
         store.put("generators", dict(trained.weights), facts, _findings(trained))
@@ -178,7 +179,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """A receipt as plain values; an empty one for a receipt that covers nothing, whose numbers mean nothing."""
+    """Return a generator's receipt as plain values; empty if the receipt states no protection."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:
@@ -187,14 +188,14 @@ def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of any library as one that JSON has."""
+    """Convert a number of any library to a Python number for JSON."""
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else value
 
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
-    """The receipt in stored findings; None where there is none, or one of another form."""
+    """Return the receipt in stored findings; None if there is no receipt or its form is unknown."""
     receipt = findings.get("receipt")
     if not isinstance(receipt, dict) or not receipt.keys() <= {field.name for field in fields(Receipt)}:
         return None
@@ -202,19 +203,19 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: Need) -> Contribution:
-    """The images that a client contributes, taken from its stored ones in proportion to their classes.
+    """Return the images that a client contributes: a part of its stored images, with their class shares.
 
     Raises:
-        LookupError: they have not been made.
+        LookupError: the images have not been generated.
     """
-    drawn = _images(store, need)
-    if drawn is None:
+    contribution = _images(store, need)
+    if contribution is None:
         raise LookupError(f"the synthetic images of client {need.client} have not been made: not in {store.folder}")
-    available = np.bincount(drawn.examples.y.numpy(), minlength=need.n_classes)
+    available = np.bincount(contribution.examples.y.numpy(), minlength=need.n_classes)
     counts = largest_remainder(available, need.n)
     starts = np.cumsum(available) - available
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
-    receipt = drawn.receipt
+    receipt = contribution.receipt
     if need.recipe.is_secret and not takes_noise(need.recipe.generator):
-        receipt = None  # its noise, if it has any, follows from its seed
-    return Contribution(drawn.examples[some], receipt, len(need.examples), need.recipe.of_counts)
+        receipt = None  # such a generator's noise, if any, is seeded and not secret
+    return Contribution(contribution.examples[some], receipt, len(need.examples), need.recipe.of_counts)

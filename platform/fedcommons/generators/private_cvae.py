@@ -1,7 +1,7 @@
 """The variational autoencoder of ``cvae.py`` trained by DP-SGD, so that its images are differentially private.
 
-Each image's loss is a mean over ``draws`` codes eps. Encoder and decoder are trained by the same noisy gradients; see
-``dp_constants.py``. DP-SGD on a VAE is plain Abadi et al. (CCS 2016); there is no batch norm, which would mix examples.
+Each image's loss is a mean over ``draws`` codes eps. The same noisy gradients train encoder and decoder; see
+``dp_training.py``. DP-SGD on a VAE is plain Abadi et al. (CCS 2016); there is no batch norm, which would mix examples.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,13 +23,13 @@ from fedcommons.privacy.noise import Noise
 
 @dataclass(frozen=True)
 class PrivateCVAE(ByDPSGD, Autoencoder):
-    """A conditional variational autoencoder by DP-SGD."""
+    """A conditional variational autoencoder trained by DP-SGD."""
 
     sampling: ClassVar[tuple[str, ...]] = Autoencoder.sampling
 
     @property
     def plain(self) -> CVAE:
-        """The same generator without privacy."""
+        """Return the same generator without privacy."""
         return CVAE(**{field.name: getattr(self, field.name) for field in fields(Autoencoder)})
 
     def fit(
@@ -43,13 +43,13 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
 
-        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
             rows = image.expand(self.draws, *image.shape), label.expand(self.draws)
-            return functional_call(model, named, (*rows, *drawn))
+            return functional_call(model, named, (*rows, *noises))
 
         def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
             return [part.unflatten(0, (images, self.draws))[rows] for part in model.draw(images * self.draws)]

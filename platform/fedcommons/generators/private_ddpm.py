@@ -1,10 +1,11 @@
 """The DDPM of ``ddpm.py`` trained by DP-SGD, so that its images are differentially private (Dockhorn et al. 2023).
 
-Each image's loss is a mean over ``draws`` pairs (t, eps); after each step the moving average of the weights makes one
-too. See ``dp_constants.py``.
+Each image's loss is a mean over ``draws`` pairs (t, eps). After each step the moving average of the weights is
+updated. See ``dp_training.py``.
 
 Departs from Fedssyn, which prints a noise multiplier that gives its epsilon at one batch size only (see
-docs/notes/epsilon_of_the_paper.md): here the target is given, and every client's noise is solved for.
+docs/notes/epsilon_of_the_paper.md): here the user sets the target, and every client's noise is computed
+from it.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,26 +26,26 @@ from fedcommons.privacy.noise import Noise
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import set_default_generator
 
-if TYPE_CHECKING:  # it takes seconds to import, and most workers never need it
+if TYPE_CHECKING:  # slow to import (seconds), and most workers never need it
     from lightning_modules import ddpm
 
 
 @dataclass(frozen=True)
 class PrivateDDPM(ByDPSGD, Diffusion):
-    """A DDPM by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
+    """A DDPM trained by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
 
     sampling: ClassVar[tuple[str, ...]] = Diffusion.sampling
 
     @property
     def plain(self) -> DDPM:
-        """The same generator without privacy."""
+        """Return the same generator without privacy."""
         return DDPM(**{field.name: getattr(self, field.name) for field in fields(Diffusion)})
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """See ``Generator``."""
         self.plain.check_shape(shape, data)
-        held = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
-        memory_limit.require("the gradients of a physical batch", held, "generator.physical_batch")
+        nbytes = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
+        memory_limit.require("the gradients of a physical batch", nbytes, "generator.physical_batch")
 
     def fit(
         self,
@@ -57,7 +58,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
@@ -81,11 +82,11 @@ class PrivateDDPM(ByDPSGD, Diffusion):
 
 
 def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
-    """The loss of one image, mean over its draws, and what is drawn for so many images."""
+    """Return the loss of one image, a mean over its draws, and the function that draws (t, eps) for images."""
 
-    def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+    def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
         rows = image.expand(draws, *image.shape), label.expand(draws)
-        return functional_call(model, named, (*rows, *drawn))
+        return functional_call(model, named, (*rows, *noises))
 
     def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
         return [part.unflatten(0, (images, draws))[rows] for part in model.draw(images * draws)]

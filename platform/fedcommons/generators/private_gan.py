@@ -1,11 +1,12 @@
-"""The GAN of ``gan.py`` with DP-SGD on its discriminator, which alone sees images (Xie et al. 2018, arXiv:1802.06739).
+"""The GAN of ``gan.py`` with DP-SGD on the discriminator, the only network that sees images (Xie et al. 2018).
 
-The loss of a real image is its own term of D's loss, R1 included, beside the term of one made image; a mean over
-``draws`` augmentations and made images. D's layers see each image by itself, and the power iteration sees weights only,
-so every image has a gradient of its own. The generator learns from D alone: its steps are post-processing, whose labels
-are uniform, as the client's would tell of its data. See ``dp_constants.py``.
+The loss of a real image is its term of D's loss, R1 included, plus the term of one synthetic image, averaged over
+``draws`` augmentations and synthetic images. D's layers process each image separately, and the power iteration uses
+weights only, so every image has a separate gradient. The generator learns from D only: its steps are post-processing.
+Its labels are uniform, as the client's labels would reveal its data. See ``dp_training.py``.
 
-Departs from the paper: a norm of the gradient is clipped, not the weights, and the loss is not Wasserstein's.
+Reference: arXiv:1802.06739. Departs from the paper: the norm of the gradient is clipped, not the weights, and the loss
+is not Wasserstein's.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +32,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
 
     @property
     def plain(self) -> GAN:
-        """The same generator without privacy."""
+        """Return the same generator without privacy."""
         return GAN(**{field.name: getattr(self, field.name) for field in fields(Adversarial)})
 
     def fit(
@@ -45,7 +46,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; the receipts tell the q, sigma and steps that were used up to each epoch."""
+        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         course, draws = Course(self, model), self.draws
@@ -54,24 +55,24 @@ class PrivateGAN(ByDPSGD, Adversarial):
             return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
 
         def after() -> None:
-            """A step of G, whose draws are those of its number: else they told how many images the batches had."""
+            """Take a step of G with draws keyed by its number: other draws would reveal the batch sizes."""
             model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
             course.generator_step(classes(self.batch_size))
 
-        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *drawn: Tensor) -> Tensor:
+        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
             rows = image.expand(draws, *image.shape), label.expand(draws)
-            return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *drawn))
+            return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *noises))
 
         def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
             n = images * draws
             of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
             of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]
-            y, z, drawn, for_fakes = (part.flatten(0, 1) for part in of_rows)
-            model.generator.eval()  # else batch norm would tell how many images a batch has
+            y, z, for_real, for_fakes = (part.flatten(0, 1) for part in of_rows)
+            model.generator.eval()  # otherwise batch norm would reveal the number of images in a batch
             with torch.no_grad():
                 fakes = model.images(y, z)
             model.generator.train()
-            return [part.unflatten(0, (-1, draws)) for part in (fakes, y, drawn, for_fakes)]
+            return [part.unflatten(0, (-1, draws)) for part in (fakes, y, for_real, for_fakes)]
 
         return self.train(
             model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,

@@ -1,11 +1,11 @@
-"""Which synthetic images clients need, and everything that these depend on.
+"""Generation requests: the synthetic images that clients need, and all facts on which the images depend.
 
-Labels of synthetic images follow the class counts n_k of the images that the generator sees. With ``label_noise`` they
-follow n_k + N(0, s^2), those below zero counting as zero: a Gaussian mechanism, as blanking one image out changes one
-count by 1. Without it the counts leave the client as they are.
+The labels of synthetic images follow the class counts n_k of the images that the generator sees. With ``label_noise``
+the labels follow n_k + N(0, s^2), with negative counts set to zero. This is a Gaussian mechanism, as blanking out one
+image changes one count by 1. Without ``label_noise`` the exact counts leave the client.
 
-s: ``label_noise``;  rho: share of a client's images that its generator is trained on;
-n~: images that it contributes;  p = n~/(n_i + n~).
+s: ``label_noise``;  rho: share of a client's images on which its generator is trained;
+n~: images that the client contributes;  p = n~/(n_i + n~).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,24 +31,24 @@ from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 
 VERSION = 1
-"""Version of the code that trains and samples: raise it when a change of code or defaults changes the images."""
+"""Version of the code that trains and samples: increase it if a change of code or defaults changes the images."""
 
 
 NOISE = 2
-"""Version of how private generators draw noise: one trained before was hidden by other noise."""
+"""Version of the noise of private generators: stored generators of other versions used other noise."""
 
 
 DRAWS = 2
-"""Version of what else they draw where noise is secret. Another one has another salt: the same noise on a sum of other
-draws would tell their difference."""
+"""Version of the other random draws of private generators with secret noise. Each version has another salt, because the
+same noise on sums of other draws would reveal the difference of the sums."""
 
 
 @dataclass(frozen=True)
 class GeneratorRecipe:
-    """How clients' generators are made: the part, its name, and rho.
+    """The specification of the clients' generators: the component, its name, and rho.
 
-    digest: of the code of a user's own part, which ``VERSION`` does not cover; None for one of ours.
-    label_noise: standard deviation of the noise on class counts. is_secret: nobody can draw any of the noise again.
+    digest: hash of the code of a user-defined component, which ``VERSION`` does not cover; None for built-in ones.
+    label_noise: standard deviation of the noise on class counts. is_secret: no noise can be drawn again.
     """
 
     name: str
@@ -60,55 +60,55 @@ class GeneratorRecipe:
 
     @property
     def of_counts(self) -> Receipt:
-        """What protects the class counts that labels follow."""
+        """Return the receipt of the class counts from which labels are drawn."""
         if not self.label_noise:
             return Receipt()
         return Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=self.label_noise, sensitivity=1.0, steps=1)
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """What identifies the part, without the constants in ``less``; rho is left out, as it shows in the images."""
+        """Return the facts that identify the generator, except rho (seen in the images) and the constants ``less``."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """One client's synthetic images: all that they and their generator depend on."""
+    """A generation request: all facts on which one client's synthetic images and their generator depend."""
 
     client: int
     recipe: GeneratorRecipe
     flip: bool
     n_classes: int
-    examples: Examples  # the rho n_i images the generator sees
-    labels: Tensor  # of the images to draw
+    examples: Examples  # the rho n_i images that the generator sees
+    labels: Tensor  # labels of the images to draw
     seed: int
-    n: int  # how many of the drawn images are contributed
-    salt: bytes = field(default=b"", repr=False)  # of the generator's noise; empty: it is seeded, or there is none
+    n: int  # number of the drawn images that are contributed
+    salt: bytes = field(default=b"", repr=False)  # salt of the generator's noise; empty: seeded or no noise
 
     @property
     def epochs(self) -> int:
-        """Epochs after which the generator draws the images."""
+        """Return the epochs after which the generator draws the images."""
         return self.recipe.generator.epochs
 
     @property
     def course_facts(self) -> dict[str, Any]:
-        """What the training depends on, apart from its length."""
+        """Return the facts on which the training depends, apart from its length."""
         return self._training("epochs")
 
     @property
     def generator_facts(self) -> dict[str, Any]:
-        """What the trained weights depend on: the whole part, without what only sampling uses."""
+        """Return the facts on which the trained weights depend: all constants except those that only sampling uses."""
         return self._training()
 
     @property
     def noise(self) -> Noise:
-        """The noise of the training, which does not depend on its length."""
+        """Return the noise of the training, which does not depend on the number of epochs."""
         facts = {name: value for name, value in self.course_facts.items() if name not in ("noise", "salt")}
         return Noise(Source(wide_key("generator", key_of(facts)), self.salt))
 
     @property
     def images_facts(self) -> dict[str, Any]:
-        """What the drawn images depend on."""
+        """Return the facts on which the drawn images depend."""
         generator = self.recipe.generator
         chosen = constants(generator)
         return {
@@ -133,10 +133,10 @@ class Need:
 
 
 def require_constants(generator: Generator) -> None:
-    """See that ``epochs`` and ``sampling`` are what a generator must have.
+    """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names.
 
     Raises:
-        ClientError: they are not.
+        ClientError: ``epochs`` or ``sampling`` is not.
     """
     with somebodys(generator, "epochs"):
         if index(generator.epochs) < 1:
@@ -147,43 +147,43 @@ def require_constants(generator: Generator) -> None:
 
 
 def takes_noise(generator: Generator) -> bool:
-    """Whether its ``fit`` asks for noise, as that of a private generator does."""
+    """Return whether the generator's ``fit`` has a parameter ``noise``, as a private generator's has."""
     return takes(generator.fit, "noise")
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function of a generator has this parameter."""
+    """Return whether a function of a generator has the parameter ``name``."""
     return name in signature(function).parameters
 
 
 def salts_told(needs: Sequence[Need]) -> list[str]:
-    """What tells the secret salts of these generators and of their class counts: names, and keys of their images."""
+    """Return the facts that reveal the secret salts of generators and class counts: salt names and image keys."""
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
-    return [told for name, need in zip(names, needs, strict=True) for told in (*name, key_of(need.images_facts))]
+    return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
 
 
 def n_seen(rho: float, n_own: int) -> int:
-    """Images that the generator of a client with ``n_own`` of them sees."""
+    """Return the number of images that the generator of a client with ``n_own`` images sees."""
     return int(rho * n_own)
 
 
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
-    """n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
+    """Return n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
     if p is None:
         return max(1, round(n_total / n_clients))
     return round(p * n_own / (1 - p))
 
 
 def contributions(p: float | None, dealt: Dealt) -> list[int]:
-    """n~ of each client."""
+    """Return n~ of each client."""
     return [contribution(p, dealt.n_total, len(dealt.own), n) for n in dealt.own.sizes]
 
 
 def check_contributions(p: float | None, dealt: Dealt) -> None:
-    """Refuse a p > 0 that gives no client an image, and more images than this machine can hold.
+    """Check that a p > 0 gives at least one client an image, and that all images fit into memory.
 
     Raises:
-        UserError: p is refused, or memory would not hold the images.
+        UserError: no client would have an image, or the images do not fit into memory.
     """
     sizes, largest = contributions(p, dealt), max(dealt.own.sizes)
     if p and max(sizes) < 1:
@@ -192,12 +192,13 @@ def check_contributions(p: float | None, dealt: Dealt) -> None:
             f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
         )
     n, numbers = sum(sizes), int(np.prod(dealt.shape))
-    memory_limit.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # and 8 a label
+    memory_limit.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # 8: a label
 
 
 def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
-    """What must be made. It is the same for every learning rate, and for every p of up to n_total/N images a client.
+    """Return one generation request per client.
 
+    The requested images are the same for every learning rate, and for every p with at most n_total/N images per client.
     Labels have the class shares of the images that the generator sees.
 
     Raises:
@@ -213,7 +214,7 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
         examples = dealt.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
-        n_drawn = paper * max(1, -(-wanted // paper))  # the same set for every p up to 1/2
+        n_drawn = paper * max(1, -(-wanted // paper))  # the same images for every p up to 1/2
         counts = _counts(examples, client, dealt, recipe)
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         need = Need(
@@ -232,13 +233,13 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
     return result
 
 
-def _counts(examples: Examples, client: int, dealt: Dealt, recipe: GeneratorRecipe) -> np.ndarray:
-    """(classes,), what the labels of a client's synthetic images follow; all classes alike if noise left none."""
-    counts = np.bincount(examples.y.numpy(), minlength=dealt.n_classes or 0)
+def _counts(examples: Examples, client: int, client_data: Dealt, recipe: GeneratorRecipe) -> np.ndarray:
+    """Return the class counts (classes,) for a client's labels; all ones if the noisy counts are all zero."""
+    counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts
-    facts = {"seed": dealt.seed, "client": client, "rho": recipe.rho, "label_noise": recipe.label_noise}
-    key = key_of({**facts, "sizes": list(map(int, dealt.own.sizes))})
+    facts = {"seed": client_data.seed, "client": client, "rho": recipe.rho, "label_noise": recipe.label_noise}
+    key = key_of({**facts, "sizes": list(map(int, client_data.own.sizes))})
     salt = salts.of_artifact(f"{key}-{sha256(examples.x.numpy().tobytes())[:24]}") if recipe.is_secret else b""
     draws = Noise(Source(wide_key("class counts", key), salt)).call("class counts", examples.x, examples.y).stream()
     noisy = np.maximum(counts + recipe.label_noise * draws.standard_normal(len(counts)), 0)
@@ -246,7 +247,7 @@ def _counts(examples: Examples, client: int, dealt: Dealt, recipe: GeneratorReci
 
 
 def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that sum to ``total``, in proportion to ``weights`` (not all zero); ties favour the lower index."""
+    """Return integers in proportion to ``weights`` (not all zero) that sum to ``total``; ties favour low indices."""
     exact = weights * (total / weights.sum())
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")
@@ -256,10 +257,10 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Contribution:
-    """Examples that were made for a client, and what protects them; None: nothing.
+    """Synthetic examples of a client and the receipt of their protection; None: no protection.
 
-    seen: how many of the client's examples they were made from. of_labels: what protects the class counts that labels
-    follow; None: labels are as well protected as the examples.
+    seen: number of the client's examples that the synthetic examples come from. of_labels: receipt of the class counts
+    from which labels are drawn; None: labels are as well protected as the examples.
     """
 
     examples: Examples

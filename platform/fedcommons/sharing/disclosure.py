@@ -1,7 +1,8 @@
-"""What leaves the clients through a sharing stage, seen in the rows that it gives out and not in what it declares.
+"""The data that leave the clients through a sharing strategy, as its assigned rows show, whatever it declares.
 
-A real row leaves its owner as a contribution, in the pool, or where another client holds it. No generator's receipt is
-about it: it counts as raw, whatever was declared. What a row was made from cannot be seen, and is taken from the stage.
+A real row leaves its owner as a contribution, in the pool, or if another client holds it. A generator's receipt never
+covers a real row: the row counts as raw, whatever was declared. The source of a synthetic row cannot be checked; the
+strategy's statement is used.
 """
 
 from collections import Counter
@@ -21,14 +22,14 @@ from fedcommons.generators.requests import Need
 from fedcommons.privacy.release import Release
 
 RAW = "raw examples"
-"""The ledger's name of real examples that left a client as they are."""
+"""The ledger's name of real examples that left a client unchanged."""
 
 
 def require_unchanged(stage: str, dealt: Dealt, store: Examples) -> None:
-    """See that the clients' real data are what was dealt, in place and as the first rows of a stage's ``store``.
+    """Check that the clients' real data are unchanged, in place and as the first rows of a strategy's ``store``.
 
     Raises:
-        UserError: they are not.
+        UserError: the real data changed, or ``store`` does not begin with them.
     """
     if dealt.now != dealt.before:
         raise UserError(
@@ -44,32 +45,32 @@ def require_unchanged(stage: str, dealt: Dealt, store: Examples) -> None:
 
 
 def owners_of(stage: str, dealt: Dealt, store: Examples, rows: np.ndarray, owners: Any) -> np.ndarray:
-    """The client that each row of the store came from, -1 where none is known.
+    """Return the owner of each row of the store, the client that it came from; -1 if unknown.
 
-    rows: the contributed ones; owners: of these. A real row's owner is the client that it was dealt to, whatever is
-    stated.
+    rows: the contributed rows; owners: their stated owners. The partition decides a real row's owner, whatever the
+    strategy states.
 
     Raises:
-        UserError: owners do not exist, or are not as many as rows.
+        UserError: owners do not exist, or their number differs from the number of rows.
     """
     stated = numbers(stage, "owners", owners, len(dealt.own))
     if len(rows) != len(stated):
         raise UserError(
             f"sharing stage {stage} gives {len(rows):,} contributed rows and {len(stated):,} owners of them."
         )
-    found = np.full(len(store), -1)
-    found[rows] = stated
-    found[: len(dealt.own.store)] = -1
+    result = np.full(len(store), -1)
+    result[rows] = stated
+    result[: len(dealt.own.store)] = -1
     own = dealt.own.rows
-    found[own.flat.numpy()] = np.repeat(np.arange(len(own)), own.sizes)
-    return found
+    result[own.flat.numpy()] = np.repeat(np.arange(len(own)), own.sizes)
+    return result
 
 
 def numbers(stage: str, what: str, given: Any, n: int) -> np.ndarray:
-    """Numbers of rows or clients as (m,) int64, checked; an empty vector may be of any type.
+    """Check row or client numbers and return them as (m,) int64; an empty vector may be of any type.
 
     Raises:
-        UserError: one is no whole number, or is not in 0 ... n - 1.
+        UserError: a number is not an integer, or is not in 0 ... n - 1.
     """
     values = np.asarray(given)
     if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
@@ -87,34 +88,34 @@ def sent(
     owners: np.ndarray,
     n_real: int,
 ) -> int:
-    """Count the examples of a stage's exchange: up to the server and down to the clients.
+    """Count the examples that a strategy sends up to the server and down to the clients.
 
-    A row goes up once where it is in the pool, where a client holds it that does not own it, or where it was
-    contributed and is real, or held by no client. It comes down to each other client that receives it, and out of a
-    pool, which is dealt to all, to its owner too. A made row that only its owner holds travels nowhere.
+    A row is sent up once if it is in the pool, if a client other than its owner holds it, if it is a contributed real
+    row, or if it is a contributed row that no client holds. It is sent down to each other client that receives it; a
+    received row of the pool is sent to its owner too. A synthetic row that only its owner holds is not sent.
 
     Args:
-        kept, received: rows of each client (see ``Assigned``), () where each keeps its own, or none receives any.
+        kept, received: rows of each client (see ``Assigned``); () if clients keep their own rows, or receive none.
         contributed: rows that clients contribute.
         pool: rows of the pool, in parts.
-        owners: of each row of the store, -1 where no client owns it.
-        n_real: rows of the store that are real examples, the first ones.
+        owners: owner of each row of the store, -1 if no client owns it.
+        n_real: number of real examples, which are the first rows of the store.
     """
     (keepers, own), (receivers, new) = _pairs(kept), _pairs(received)
     _, pooled = _pairs(pool)
     foreign, down = owners[own] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
-    given = np.concatenate([own[foreign], new[down], pooled])
+    sent_up = np.concatenate([own[foreign], new[down], pooled])
     at_server = contributed[(contributed < n_real) | ~np.isin(contributed, np.concatenate([own, new]))]
     places = np.concatenate([keepers[foreign], receivers[down]]) * len(owners)
     once_each = np.unique(places + np.concatenate([own[foreign], new[down]]))
-    return int((owners[np.union1d(given, at_server)] >= 0).sum()) + len(once_each)
+    return int((owners[np.union1d(sent_up, at_server)] >= 0).sum()) + len(once_each)
 
 
 def nbytes(stage: str, dealt: Dealt, stated: Any, examples: Callable[[], int]) -> int:
-    """Return the bytes of the exchange: those that the stage states, or of as many examples as are counted.
+    """Return the bytes of the exchange: the stated number, or the bytes of the counted ``examples``.
 
     Raises:
-        UserError: it states no number of bytes.
+        UserError: the stated value is not a number of bytes.
     """
     if stated is None:
         return images_nbytes(examples(), dealt.shape, dealt.itemsize, dealt.label_nbytes)
@@ -124,36 +125,36 @@ def nbytes(stage: str, dealt: Dealt, stated: Any, examples: Callable[[], int]) -
 
 
 def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(clients, rows): one entry for each row of each client."""
+    """Return (clients, rows) with one entry for each row of each client."""
     none, sizes = np.zeros(0, np.int64), np.array([len(rows) for rows in of_clients], np.int64)
     return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
 
 
 def elsewhere(clients: Clients, owners: np.ndarray) -> np.ndarray:
-    """The rows that a client holds of another, or of nobody known, once for each that does."""
-    holders, held = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
-    return held[owners[held] != holders]
+    """Return the rows held by a client that does not own them, repeated once per holder (owner -1: unknown)."""
+    holders, rows = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
+    return rows[owners[rows] != holders]
 
 
 def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
-    """Return the real rows that made ones among ``rows`` repeat bit for bit: these were copied, and not made.
+    """Return the real rows of which synthetic rows among ``rows`` are bit-for-bit copies.
 
-    A real example that several rows have, or that is one number everywhere, may be met by chance and does not count.
+    Real examples that occur several times, or whose values are all equal, may be equal by chance and do not count.
     """
-    made = rows[rows >= n_real]
-    if not len(made):
-        return made
-    of_real, of_made = digests(store.x[:n_real]), set(digests(store.x[torch.from_numpy(made)]))
+    synthetic = rows[rows >= n_real]
+    if not len(synthetic):
+        return synthetic
+    of_real, of_made = digests(store.x[:n_real]), set(digests(store.x[torch.from_numpy(synthetic)]))
     times = Counter(of_real)
-    met = [row for row, one in enumerate(of_real) if one in of_made and times[one] == 1]
+    met = [row for row, content in enumerate(of_real) if content in of_made and times[content] == 1]
     return np.array([row for row in met if (store.x[row] != store.x[row].reshape(-1)[0]).any()], np.int64)
 
 
 def require_known(stage: str, dealt: Dealt, given: np.ndarray, owners: np.ndarray) -> None:
-    """Refuse made rows of which nobody knows whose data are in them.
+    """Check that every synthetic row of ``given`` has a known owner, whose data it contains.
 
     Raises:
-        UserError: some rows of ``given`` are.
+        UserError: some rows of ``given`` have no known owner.
     """
     unknown = np.unique(given[(given >= len(dealt.own.store)) & (owners[given] < 0)])
     if len(unknown):
@@ -164,10 +165,12 @@ def require_known(stage: str, dealt: Dealt, given: np.ndarray, owners: np.ndarra
 
 
 def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
-    """These events as a list; ``what``: the part that declares them. One without a client may only count names.
+    """Check declared releases and return them as a list; ``what``: name of the component that declares them.
+
+    A release with client -1 belongs to no client; it must be unprotected and disclose no example.
 
     Raises:
-        UserError: one is no release, or of a client that does not exist.
+        UserError: an entry is not a release, or is a release of a client that does not exist.
     """
     declared = list(releases)
     for event in declared:
@@ -186,54 +189,55 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
 
 
 def with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
-    """These events, and an uncovered one, of all its examples, for every giver without an event."""
+    """Return ``releases``, plus an unprotected release of all examples for every giver without a release."""
     silent = sorted(set(givers) - {release.client for release in releases})
     return [*releases, *(Release(client, ("undeclared",), seen=sizes[client]) for client in silent)]
 
 
 def with_raw(releases: Sequence[Release], left: np.ndarray, n_clients: int) -> list[Release]:
-    """These events, and an uncovered one for every client of which more raw examples left than uncovered events say.
+    """Return ``releases``, plus an unprotected release for every client with more raw examples out than declared.
 
-    left: owners of the real rows that left, each row once.
+    left: owners of the real rows that left their client, each row once.
     """
-    told = np.zeros(n_clients, np.int64)
+    declared = np.zeros(n_clients, np.int64)
     for event in releases:
         if not event.covered and event.client >= 0:
-            told[event.client] = max(told[event.client], event.seen)
+            declared[event.client] = max(declared[event.client], event.seen)
     counts = np.bincount(left, minlength=n_clients)
-    return [*releases, *(Release(i, (RAW,), seen=int(counts[i])) for i in np.flatnonzero(counts > told).tolist())]
+    return [*releases, *(Release(i, (RAW,), seen=int(counts[i])) for i in np.flatnonzero(counts > declared).tolist())]
 
 
 def require_once(stage: str, rows: Rows, own: Rows) -> None:
-    """Refuse real rows that a client trains on several times; ``own``: the rows as they were dealt.
+    """Check that no client trains on a real row more than once; ``own``: the rows of the partition.
 
-    DP-SGD bounds what each listed row does to a step, and a noisy mean what it adds, so a row that is listed k times
-    may do k times as much. Weights do no harm: the gradient of a weighted loss is clipped all the same.
+    DP-SGD bounds the effect of each listed row on a step, and a noisy mean bounds its contribution. So a row that is
+    listed k times may have k times the effect. Weights are harmless: the gradient of a weighted loss is clipped too.
 
     Raises:
-        UserError: a client does.
+        UserError: a client trains on a real row more than once.
     """
-    held, store = rows.flat.numpy(), int(max(rows.flat.max(), own.flat.max())) + 1
-    places = np.repeat(np.arange(len(rows)), rows.sizes) * store + held
-    listed, times = np.unique(places[np.isin(held, own.flat.numpy())], return_counts=True)
+    listed_rows, store = rows.flat.numpy(), int(max(rows.flat.max(), own.flat.max())) + 1
+    places = np.repeat(np.arange(len(rows)), rows.sizes) * store + listed_rows
+    listed, times = np.unique(places[np.isin(listed_rows, own.flat.numpy())], return_counts=True)
     if (times > 1).any():
         client = listed[times > 1][0] // store
-        mine = times[listed // store == client]
+        counts = times[listed // store == client]
         raise UserError(
             f"sharing stage {stage} must list no real row twice where something is private, and lists "
-            f"{int((mine > 1).sum()):,} rows of client {client} up to {mine.max()} times: each time adds to what an "
+            f"{int((counts > 1).sum()):,} rows of client {client} up to {counts.max()} times: each time adds to what an "
             "example reveals."
         )
 
 
 def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequence[bool]) -> None:
-    """Refuse generators said to be private whose examples are not their client's own, each at most once.
+    """Check that private generators see only their client's own examples, each at most once.
 
-    A receipt is about the examples that a generator sees, and the ledger charges it to one client: another's example
-    would cost that one nothing, and one that is seen k times may do k times as much. private: of each client's.
+    A receipt covers the examples that a generator sees, and the ledger charges it to one client. An example of another
+    client would cost that client nothing, and an example seen k times may have k times the effect. private: whether
+    each client's generator is private.
 
     Raises:
-        UserError: one saw others.
+        UserError: a private generator sees other examples, or an example more than once.
     """
     clients = [need.client for need in needs]
     if any(private) and clients != list(range(len(dealt.own))):

@@ -61,5 +61,5 @@ class ShuffledReal:
 
 
 def _order(client_data: Dealt, client: int) -> np.ndarray:
-    """Return the order in which a client's images are given away: a larger p includes the images of a smaller p."""
+    """Return the order in which images leave a client: a larger p includes the images of a smaller p."""
     return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.own.rows[client]))
