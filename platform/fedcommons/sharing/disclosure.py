@@ -61,8 +61,8 @@ def owners_of(stage: str, dealt: Dealt, store: Examples, rows: np.ndarray, owner
     result = np.full(len(store), -1)
     result[rows] = stated
     result[: len(dealt.own.store)] = -1
-    own = dealt.own.rows
-    result[own.flat.numpy()] = np.repeat(np.arange(len(own)), own.sizes)
+    real_rows = dealt.own.rows
+    result[real_rows.flat.numpy()] = np.repeat(np.arange(len(real_rows)), real_rows.sizes)
     return result
 
 
@@ -101,13 +101,13 @@ def sent(
         owners: owner of each row of the store, -1 if no client owns it.
         n_real: number of real examples, which are the first rows of the store.
     """
-    (keepers, own), (receivers, new) = _pairs(kept), _pairs(received)
+    (keepers, own_rows), (receivers, new) = _pairs(kept), _pairs(received)
     _, pooled = _pairs(pool)
-    foreign, down = owners[own] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
-    sent_up = np.concatenate([own[foreign], new[down], pooled])
-    at_server = contributed[(contributed < n_real) | ~np.isin(contributed, np.concatenate([own, new]))]
+    foreign, down = owners[own_rows] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
+    sent_up = np.concatenate([own_rows[foreign], new[down], pooled])
+    at_server = contributed[(contributed < n_real) | ~np.isin(contributed, np.concatenate([own_rows, new]))]
     places = np.concatenate([keepers[foreign], receivers[down]]) * len(owners)
-    once_each = np.unique(places + np.concatenate([own[foreign], new[down]]))
+    once_each = np.unique(places + np.concatenate([own_rows[foreign], new[down]]))
     return int((owners[np.union1d(sent_up, at_server)] >= 0).sum()) + len(once_each)
 
 
@@ -221,10 +221,10 @@ def require_once(stage: str, rows: Rows, own: Rows) -> None:
     listed, times = np.unique(places[np.isin(listed_rows, own.flat.numpy())], return_counts=True)
     if (times > 1).any():
         client = listed[times > 1][0] // store
-        counts = times[listed // store == client]
+        uses = times[listed // store == client]
         raise UserError(
             f"sharing stage {stage} must list no real row twice where something is private, and lists "
-            f"{int((counts > 1).sum()):,} rows of client {client} up to {counts.max()} times: each time adds to what an "
+            f"{int((uses > 1).sum()):,} rows of client {client} up to {uses.max()} times: each time adds to what an "
             "example reveals."
         )
 
