@@ -24,7 +24,7 @@ class ClientData:
     n_own: number of the n examples that the rule of equal work counts as the client's; default: ``size``.
     total: sum_j w_j, or None without weights; see ``size``.
     commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
-    beside: further columns (n, ...), which a batch contains after x and y if the method defines its loss.
+    beside: further columns (n, ...) after ``columns`` in a batch, only for a method that defines its loss.
 
     The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
     that the client holds twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j
@@ -92,7 +92,7 @@ class Rows(Sequence[np.ndarray]):
     ``totals``: (N,) sum of each client's weights, which is the client's size in averages; default: computed.
 
     Raises:
-        ValueError: a client's weights are not finite, negative or all zero.
+        ValueError: a client's weights are infinite, nan, negative or all zero.
     """
 
     flat: Tensor  # int64; a tensor, as a numpy array that Ray has sent is read-only and must be copied

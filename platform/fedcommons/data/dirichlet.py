@@ -67,8 +67,8 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
 
     Each of K classes has a first client, so m = N - K further clients must get an image. In Polya's urn the i-th image
     of a class goes to a new client with probability at most N alpha/i; the cuts of ``_draw`` favour new clients by at
-    most 1/(1 - 1/e) < 1.6. If the probabilities of these events sum to t, m or more events occur with probability at
-    most t^m/m!.
+    most 1/(1 - 1/e) < 1.6. If the probabilities of these events sum to t, at least m events occur with probability
+    at most t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)
@@ -81,7 +81,7 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
 def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    For each class, shares ~ Dir(alpha) over clients. Each client gets its share rounded down. The remaining images go
+    For each class, shares ~ Dir(alpha) over clients. Each client gets its share rounded down. Remaining images go
     one by one to the client furthest below its share, at most one image per client.
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]

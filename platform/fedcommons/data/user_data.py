@@ -30,9 +30,9 @@ MOST_CLASSES = 10**6
 
 
 def read(name: str, returned: Any) -> tuple[Source, Origin]:
-    """Convert the result of a data set component to a ``Source`` of tensors that share no memory with it.
+    """Convert the result of a data set component to a ``Source``, and return the training examples' origin too.
 
-    The second value returned is the training examples' origin in the result.
+    The test tensors share no memory with the component's result; ``load`` copies the training tensors.
 
     returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set (see
     ``user_columns``). A fifth of one set becomes the test set, drawn with the data set's name as key. The object may

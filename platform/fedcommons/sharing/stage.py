@@ -159,10 +159,10 @@ class Shared:
 class Stage(Protocol):
     """A sharing strategy: a frozen dataclass of constants, whose functions do not change arguments; draws are keyed.
 
-    Optional: ``needs`` (``Generating``); ``shorter`` (``TakesLong``); ``salts`` (``Salted``); ``beforehand``
-    (``Forewarning``); ``serves_pool = True`` if the server holds the pool and may train on it. ``check(fields)``
-    refuses an experiment by its fields (dotted names to values). ``check_dealt(dealt)`` refuses data for which the
-    strategy is not defined. Both raise ``UserError``.
+    Optional functions: ``needs`` (see ``Generating``), ``shorter`` (``TakesLong``), ``salts`` (``Salted``) and
+    ``beforehand`` (``Forewarning``). ``check(fields)`` refuses an experiment by its fields (dotted names to values);
+    ``check_dealt(dealt)`` refuses data for which the strategy is not defined; both raise ``UserError``.
+    The attribute ``serves_pool = True`` states that the server holds the pool and may train on it.
     """
 
     def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
@@ -184,7 +184,7 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Generating(Protocol):
-    """A strategy that uses images of generators; a sweep trains these generators once for all its trials."""
+    """A strategy that uses generators' images; generators are trained beforehand, once for all trials of a sweep."""
 
     def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
         """Return the generation requests to run before ``make``: one ``Need`` per client, in client order."""
