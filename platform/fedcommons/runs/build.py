@@ -1,4 +1,4 @@
-"""From a config to what a run is played with: the only place that knows all parts."""
+"""Build a federation from an experiment's config: the only module that knows all kinds of components."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,41 +74,41 @@ from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store
 
 OnStep = Callable[[str, int, int, str], None]
-"""Told of something that takes long: its name, the steps that are done, of how many, and of what."""
+"""Progress callback of a long task; arguments: name of the task, steps done, total steps, unit of a step."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked experiment with its data dealt to clients: everything before the first costly step."""
+    """A checked experiment with its data partitioned among clients: everything before the first costly step."""
 
     config: Experiment
     dataset: Dataset
     partition: Partitioned
     algorithm: Algorithm
     stage: Stage
-    late: Rule | None  # None: nobody is late
-    train: Examples  # what is dealt: the data set's training examples without clients' own test rows
-    tests: Clients | None = None  # these
-    about: Mapping[str, Any] = field(default_factory=dict)  # what ``Facts`` say of examples and model
-    notes: Sequence[str] = ()  # what the user should know of data and model
+    late: Rule | None  # the rule that picks stragglers; None: there are no stragglers
+    train: Examples  # the partitioned examples: the training examples without the clients' test examples
+    tests: Clients | None = None  # the clients' test examples; None: clients have no test examples
+    about: Mapping[str, Any] = field(default_factory=dict)  # the fields of ``Facts`` that describe data and model
+    notes: Sequence[str] = ()  # notes to the user about data and model
 
     @property
     def dealt(self) -> Dealt:
-        """What its sharing stage starts from."""
+        """Return the input of the sharing stage: the client data sets and facts about them."""
         data = self.dataset
-        own, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
-        return Dealt(own, data.n_classes, data.flip, self.config.seed, is_secret)
+        client_data, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
+        return Dealt(client_data, data.n_classes, data.flip, self.config.seed, is_secret)
 
     @property
     def salts(self) -> list[str]:
-        """What tells the secret salts of all that is made before round 1; none where noise is seeded."""
-        dealt, stage = self.dealt, self.stage
-        own = stage.salts(dealt) if dealt.is_secret and isinstance(stage, Salted) else ()
-        return [*salts_told(self.needs), *map(salts.name_of, own)]
+        """Return the names of all secret salts that are used before round 1; empty if the noise is seeded."""
+        client_data, stage = self.dealt, self.stage
+        stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
+        return [*salts_told(self.needs), *map(salts.name_of, stage_salts)]
 
     @property
     def told(self) -> Sequence[str]:
-        """What the user is told before any costly step."""
+        """Return the notes that are reported to the user before any costly step."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
             return self.notes
@@ -117,17 +117,17 @@ class Prepared:
 
     @property
     def needs(self) -> Sequence[Need]:
-        """The generators and synthetic images this experiment uses."""
+        """Return the generation requests: the generators and synthetic images that this experiment uses."""
         stage = self.stage
         if not isinstance(stage, Generating):
             return ()
         with before_any_work(), somebodys(stage, "needs"):
-            found = list(stage.needs(self.dealt, recipe(self.config)))
-            return [given(Need, need) for need in found]
+            requests = list(stage.needs(self.dealt, recipe(self.config)))
+            return [given(Need, request) for request in requests]
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
-    """What clients' generators are made with."""
+    """Return the recipe that the clients' generators are trained with."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
     return GeneratorRecipe(
@@ -140,7 +140,7 @@ def recipe(config: Experiment) -> GeneratorRecipe:
     )
 
 
-@lru_cache(maxsize=2)  # the cells of a sweep share their data
+@lru_cache(maxsize=2)  # the configurations of a sweep share their data
 def _load(data: Data, source: str | None) -> Dataset:
     return load_data.load(data)
 
@@ -148,10 +148,10 @@ def _load(data: Data, source: str | None) -> Dataset:
 @fresh_torch()
 @before_any_work()
 def prepare(config: Experiment) -> Prepared:
-    """Check the request, load the data and deal it.
+    """Check the config, load the data and partition it among the clients.
 
     Raises:
-        UserError: something about the request cannot be met.
+        UserError: the config contains a request that cannot be met.
     """
     check(config)
     if config.storage is not None and (flaw := object_store.flaw(config.storage)):
@@ -161,54 +161,54 @@ def prepare(config: Experiment) -> Prepared:
         if config.storage is not None and not object_store.is_url(config.storage):
             salts.require_outside(Path(config.storage))
     kinds = ("algorithm", "sharing", "generator", "straggler")
-    made = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
-    for part in made.values():
-        refuse(part, "check", config.flat)
-    if "generator" in made:
-        require_constants(made["generator"])
+    components = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
+    for component in components.values():
+        refuse(component, "check", config.flat)
+    if "generator" in components:
+        require_constants(components["generator"])
     dataset = _load(config.data, config.source.get("data"))
-    if "generator" in made:
-        refuse(made["generator"], "check_type", dataset.train.x.dtype, dataset.name)
-        refuse(made["generator"], "check_shape", dataset.shape, dataset.name)
+    if "generator" in components:
+        refuse(components["generator"], "check_type", dataset.train.x.dtype, dataset.name)
+        refuse(components["generator"], "check_shape", dataset.shape, dataset.name)
     every = dataset.train
-    dealt = load_data.deal(
+    partition = load_data.deal(
         config.partition, every.y.numpy(), dataset.n_classes, config.seed,
         groups=None if every.groups is None else every.groups.numpy(),
         factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
     )  # fmt: skip
     share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
-    dealt, train, tests = load_data.as_held(dealt, dataset, share, shift, size, config.seed)
-    sizes = [len(rows) for rows in dealt.rows]
+    partition, train, tests = load_data.as_held(partition, dataset, share, shift, size, config.seed)
+    sizes = [len(rows) for rows in partition.rows]
     require_participants(config.federation.participation, len(sizes))  # a partition may drop clients
-    rule = None if made["straggler"] == Independent() else made["straggler"]
-    prepared = Prepared(config, dataset, dealt, made["algorithm"], made["sharing"], rule, train, tests)
+    rule = None if components["straggler"] == Independent() else components["straggler"]
+    prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)
     refuse(prepared.stage, "check_dealt", prepared.dealt)
     if config.generator is not None:
-        refuse(made["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
+        refuse(components["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
-    if config.dp.local or config.dp.delta != type(config.dp).delta:  # one that is given is taken to be used
+    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a delta set by the user is assumed to be used
         ledger.refuse_large_delta(config.dp.delta, sizes)
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
         pool_audit.subjects(prepared.dealt, prepared.needs, dataset.validation)
-    # of a network of ours names and shapes without numbers; an algorithm that refuses them does so here
-    own = registry.is_own(config.model.name) or registry.is_own(config.data.name)
+    # A built-in network is built on the meta device (names and shapes only), where an algorithm can already refuse it.
+    is_user_defined = registry.is_own(config.model.name) or registry.is_own(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
-    module = build_module(config, dataset, "cpu" if own or is_tried else "meta")
+    module = build_module(config, dataset, "cpu" if is_user_defined or is_tried else "meta")
     notes: Sequence[str] = ()
-    if own:
-        called = registry.called("model", config.model.name)
-        check_module.require_hooks(prepared.algorithm, module, loop, called)
+    if is_user_defined:
+        label = registry.called("model", config.model.name)
+        check_module.require_hooks(prepared.algorithm, module, loop, label)
         is_of_clients = config.measure.clients or config.evaluate.clients
         of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, called)  # of hooks that were assigned meanwhile
+        check_module.require_hooks(prepared.algorithm, module, loop, label)  # the trial may have assigned hooks
     if is_tried:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
@@ -226,7 +226,7 @@ def prepare(config: Experiment) -> Prepared:
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
     check_module.require_distillable(prepared.algorithm, module, dataset)
-    with before_any_work(), somebodys(registry.called("model", config.model.name)):  # whose attributes may raise
+    with before_any_work(), somebodys(registry.called("model", config.model.name)):  # a user's attributes may raise
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
@@ -245,10 +245,10 @@ def prepare(config: Experiment) -> Prepared:
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
-    """The server's state before round 1.
+    """Return the server's state before round 1.
 
     Raises:
-        ClientError: ``start`` failed, or gave no such state.
+        ClientError: the method's ``start`` failed, or returned no valid state.
     """
     with somebodys(algorithm, "start"):
         state = algorithm.start(model, facts, seed)
@@ -259,18 +259,18 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
 def plan_of(
     config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
 ) -> Plan:
-    """Who is drawn, who is late and what is done with the rest, in every round; about: see ``Prepared``."""
+    """Return the plan of every round: client sampling, stragglers, use of partial work; about: see ``Prepared``."""
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
-    taken = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
-    replies_all_the_same = taken and getattr(rule, "leaves_partial", False)
-    replied = arrival(None if replies_all_the_same else rule, n, joins, config.seed)
+    accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
+    replies_partially = accepts_partial and getattr(rule, "leaves_partial", False)
+    replied = arrival(None if replies_partially else rule, n, joins, config.seed)
     sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, about["n_classes"])
     facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts, **about)
-    return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, taken)
+    return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, accepts_partial)
 
 
 def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
-    """The number of clients in a round; None where the algorithm chooses them."""
+    """Return the number of clients in a round; None if the algorithm chooses the clients."""
     return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)
 
 
@@ -279,7 +279,7 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
-    """Each client's contribution of synthetic images; ``jobs``: those to be made here, before they are read."""
+    """Return each client's contribution of synthetic images; ``jobs``: generators to train and sample first."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -291,22 +291,22 @@ def synthetic_images(
 
 
 def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
-    """Each client's contribution of synthetic images, as many as its stage asks for; none where it asks for none.
+    """Return the contribution for each generation request of the stage, read from the store of artifacts.
 
     Raises:
-        LookupError: they have not been made.
+        LookupError: the store lacks some of the synthetic images.
     """
     return [image_cache.read(store, need) for need in prepared.needs]
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """Clients with what they train on, the algorithm and the plan: all that a federation is played with."""
+    """All that a federation runs with: the clients' training data after sharing, the algorithm and the plan."""
 
     prepared: Prepared
     shared: Shared
     plan: Plan
-    audited: pool_audit.PoolAudit | None = None  # None: nobody asked, or no images were made
+    audited: pool_audit.PoolAudit | None = None  # None: no audit was requested, or there are no synthetic images
 
     @property
     def config(self) -> Experiment:
@@ -321,25 +321,25 @@ class Assembled:
         return self.prepared.algorithm
 
     def on(self, data: RunData) -> "Assembled":
-        """The same federation on these data."""
+        """Return the same federation on the data ``data``."""
         return replace(self, shared=replace(self.shared, data=data))
 
     @property
     def facts(self) -> Dataset:
-        """The data set without its images."""
+        """Return the data set without its images."""
         return without_images(self.prepared.dataset)
 
     @property
     def steps(self) -> int:
-        """K, the local steps in a round of a client of mean size."""
+        """Return K, the local steps in a round of a client of mean size."""
         clients, loop = self.data.clients, local_loop(self.config, self.facts.augment)
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
     def executor(self, salt: bytes = b"") -> Executor:
-        """The executor that ``config.federation`` names; ``salt``: of secret noise.
+        """Return the executor that ``config.federation`` names; ``salt``: the salt of secret noise.
 
         Raises:
-            ValueError: noise is to be secret and there is no salt.
+            ValueError: ``dp.noise`` is secret and the salt is empty.
         """
         if self.config.dp.noise == SECRET and not salt:
             raise ValueError("dp.noise is secret: the executor needs the run's salt")
@@ -352,7 +352,7 @@ class Assembled:
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
     def start(self, memory: ClientMemory) -> Standing:
-        """Before round 1: the untrained model; ``memory``: empty, to be filled by the clients."""
+        """Return the state before round 1, with the untrained model; ``memory``: an empty memory of the clients."""
         module = build_module(self.config, self.facts)
         state = begin(self.algorithm, flatten(trained(module)), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
@@ -361,14 +361,14 @@ class Assembled:
 
 @fresh_torch()
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
-    """Share, and plan the rounds; ``made``: the clients' ``synthetic_images``."""
+    """Run the sharing stage and plan the rounds; ``made``: the result of ``synthetic_images``."""
     set_up_process()
     return assemble_contributed(prepared, contribute(prepared.stage, prepared.dealt, made))
 
 
 @fresh_torch()
 def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
-    """The same of what the stage's ``make`` has made."""
+    """Assemble the federation from the clients' contributions, which the stage's ``make`` returned."""
     c, dataset, audited = prepared.config, prepared.dataset, None
     if c.sharing.is_audited and (needs := prepared.needs):
         module = build_module(c, dataset)

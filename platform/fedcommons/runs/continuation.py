@@ -1,10 +1,10 @@
-"""A run that goes on with more rounds than were planned, or fewer: the same bits as one planned so from the start.
+"""Continue a run with more or fewer rounds than planned: bit for bit as if planned with this number from the start.
 
-A round knows its number and not how many there will be; draws are keyed by it. What may know R, the number of rounds,
-is the method (``Facts.rounds`` in ``start``), a straggler rule of somebody's own, which gets the facts in every round,
-the learning rate's schedule, and the noise that a target epsilon takes. The first two are asked under both plans, and a
-run that would have begun otherwise is refused. What is observed in the last round alone is observed anew: see
-``RunFolder``.
+A round depends on its number, by which random draws are keyed, and not on the number of rounds R. Only four components
+may depend on R: the method (``Facts.rounds`` in ``start``), a user-defined straggler rule (which gets the facts in
+every round), the learning rate's schedule, and the noise for a target epsilon. The method and the straggler rule are
+called under both plans, and a run is refused if their results differ. Metrics of the last round only are computed
+again: see ``RunFolder``.
 """
 
 from dataclasses import replace
@@ -31,23 +31,23 @@ from fedcommons.tracking.run_folder import (
 
 
 def require_same_rounds(prepared: Prepared, folder: Path) -> None:
-    """Refuse another number of rounds for the run in ``folder`` where its rounds so far depend on it.
+    """Refuse to change the number of rounds of the run in ``folder`` if its rounds so far depend on this number.
 
     Raises:
-        UserError: they do. What else differs is told by the ``RunFolder``.
+        UserError: the rounds so far depend on it. All other differences are reported by the ``RunFolder``.
     """
-    if not is_run(folder) or same_results(held := read_config(folder), prepared.config) != ["federation.rounds"]:
+    if not is_run(folder) or same_results(planned := read_config(folder), prepared.config) != ["federation.rounds"]:
         return
-    if why := dependence(prepared, held.federation.rounds, len(read_rounds(folder)) - 1):
+    if reason := dependence(prepared, planned.federation.rounds, len(read_rounds(folder)) - 1):
         raise UserError(
-            f"{folder} holds a run of {held.federation.rounds} rounds, and {why} on federation.rounds: with "
+            f"{folder} holds a run of {planned.federation.rounds} rounds, and {reason} on federation.rounds: with "
             f"{prepared.config.federation.rounds} the rounds so far would have been others; choose another --out."
         )
 
 
 def may_continue(prepared: Prepared, folder: Path) -> bool:
-    """Whether the run in ``folder`` can go on as this one, which differs from it in the number of rounds at most."""
-    held, done, config = read_config(folder), len(read_rounds(folder)) - 1, prepared.config
+    """Check whether the run in ``folder`` can continue as ``prepared``, which differs at most in the rounds."""
+    planned, done, config = read_config(folder), len(read_rounds(folder)) - 1, prepared.config
     try:
         require_same_data(folder, config.data.name, prepared.dataset.digest)
         require_same_rounding(folder)
@@ -55,20 +55,20 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
             run_salts.kept(folder, prepared.salts)
     except UserError:
         return False
-    return done <= config.federation.rounds and not dependence(prepared, held.federation.rounds, done)
+    return done <= config.federation.rounds and not dependence(prepared, planned.federation.rounds, done)
 
 
 def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
-    """What makes the first ``done`` rounds others than in a plan of this many rounds, as "... depends"; None: nothing.
+    """Return what changes the first ``done`` rounds in a plan of ``rounds`` rounds, as "... depends"; None: nothing.
 
-    A rule of the package's own reads no ``Facts.rounds``, so only somebody's own is asked, in each of these rounds.
+    Built-in straggler rules do not read ``Facts.rounds``, so only a user-defined rule is called, for each round.
     """
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
     plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
     model = flatten(trained(build_module(config, prepared.dataset)))
-    one, two = (begin(algorithm, model, facts, config.seed) for facts in plans)
-    if not same(one, two):
+    first, second = (begin(algorithm, model, facts, config.seed) for facts in plans)
+    if not same(first, second):
         return f"algorithm {config.algorithm} depends"
     if config.dp.target_epsilon is not None:
         return "the noise of dp.target_epsilon depends"
@@ -79,14 +79,14 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     for number in range(1, done + 1):
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
         with somebodys(rule, "__call__", f"round {number}"):
-            one, two = (dict(rule(list(joined), facts, number, plan.seed)) for facts in plans)
-        if one != two:
+            first, second = (dict(rule(list(joined), facts, number, plan.seed)) for facts in plans)
+        if first != second:
             return f"straggler.rule {config.straggler.rule} depends"
     return None
 
 
 def same(a: Payload, b: Payload) -> bool:
-    """Whether two states have the same names, layouts and bits."""
+    """Check whether two states have the same names, layouts and bits."""
     return a.keys() == b.keys() and all(
         getattr(a[name], "layout", None) == getattr(b[name], "layout", None)
         and data(a[name]).dtype == data(b[name]).dtype

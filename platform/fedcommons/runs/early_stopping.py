@@ -1,7 +1,7 @@
-"""When a run ends before its last round: its target is reached, or validation data show no progress any more.
+"""Early stopping: a run ends before its last round if it reaches its target, or if validation shows no progress.
 
-It follows from the record alone, so a run that goes on, or is planned with other rounds, ends in the same round. Round
-0, the untrained model, does not count.
+The decision follows from the record alone, so a resumed run, or a run planned with another number of rounds, ends in
+the same round. Round 0, the untrained model, does not count.
 """
 
 import re
@@ -16,9 +16,10 @@ from fedcommons.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Stop:
-    """never, target or patience: after so many rounds (``patience``) in which ``watched`` has not got better.
+    """The stopping rule of a run.
 
-    goal: the target. way: max or min, of what is watched. rounds: R.
+    rule: "never", "target", or "patience": stop after ``patience`` rounds without an improvement of ``watched``.
+    goal: the target. watched: a metric. way: "max" or "min", the better direction of ``watched``. rounds: R.
     """
 
     rule: str
@@ -30,16 +31,18 @@ class Stop:
 
     @property
     def private(self) -> str | None:
-        """The metric that decides the number of rounds, unless it is of public data, bytes or an epsilon."""
+        """Return the metric that decides the number of rounds; None if it shows only public data, bytes or epsilon."""
         metric = {"target": target.read(self.goal).metric, "patience": self.watched}.get(self.rule)
         return None if metric is None or metric.startswith(("test/", "validation/", "privacy/", "comm/")) else metric
 
     def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
-        """Refuse metrics that a round has not. A target that is a bare number may have none, as not every model has
-        an accuracy, unless it is to stop the run.
+        """Check that the rounds log the metrics of target and stopping rule.
+
+        A target that is a bare number may lack its metric, as not every model has an accuracy, unless the target stops
+        the run.
 
         Raises:
-            NotLogged: round 0 has not logged one, or round 1 where it is of training.
+            NotLogged: round 0 lacks such a metric, or round 1 lacks a metric of training.
         """
         if isinstance(self.goal, str) or self.rule == "target":
             target.require_logged("target", target.read(self.goal).metric, round, logged)
@@ -47,7 +50,10 @@ class Stop:
             target.require_logged("federation.stop_metric", self.watched, round, logged)
 
     def why(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
-        """Why the run ends with the last of these lines of rounds.jsonl; None where it does not, or has R."""
+        """Return why the run ends after the last line; None if it continues, or if all R rounds are done.
+
+        lines: the lines of rounds.jsonl so far.
+        """
         last = lines[-1]["round"] if lines else 0
         if self.rule == "never" or not 1 <= last < self.rounds:
             return None
@@ -55,7 +61,7 @@ class Stop:
             reached = target.first(self.goal, lines)
             return f"after round {last}: target {target.in_words(self.goal)} is reached" if reached else None
         if self.watched not in lines[-1]:
-            return None  # nothing new is known after a round that is not evaluated
+            return None  # a round without evaluation changes nothing
         at = best_round(lines, self.watched, self.way)
         if last - at < self.patience:
             return None
@@ -63,10 +69,10 @@ class Stop:
 
 
 def stop_of(config: Experiment) -> Stop:
-    """When a run of this experiment ends.
+    """Return the stopping rule of an experiment.
 
     Raises:
-        UserError: a metric will not be measured, or does not say which way is better, or a constant changes nothing.
+        UserError: a metric will not be measured or lacks its better direction, or a constant changes nothing.
     """
     f, usual = config.federation, type(config.federation)
     target.require_measured("target", target.read(config.target).metric, config.flat)
@@ -81,22 +87,22 @@ def stop_of(config: Experiment) -> Stop:
 
 
 def _watched(text: str) -> tuple[str, str]:
-    """The metric that ``federation.stop_metric`` names, as in rounds.jsonl, and which way is better.
+    """Return the metric that ``federation.stop_metric`` names, as in rounds.jsonl, and "max" or "min".
 
     Raises:
-        UserError: it does not say which.
+        UserError: the text does not say which direction is better.
     """
-    found = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
-    if not found:
+    match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
+    if not match:
         raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {shown(text)}.")
-    way = found[2] or ("max" if "accuracy" in found[1] else "min" if "loss" in found[1] else None)
+    way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
     if way is None:
         raise UserError(f"federation.stop_metric {shown(text)} needs max or min behind it: which way is better?")
-    return f"validation/{found[1]}", way
+    return f"validation/{match[1]}", way
 
 
 def best_round(lines: Sequence[Mapping[str, Any]], metric: str, way: str) -> int:
-    """The first round from 1 on with the best value of the metric; 0 where none has one."""
+    """Return the first round, from 1 on, with the best value of the metric; 0 if no round has a value."""
     values = [(line[metric], line["round"]) for line in lines if line["round"] >= 1 and line.get(metric) is not None]
     sign = -1 if way == "max" else 1
     return min(((sign * value, number) for value, number in values), default=(0, 0))[1]

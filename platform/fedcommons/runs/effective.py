@@ -1,9 +1,9 @@
-"""The values that a run used where its config leaves them to a rule, for ``effective`` in its summary.
+"""The values that a run used for fields whose value a rule decides: ``effective`` in its summary.
 
-A noise multiplier is solved for a target epsilon, a field at null follows the data set, the model or another field, and
-the rule of equal work shortens clients' epochs. The rule of a component stands in its method ``effective_constants``,
-which gets (model, facts, ``client.epochs``) in a method, the dealt data in a sharing strategy, and the number of images
-that it sees in a generator.
+Examples: a noise multiplier is computed from a target epsilon; a field at null follows the data set, the model or
+another field; the rule of equal work shortens clients' epochs. A component's rule is its method
+``effective_constants``. Its arguments are (model, facts, ``client.epochs``) for a method, the client data sets for a
+sharing strategy, and the number of images in its training data for a generator.
 All functions return plain values by the names of fields. A value that differs between clients is a list by client.
 """
 
@@ -25,12 +25,12 @@ from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 
 
 def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str, Any]:
-    """Return what rules decided of the data set, the partition and the work of late clients.
+    """Return the values that rules decided for the data set, the partition and the partial work of stragglers.
 
     Args:
         asked: the experiment's fields by their dotted names.
-        dataset: its data set.
-        plan: the schedule of its rounds.
+        dataset: the experiment's data set.
+        plan: the plan of the experiment's rounds.
     """
     values, n = dict[str, Any](), plan.facts.n_clients
     if asked["data.augment"] is None:
@@ -51,55 +51,55 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
 
 
 def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str, Any]:
-    """Return E' of the rule of equal work, the batch size, and the noise that a target epsilon decides."""
+    """Return E' of the rule of equal work, the batch size, and the noise multiplier for a target epsilon."""
     each = list(zip(clients.sizes, clients.n_own.tolist(), strict=True))
     values: dict[str, Any] = {
-        "client.epochs": joined([loop.epochs_for(n, own) for n, own in each]),
+        "client.epochs": joined([loop.epochs_for(n, n_own) for n, n_own in each]),
         "client.batch_size": joined([min(loop.batch_size, n) for n, _ in each]),
     }
     if loop.dp and loop.dp.target:
         used = [[*{sigma for _, sigma in ledger.updates.covered.get(i, {})}] for i in range(len(each))]
-        if not all(len(sigmas) == 1 for sigmas in used):  # a client was never drawn, or nothing protects its updates
-            of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, own)) for n, own in each]
+        if not all(len(sigmas) == 1 for sigmas in used):  # a client was never sampled, or its updates are unprotected
+            of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, n_own)) for n, n_own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
         values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])
     return values
 
 
 def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rules decided of the sharing strategy; constants: what its own rules decided."""
+    """Return the values that rules decided for the sharing strategy; constants: values from the strategy's rules."""
     values: dict[str, Any] = {}
     if asked.get("sharing.p", 0) is None:
-        pool = shared.data.pool  # at the server, where no client receives any of it
-        made = len(pool.rows.flat) if pool else 0
-        values["sharing.p"] = shared.p or made / (made + sum(shared.data.own.sizes))
+        pool = shared.data.pool  # a pool may stay at the server, without a client that receives it
+        n_shared = len(pool.rows.flat) if pool else 0
+        values["sharing.p"] = shared.p or n_shared / (n_shared + sum(shared.data.own.sizes))
     return values | {f"sharing.{n}": joined(v) if isinstance(v, list) else v for n, v in constants.items()}
 
 
 def of_generators(asked: Mapping[str, Any], needs: Sequence[Need], releases: Sequence[Release]) -> dict[str, Any]:
-    """Return what rules decided of the clients' generators; releases: those before round 1."""
+    """Return the values that rules decided for the clients' generators; releases: all releases before round 1."""
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
     values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
     if asked.get("generator.target_epsilon") is not None:
-        private = [event for event in releases if event.covered and event.what != CLASS_COUNTS]
-        if len({event.client for event in private}) == len(each) == len(private):
-            values["generator.noise_multiplier"] = joined([event.sigma for event in private])
+        private = [release for release in releases if release.covered and release.what != CLASS_COUNTS]
+        if len({release.client for release in private}) == len(each) == len(private):
+            values["generator.noise_multiplier"] = joined([release.sigma for release in private])
     return values
 
 
 def of_algorithm(algorithm: Algorithm, section: str, model: Flat, facts: Facts, epochs: int) -> dict[str, Any]:
-    """Return what rules decided of the method's constants; section: of its fields, epochs: ``client.epochs``."""
+    """Return the values that rules decided for the method; section: prefix of its fields, epochs: client.epochs."""
     values = constants_of(algorithm, model, facts, epochs)
     return {f"{section}.{name}": value for name, value in values.items()}
 
 
 def constants_of(part: Any, *facts: Any) -> Mapping[str, Any]:
-    """Return what the ``effective_constants`` of a component of the package says; nothing for all other components."""
+    """Return the result of a built-in component's ``effective_constants``; empty for all other components."""
     is_ours = type(part).__module__.partition(".")[0] == "fedcommons"
     rule = getattr(part, "effective_constants", None) if is_ours else None
     return rule(*facts) if rule else {}
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Return the value that all clients have, or the list of their values."""
+    """Return the value if it is the same for all clients, else the list of values by client."""
     return values[0] if len(set(values)) == 1 else list(values)

@@ -1,4 +1,4 @@
-"""What a run measures: the server model after every round, and the whole course in one record."""
+"""Evaluation in a run: metrics of the server model and the clients after a round, and the summary of the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,15 +27,16 @@ from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import accuracies, last_of
 
 OF_CLIENTS = ("clients/", "personal/")
-"""How the metrics of clients begin that stand in rounds.jsonl, and those of the last round in summary.json."""
+"""Prefixes of the clients' metrics in rounds.jsonl; summary.json has the clients' metrics of the last round."""
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing, last: int | None = None) -> dict[str, float]:
-    """Metrics of the server model (on the test data of the others) in the rounds of ``evaluate.every``, in those of
-    ``measure.every`` the convergence parameters at it, and what a measure of somebody's own says. last: the run's last
-    round, where it is not R.
+    """Return the metrics of a round.
 
-    A method without a server model has none of these. What its module draws is keyed by round, set and chunk.
+    They are, in the rounds of ``evaluate.every``, the server model's metrics, and the metrics on test data of the
+    method's other models. In the rounds of ``measure.every`` they are also the convergence parameters at the server
+    model and the numbers of the user-defined measure. A method without a server model has no metrics of it. Random
+    draws of the module are keyed by round, set and chunk. last: the run's last round, if it is not R.
     """
     config, data, at = ready.config, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
@@ -50,10 +51,10 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
     if m.every and due(now.round, m.every, last):
         laboratory = Laboratory(executor, data, ready.shared.p, f.blocks, m.samples, config.seed)
         at = replace(at, buffers=now.buffers)
-        for name, found in laboratory.measure(at, m.smoothness).items():
-            metrics[f"convergence/{name}"] = found.value
-            if found.standard_error:
-                metrics[f"convergence/{name}_se"] = found.standard_error
+        for name, estimate in laboratory.measure(at, m.smoothness).items():
+            metrics[f"convergence/{name}"] = estimate.value
+            if estimate.standard_error:
+                metrics[f"convergence/{name}_se"] = estimate.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
         if m.measure:
             metrics |= measured(executor, at, m.measure, m.constants)
@@ -63,11 +64,13 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 def of_clients(
     ready: Assembled, executor: Executor, now: Standing, last: int | None = None
 ) -> tuple[Each, dict[str, float]]:
-    """What clients.jsonl has of each client, lists by client, and rounds.jsonl of all; nothing where nobody asks.
+    """Return the lists by client for clients.jsonl, and the metrics of all clients for rounds.jsonl.
 
-    ``n``: a client's own examples; the server model's metrics on them; ``personal/NAME``, those of its own model. Where
-    no client has test examples they are its training examples, and metrics are called ``train_NAME``. With
-    ``measure.clients`` they always are, and have no other name, as in earlier versions. last: see ``observe``.
+    Both are empty if no evaluation of clients is requested. The lists are ``n``, the number of the client's own
+    examples; the server model's metrics on these examples; and ``personal/NAME``, metrics of the client's own model.
+    The examples are the client's test examples. If no client has test examples, they are its training examples, and
+    metrics are called ``train_NAME``. With ``measure.clients`` they are always the training examples, and the names of
+    metrics do not change, as in earlier versions. last: see ``observe``.
     """
     c, n = ready.config, len(ready.data.own)
     if not (c.measure.clients or c.evaluate.clients):
@@ -76,29 +79,29 @@ def of_clients(
         return {"n": []}, {}
     at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
     if c.measure.clients:
-        each = evaluate_clients(executor, at, n)
-        return each, worst(each)
+        client_metrics = evaluate_clients(executor, at, n)
+        return client_metrics, worst(client_metrics)
     if now.has_model:
         models["clients"] = evaluate_clients(executor, at, n, on_tests=on_tests)
     if isinstance(ready.algorithm, Personal):
         models["personal"] = evaluate_personal(ready.algorithm, executor, at, now, ready.plan, on_tests=on_tests)
     lists, numbers = dict[str, list[float]](), dict[str, float]()
-    for which, each in models.items():
-        lists["n"] = sizes = each.pop("n")
-        named = each if on_tests else {f"train_{metric}": values for metric, values in each.items()}
+    for which, client_metrics in models.items():
+        lists["n"] = sizes = client_metrics.pop("n")
+        named = client_metrics if on_tests else {f"train_{metric}": values for metric, values in client_metrics.items()}
         lists |= {f"personal/{m}" if which == "personal" else m: values for m, values in named.items()}
         for metric, values in named.items():
-            numbers |= {f"{which}/{metric}_{what}": found for what, found in spread(metric, values, sizes).items()}
+            numbers |= {f"{which}/{metric}_{what}": value for what, value in spread(metric, values, sizes).items()}
     return lists, numbers
 
 
 def due(round: int, every: int, last: int) -> bool:
-    """Whether something is done after this round that is done every so many rounds, in round 0 and in the last one."""
+    """Check whether a task is due after a round: every ``every`` rounds, in round 0 and in the last round."""
     return round % every == 0 or round == last
 
 
 def _at(ready: Assembled, now: Standing) -> ModelTask:
-    """The server model as it is evaluated after a round; none for a method that has none."""
+    """Return the evaluation task of the server model after a round; the task's model is empty if there is none."""
     buffers = None if ready.config.federation.buffers == "keep" else now.buffers
     model = now.model if now.has_model else EMPTY
     seed, chunk = seed_for(ready.config.seed, "observed", now.round), ready.config.evaluate.chunk
@@ -106,7 +109,7 @@ def _at(ready: Assembled, now: Standing) -> ModelTask:
 
 
 def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The client with the least accuracy, the first of several, and its accuracy."""
+    """Return the first client with the lowest accuracy, and its accuracy."""
     if "accuracy" not in clients:
         return {}
     accuracies = clients["accuracy"]
@@ -116,29 +119,35 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def summarise(
     ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing, *, is_secret: bool
 ) -> dict[str, Any]:
-    """The run in one record: no times, no paths, so that it compares equal to that of an uninterrupted run.
+    """Return the summary of a run, without times and paths, so that it equals the summary of an uninterrupted run.
 
-    ``lines``: those of rounds.jsonl; ``end``: where the federation stands in the end; is_secret: nobody can draw the
-    noise again.
-    ``p``: the share of shared data. ``disclosed``: the share of all clients' examples that were given away, as they are
-    or in what was made from them, with nothing that an epsilon can be computed from; model updates do not count.
-    ``bytes_lost``, where there are stragglers: those among ``bytes_down`` for which no reply came back. ``stopped``,
-    where the run ended before its last round: after which, and why. ``config`` has the flat fields of what was chosen,
-    ``effective`` what was used where a rule decided a value; ``rejected`` each client whose replies were: how many, and
-    why the first was. With ``evaluate.clients`` it has the clients' metrics of the last round too. Accuracies and
-    rounds-to-target are those of the server model on the test data: None for a method that has none, for which its
-    clients' own models do not stand in.
+    Args:
+        lines: the lines of rounds.jsonl.
+        end: the state after the last round.
+        is_secret: the noise is secret, so that it cannot be drawn again.
+
+    Accuracies and rounds-to-target are those of the server model on the test data: None for a method without a server
+    model, as the clients' own models do not replace it. With ``evaluate.clients`` the summary also has the clients'
+    metrics of the last round. Fields:
+        p: the share of shared data.
+        disclosed: the share of all clients' examples that were released, themselves or as synthetic data computed from
+            them, without a mechanism that an epsilon can be computed for; model updates do not count.
+        bytes_lost: the part of ``bytes_down`` that was sent to clients without a reply, if there are stragglers.
+        stopped: the round and the reason, if the run ended before its last round.
+        config: the flat fields of the chosen components.
+        effective: the values that were used where a rule decided a value.
+        rejected: the number of rejected replies per client, and the reason of the client's first rejection.
     """
-    c, flat, dealt, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
-    held, facts, dp = [len(rows) for rows in dealt.rows], ready.plan.facts, ready.config.dp
-    given_away = sum(min(n, held[i]) for i, n in ledger.given_away.items())  # who holds others' may show them too
-    own = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
+    c, flat, partition, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
+    sizes, facts, dp = [len(rows) for rows in partition.rows], ready.plan.facts, ready.config.dp
+    n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.given_away.items())  # a holder of foreign rows may disclose them too
+    user_defined = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)
-    said = statement(
-        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=own, views=shared.views
+    privacy = statement(
+        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=user_defined, views=shared.views
     )
     if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
-        said["mechanisms"] = tables
+        privacy["mechanisms"] = tables
     used = effective.of_data(flat, ready.prepared.dataset, ready.plan)
     if trains_locally(ready.algorithm):
         used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
@@ -158,7 +167,7 @@ def summarise(
         "algorithm": c.algorithm,
         "setting": c.sharing.setting,
         "alpha": flat.get("partition.alpha"),
-        "n_clients": len(dealt.rows),
+        "n_clients": len(partition.rows),
         "participation": c.federation.participation,
         "seed": c.seed,
         "learning_rate": c.client.lr,
@@ -169,19 +178,19 @@ def summarise(
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
         "validation_accuracy": last_of(lines, "validation/accuracy"),
         "p": shared.p,
-        "disclosed": given_away / sum(held),
+        "disclosed": n_disclosed / sum(sizes),
         "bytes_down": end.traffic.down,
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
-        **({"stopped": why} if (why := stop_of(c).why(lines)) else {}),
+        **({"stopped": reason} if (reason := stop_of(c).why(lines)) else {}),
         "rejected": rejections.records(end.rejected),
-        "partition": dealt.fingerprint,
+        "partition": partition.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in recorded(flat).items() if not is_ignored(n)},
-        **{name: found for name in NAMES if (found := course(name))},
+        **{name: points for name in NAMES if (points := course(name))},
         **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if c.evaluate.clients else {}),
         **shared.facts,
-        "privacy": said,
+        "privacy": privacy,
         "effective": used,
         **({"audit": ready.audited.facts} if ready.audited else {}),
     }

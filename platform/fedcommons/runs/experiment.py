@@ -54,7 +54,7 @@ OnRound = Callable[[int, Mapping[str, float | None]], None]
 EPSILON = "privacy/epsilon_local_training"
 
 PATIENCE = 60
-"""Seconds that a sweep's trial waits for its folder: the trials of a sweep that was killed outlive it by some."""
+"""Seconds that a sweep's trial waits for its folder: trials outlive a killed sweep by some seconds."""
 
 
 @fresh_torch()
@@ -73,16 +73,21 @@ def run(
 ) -> dict[str, Any]:
     """Run the experiment in ``folder`` and return its summary, which is also ``folder/summary.json``.
 
-    Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume`` a run
-    that was broken off continues from its last checkpoint and ends as if it had never been; a finished one is read. One
-    that was planned with another number of rounds goes on as if it had been planned with this one (``extended``).
-    ``may_generate``: train generators that the store lacks; without it their absence is a ``LookupError``. ``on_step``:
-    told of a generator's steps while it is trained or draws. ``mirrored_as``: the run's name in the storage, where the
-    config has one; the folder's by default. What the storage cannot take is an error only when the run has ended.
-    ``data``: the digest that the data set must have; None: any. ``with_share``: replaces ``gpus_per_actor auto`` in the
-    experiments by a share of a GPU, for this number of processes; see ``tune.gpu_share``.
-    What stops a run is left in ``folder/error.txt``; a client's failure leaves a checkpoint of the round before too. A
-    run whose target or stopping rule names a metric that nobody logs leaves no folder, unless its noise was secret.
+    Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume``, an
+    interrupted run continues from its last checkpoint and ends as if it had not been interrupted. A finished run is
+    only read. A run that was planned with another number of rounds continues as if planned with this number
+    (``extended``). The error that stops a run is written to ``folder/error.txt``; a client's failure also leaves a
+    checkpoint of the round before. If target or stopping rule names a metric that is never logged, the run leaves no
+    folder, unless its noise was secret.
+
+    Args:
+        on_step: called with the progress of a generator while it is trained or sampled.
+        may_generate: train the generators that the store lacks; if False, a missing generator is a ``LookupError``.
+        mirrored_as: the run's name in the storage, if the config has a storage; default: the folder's name. A failed
+            upload to the storage is an error only when the run has ended.
+        data: the hash that the data set must have; None: any.
+        with_share: called with (experiments, number of processes); replaces ``gpus_per_actor auto`` in the experiments
+            by a share of a GPU; see ``tune.gpu_share``.
     """
     prepared = prepare(config)
     load_data.require_same(prepared.dataset, data)
@@ -146,14 +151,14 @@ def _run(
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
         for sentence in prepared.told:
             say(sentence)
-        made = synthetic_images(prepared, store, jobs, say, on_step)
-        require_own(prepared.stage, prepared.dealt, prepared.needs, made)
-        ready = assemble(prepared, made)
+        images = synthetic_images(prepared, store, jobs, say, on_step)
+        require_own(prepared.stage, prepared.dealt, prepared.needs, images)
+        ready = assemble(prepared, images)
         for note in ready.shared.notes:
             say(note)
         if config.dp.local or any(event.covered for event in ready.shared.releases):
-            for what, why in ready.plan.leaks.items():
-                say(Warned(f"no epsilon covers this run: {what}: {why}"))
+            for what, reason in ready.plan.leaks.items():
+                say(Warned(f"no epsilon covers this run: {what}: {reason}"))
         if ready.audited:
             ready.audited.write(folder)
             say(ready.audited.told)
@@ -162,8 +167,8 @@ def _run(
         if config.client.batched:
             work = Work(build_module(config, ready.facts), torch.device("cpu"), local_loop(config, ready.facts.augment))
             state, rows = ready.start(ClientMemory()).state, ready.data.clients[0]
-            if why := _trains_alone(ready.plan, ready.algorithm, work, state, rows, config.seed):
-                say(f"client.batched changes nothing: {why}.")
+            if reason := _trains_alone(ready.plan, ready.algorithm, work, state, rows, config.seed):
+                say(f"client.batched changes nothing: {reason}.")
         if config.client.graphs and config.federation.executor == "serial" and default_device().type == "cpu":
             say("client.graphs changes nothing: this process sees no GPU.")
         executor = ready.executor(salt)
@@ -188,30 +193,30 @@ def _run(
 
 
 def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]) -> Standing:
-    """Where the run was left: at its last checkpoint that is intact and has all its lines, or before round 1.
+    """Return the state to start from: the last intact checkpoint with all its lines, or the state before round 1.
 
-    What there is of later rounds is dropped, as they are played again. ``say`` is told of another run's checkpoints.
+    Records of later rounds are removed, as these rounds run again. Checkpoints of another run are reported to ``say``.
     """
     bound = ready.config.federation.memory_mb * 1e6
     run = run_name(noise_key(ready.config), ready.prepared.dataset.digest, salt)
     memory = ClientMemory(cap_bytes=bound, folder=record.path / "memory", run=run)
     start = rounds.with_counts(ready.start(memory), ready.plan.facts)
-    found = None
+    saved = None
     if resume:
         whole, layout = record.whole(), start.layout
-        found = checkpoint.load_latest(record.checkpoints, memory, whole, layout, record.digest, say)
-    last = found.round if found else -1
+        saved = checkpoint.load_latest(record.checkpoints, memory, whole, layout, record.digest, say)
+    last = saved.round if saved else -1
     record.rewind(last)
     checkpoint.remove_after(record.checkpoints, last)
-    now = found or start
-    checkpoint.prune(record.checkpoints, now.memory)  # a run that was killed while it removed what is old left it
+    now = saved or start
+    checkpoint.prune(record.checkpoints, now.memory)  # a killed run may have left old files
     return now
 
 
 def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """The run folder and, unless it is off, W&B, and a tracker of somebody's own.
+    """Return the trackers: the run folder, W&B unless it is off, and the user-defined tracker if there is one.
 
-    A resumed run tells the earlier rounds again to all but the run folder.
+    In a resumed run the earlier rounds are logged again to all trackers except the run folder.
     """
     others: list[Tracker] = []
     config = ready.config
@@ -231,7 +236,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
         def make() -> Tracker:
             return registry.made("tracker", name, lambda: part(**taken(part, offered), **constants))
 
-        others.append(OwnTracker(name, make, say))
+        others.append(OwnTracker(name, build, say))
     for line in record.rounds() if others else ():
         for tracker in others:
             tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
@@ -239,12 +244,12 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
 
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Refuse an epsilon that means nothing, as soon as something is accounted: what rounds will release is not known.
+    """Refuse an epsilon without meaning, as soon as the ledger has an entry (later releases are not known in advance).
 
-    before: the ledger before these rounds.
+    before: the ledger before the rounds of this call.
 
     Raises:
-        UserError: delta is too large, or what was released in rounds was made from rows that repeat.
+        UserError: delta is too large, or a release in a round was computed from rows that repeat.
     """
     require_small_delta(now, delta, shared.data.own.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
@@ -261,13 +266,13 @@ def _federate(
     on_round: OnRound | None,
     say: Callable[[str], None],
 ) -> Standing:
-    """Play the rounds after ``start``, observe and record each; where the federation stands in the end."""
+    """Run, evaluate and record the rounds after ``start``; return the state after the last round."""
     config, f = ready.config, ready.config.federation
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
     stop = stop_of(config)
     if stop.why(record.rounds()):
         courses = ()
-    if not record.rounds():  # so nobody has seen the untrained model yet
+    if not record.rounds():  # the untrained model has not been recorded yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     model_files.Best.rewind(record.path, start.round if record.rounds() else -1)
     best = model_files.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
@@ -279,7 +284,7 @@ def _federate(
             _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
             metrics, clients = _observed(ready, executor, now, facts, f.rounds)
             is_over = stop.rule != "never" and stop.why([*record.rounds(), line_of(now.round, metrics)]) is not None
-            if is_over:  # so this is the last round, of which more is observed
+            if is_over:  # in the last round more metrics are computed
                 metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
             if clients:
                 record.log_clients(now.round, clients)
@@ -292,11 +297,11 @@ def _federate(
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
-                said = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
-                say(Warned(said))
+                message = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
+                say(Warned(message))
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
-                said = f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?"
-                say(Warned(said))
+                message = f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?"
+                say(Warned(message))
                 lost |= new
             if on_round:
                 on_round(now.round, metrics)
@@ -308,7 +313,7 @@ def _federate(
                 break
     except ClientError:
         best.write(record.path, build, ready.facts)
-        checkpoint.save(record.checkpoints, last, record.digest())  # so that the client can be played again at once
+        checkpoint.save(record.checkpoints, last, record.digest())  # a resumed run repeats only this round
         raise
     return last
 
@@ -316,9 +321,10 @@ def _federate(
 def _observed(
     ready: Assembled, executor: Executor, now: Standing, facts: Mapping[str, float], last: int, *before: Any
 ) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
-    """A round's metrics, and those of each client; last: the run's last round.
+    """Return the metrics of a round and the metrics of each client; last: the run's last round.
 
-    before: the same where this round was not known to be the last; what had all been observed is not again.
+    before: the result of an earlier call for this round, before it was known to be the last. It is returned unchanged
+        if it already has all metrics.
     """
     config = ready.config
     if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
@@ -334,33 +340,33 @@ def _observed(
 
 
 def _late(now: Standing) -> dict[str, list[int]]:
-    """The clients that were late, and those among them whose partial work came."""
+    """Return the stragglers, and the stragglers whose partial work arrived."""
     return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
 
 
-def _write_partition(folder: Path, dealt: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
-    """``partition.json``; data: the digest of the data set; salt: of secret noise, of which it has the name."""
+def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
+    """Write ``partition.json``; data: the hash of the data set; salt: of secret noise, whose name the file contains."""
     facts = {
         "data": data,
-        "fingerprint": dealt.fingerprint,
-        "sizes": [len(rows) for rows in dealt.rows],
-        **({} if dealt.class_counts is None else {"class_counts": dealt.class_counts.tolist()}),
+        "fingerprint": partition.fingerprint,
+        "sizes": [len(rows) for rows in partition.rows],
+        **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
         **({} if tests is None else {"test_sizes": tests.sizes}),
         **({"noise": salts.name_of(salt)} if salt else {}),
     }
-    if len(dealt.rows) <= 10_000:
+    if len(partition.rows) <= 10_000:
         write_json(folder / "partition.json", facts)
-    else:  # with a line a number, json takes seconds for 10^5 clients
+    else:  # with one number per line, json takes seconds for 10^5 clients
         write_text(folder / "partition.json", json.dumps(facts))
 
 
 def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
-    """Return why ``client.batched`` trains no clients at once, or "" if it does; the first client is tried.
+    """Return why ``client.batched`` trains no clients together, or "" if it does; the first client is tried.
 
     Args:
-        work: what a process trains with.
-        state: the server's before round 1.
-        rows: the first client's.
+        work: the module, device and local loop of a worker process.
+        state: the server's state before round 1.
+        rows: the examples of the first client.
     """
     joined = joining_of(algorithm, plan.facts.n_clients, plan.participation)
     if joined is not None and joined <= plan.blocks:

@@ -1,4 +1,4 @@
-"""The data of an experiment: its data set, read and split, and dealt to clients by its partition."""
+"""The data of an experiment: load and split its data set, and partition it among the clients."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +27,19 @@ NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def load(data: Data) -> Dataset:
-    """The data set, split; see ``datasets.load``. The seed that it may ask for is keyed by its name.
+    """Return the data set, split; see ``datasets.load``. The seed that a loader may request is keyed by its name.
 
     Raises:
-        UserError: there is no such data set, or see there.
-        ClientError: it failed.
+        UserError: there is no such data set, or as ``datasets.load``.
+        ClientError: the loader of the data set failed.
     """
-    part = registry.find("data", data.name)
+    loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
     with somebodys(registry.called("data", data.name)):
-        make = partial(part, **{**taken(part, offered), **data.constants})
+        build = partial(loader, **{**taken(loader, offered), **data.constants})
         return datasets.load(
-            data.name, make, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
+            data.name, build, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
             augment=data.augment, standardise=data.standardise,
         )  # fmt: skip
 
@@ -48,10 +48,10 @@ def require_same(dataset: Dataset, digest: str | None) -> None:
     """Check that this host has the data set of the host that started the sweep.
 
     Args:
-        digest: of the data set there; None if it is not known.
+        digest: the hash of the data set on the starting host; None if it is unknown.
 
     Raises:
-        UserError: it has other examples.
+        UserError: this host has other examples.
     """
     if digest not in (None, dataset.digest):
         raise UserError(
@@ -62,7 +62,7 @@ def require_same(dataset: Dataset, digest: str | None) -> None:
 
 
 def dir_option(dir: str | None) -> list[str]:
-    """The option that names this folder of data; none where it is the one that is looked in without it."""
+    """Return the command-line option that names this data folder; empty for the default folder."""
     is_usual = dir is None or datasets.data_folder(dir).resolve() == datasets.data_folder(None).resolve()
     return [] if is_usual or dir is None else [f"--data.dir {quote(dir)}"]
 
@@ -77,29 +77,29 @@ def deal(
     factors: Mapping[str, np.ndarray] = NOTHING,
     origin: Origin | None = None,
 ) -> Partitioned:
-    """Deal the rows of ``labels`` (n,) to clients by ``recipe``; see ``data.partition.Partition``.
+    """Partition the rows of ``labels`` (n,) among clients by ``recipe``; see ``data.partition.Partition``.
 
     Raises:
-        UserError: there is no such partition, it asks for what the data set has not, there are more clients than rows,
-            or see ``data.partition.partition``.
-        ClientError: it failed.
+        UserError: there is no such partition, the data set lacks what it requests, there are more clients than rows,
+            or as ``data.partition.partition``.
+        ClientError: the partition failed.
     """
     name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
     constants = registry.with_floats("partition", name, recipe.constants)
     with somebodys(registry.called("partition", name)):
-        asked = parameters_of(part).keys() - constants.keys()
-    if "n_clients" in asked and recipe.n_clients > n:
+        requested = parameters_of(part).keys() - constants.keys()
+    if "n_clients" in requested and recipe.n_clients > n:
         raise UserError(
             f"partition.n_clients must be at most the number of training images, {n}, got {recipe.n_clients}."
         )
-    if "n_classes" in asked and n_classes is None:
+    if "n_classes" in requested and n_classes is None:
         raise UserError(f"partition {name} deals classes, and the labels are none: use iid, quantity or by_group.")
     for what, how, has in (("groups", "(x, y, groups)", groups is not None), ("factors", _FACTORS, bool(factors))):
-        if what in asked and not has:
+        if what in requested and not has:
             raise UserError(f"partition {name} needs {what}, and the data set has none: let it return {how}.")
 
     def rows(times: int = 1) -> Sequence[Any]:
-        """As it deals the data, or as many times as many."""
+        """Return each client's rows of the data set, repeated ``times`` times."""
         offered = {
             "labels": np.concatenate([labels] * times),
             "groups": None if groups is None else np.concatenate([groups] * times),
@@ -111,33 +111,33 @@ def deal(
         return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **constants})
 
     with somebodys(registry.called("partition", name)):
-        dealt = partitions.partition(name, rows, labels, n_classes)
-    if registry.is_own(name) and origin is not None and origin.moved and "rows" not in asked:
+        partitioned = partitions.partition(name, rows, labels, n_classes)
+    if registry.is_own(name) and origin is not None and origin.moved and "rows" not in requested:
         _require_places(name, rows, n, origin.given)
-    return dealt
+    return partitioned
 
 
 _FACTORS = "{'x': x, 'y': y, 'factors': {'camera': ...}}"
 
 
-def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, given: int) -> None:
-    """Refuse a partition that deals rows of a file of its own, whose numbers are no longer those of the examples.
+def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_original: int) -> None:
+    """Refuse a partition that takes row numbers from its own file, as they no longer match the rows of the examples.
 
-    It is asked to deal the examples so many times over that there are more than its data set ever had. One that deals
-    what it is handed deals these too; one that looks up row i in a file fails, or never comes beyond the file's end.
+    The partition is called with repeated examples, more than its data set ever had (``n_original``). A partition of
+    its arguments uses all these rows. A partition that looks up row i in a file fails or never exceeds the file's end.
 
     Raises:
-        UserError: it does.
+        UserError: the partition takes row numbers from its own file.
     """
-    times = given // n + 1
+    times = n_original // n + 1
     try:
         largest = max(int(np.asarray(r).max()) for r in islice(rows(times), times * n) if len(r))
-    except Exception:  # whatever it raises
+    except Exception:  # user code may raise any error
         largest = -1
-    if largest < given:
+    if largest < n_original:
         raise UserError(
             f"partition.name {shown(name)} deals the same rows however many there are, as if by a file of its own, and "
-            f"of the {given:,} rows of that {n:,} are left to train on, with other numbers: let it ask for `rows`, "
+            f"of the {n_original:,} rows of that {n:,} are left to train on, with other numbers: let it ask for `rows`, "
             "where each stood, and look up column[rows]."
         )
 
@@ -151,13 +151,14 @@ def _read_only(value: Any) -> Any:
 def as_held(
     dealt: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
 ) -> tuple[Partitioned, Examples, Clients | None]:
-    """What clients train on, as rows of training examples, and their own test examples; None: there are none.
+    """Return the clients' rows, the training examples, and the clients' test examples (None: no client has any).
 
-    share: of each client's examples that is held out as its own tests; 0: these are the test examples of its groups, if
-    there are any. shift, size: how what each client has is changed then; see ``data.shift``.
+    share: the share of each client's examples that is held out as its test examples; 0: each client's test examples
+    are those of its groups, if there are any. shift, size: kind and size of the shift that is then applied to each
+    client's examples; see ``data.shift``.
 
     Raises:
-        UserError: a client has too few rows, or the examples cannot be shifted so.
+        UserError: a client has too few rows, or this shift cannot be applied to the examples.
     """
     train, tests = dataset.train, client_test_sets.of_groups(dealt, dataset) if not share else None
     if share:

@@ -1,8 +1,8 @@
-"""The salt of a run whose noise is secret: drawn as it begins, found again when it goes on; see ``salts``.
+"""The salt of a run with secret noise: drawn when the run begins, and read when the run continues; see ``salts``.
 
-``noise.json`` in the run folder holds the names (hashes) of the run's salt and of those of its generators or sharing
-stage, never a salt.
-``partition.json`` has the first of them too, so that another run's ``noise.json`` is not taken for its own.
+``noise.json`` in the run folder contains the names (hashes) of the run's salt and of the salts of its generators or
+sharing stage, never a salt. ``partition.json`` also has the name of the run's salt, which detects a ``noise.json`` of
+another run.
 """
 
 import os
@@ -20,14 +20,16 @@ from fedcommons.storage.atomic_files import write_json
 FILE, PARTITION = "noise.json", "partition.json"
 
 BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors")
-"""What a run's folder has only once the run has begun."""
+"""Files and folders that a run's folder has only after the run has begun."""
 
 
 def begun(folder: Path, shared: Sequence[str]) -> bytes:
-    """The salt of the run in ``folder``, a new one if it has not begun; shared: what tells the salts before round 1.
+    """Return the salt of the run in ``folder``, a new salt if the run has not begun.
+
+    shared: the names of the salts that are used before round 1.
 
     Raises:
-        UserError: a salt is lost, or cannot be kept.
+        UserError: a salt is lost, or cannot be stored.
     """
     salts.require_outside(folder)
     if any(os.path.lexists(folder / name) for name in BEGUN):  # noise.json is written first
@@ -38,13 +40,13 @@ def begun(folder: Path, shared: Sequence[str]) -> bytes:
 
 
 def kept(folder: Path, shared: Sequence[str]) -> bytes:
-    """The salt that the run in ``folder`` began with; shared: see ``begun``.
+    """Return the salt that the run in ``folder`` began with; shared: see ``begun``.
 
     Raises:
-        UserError: it is lost, or that of a generator or sharing stage is.
+        UserError: the salt is lost, or the salt of a generator or sharing stage is lost.
     """
-    name, generators = _told(folder / FILE)
-    with suppress(ValueError, KeyError, TypeError):  # a run broken off before has none
+    name, generators = _salt_names(folder / FILE)
+    with suppress(ValueError, KeyError, TypeError):  # an interrupted run may lack this file
         if safe_read.json_of(folder / PARTITION)["noise"] != name:
             raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
     salt = salts.of_run(name, folder)
@@ -57,11 +59,11 @@ def kept(folder: Path, shared: Sequence[str]) -> bytes:
     return salt
 
 
-def _told(path: Path) -> tuple[str, Any]:
-    """The names of the salts of a run and of its generators."""
+def _salt_names(path: Path) -> tuple[str, Any]:
+    """Return the names of the salts of a run and of its generators."""
     with suppress(ValueError, KeyError, TypeError):
-        told = safe_read.json_of(path)
-        name, generators = told["salt"], told["generators"]
+        record = safe_read.json_of(path)
+        name, generators = record["salt"], record["generators"]
         if re.fullmatch("[0-9a-f]{24}", name):
             return name, generators
     raise UserError(f"{path}, which names its secret salt, is lost or damaged; start anew.")
