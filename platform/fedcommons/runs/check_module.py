@@ -1,4 +1,4 @@
-"""What of a module is looked at, and tried, before any work."""
+"""Checks and short trials of the user's module before a run begins."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,24 +33,26 @@ COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the mo
 def try_module(
     module: LightningModule, name: str, dataset: Dataset, largest: int, chunk: int, *, measured: bool
 ) -> list[str]:
-    """See that a module takes these examples and leaves them as they are, and can be judged; it is trained by a step.
+    """Check that a module accepts the data set's examples, does not change them, and can be trained and evaluated.
+
+    The module is trained by one step.
 
     Args:
-        largest: the number of examples of the largest set on which it is evaluated.
-        chunk: the number of examples that it sees at once then.
-        measured: whether estimators call ``training_step`` outside of local training, where no hook comes before it.
+        largest: the number of examples of the largest set on which the module is evaluated.
+        chunk: the number of examples in a batch of the evaluation.
+        measured: whether estimators call ``training_step`` outside of local training, without any hook.
 
     Returns:
-        A sentence to be said before the run, where the module logs numbers that may be no means over examples.
+        A note for the user if the module logs numbers that may not be means over examples; else an empty list.
 
     Raises:
-        UserError: it does not.
+        UserError: the module fails a check.
     """
     x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
-    called = registry.called("model", name)
-    what = f"{called} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
+    label = registry.called("model", name)
+    what = f"{label} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
     with before_any_work():
-        with somebodys(called):
+        with somebodys(label):
             _require_supported(module)
         with somebodys(what):
             metrics = Logged(module).metrics
@@ -58,7 +60,7 @@ def try_module(
         with somebodys(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
-            hooks.require_called(module)  # of those that were assigned here
+            hooks.require_called(module)  # this call may have assigned hooks
         is_hooked = bool(hooks.overridden(module, hooks.CALLED))
         with somebodys(what, "", "training_step"), _uncompiled():
             if measured or not is_hooked:
@@ -85,14 +87,14 @@ def try_module(
         return []
     any_name, most = names[0], f"{largest:,}"
     return [
-        f"{called} logs {', '.join(names)} as numbers that are no means over examples (as F1, AUC or a root): on sets "
+        f"{label} logs {', '.join(names)} as numbers that are no means over examples (as F1, AUC or a root): on sets "
         f"of up to {most} examples each becomes a mean over chunks of {chunk:,}, which is another number; log a "
         f"torchmetrics object (self.log('{any_name}', self.{any_name})) or set evaluate.chunk to {largest}."
     ]
 
 
 def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
-    """Return the names of the numbers that differ between some examples at once and the average over pairs of them."""
+    """Return the names of metrics that differ between one batch of examples and the mean over batches of two."""
     n = min(64, len(dataset.train))
     rows = torch.linspace(0, len(dataset.train) - 1, n).long()
     x, y = dataset.train.x[rows], dataset.train.y[rows]
@@ -112,12 +114,12 @@ def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
 
 
 def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str) -> None:
-    """See that ``training_step`` gives a loss outside of local training, as estimators call it.
+    """Check that ``training_step`` returns a loss outside of local training, where estimators call it.
 
-    advice: what to do about an attribute that a hook sets in local training only; empty if there is no hook.
+    advice: advice for the user about an attribute that a hook sets only in local training; empty if there is no hook.
 
     Raises:
-        ValueError: it does not.
+        ValueError: ``training_step`` returns no loss.
     """
     try:
         loss = module.training_step(batch, 0)
@@ -130,10 +132,10 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
 
 
 def _require_supported(module: LightningModule) -> None:
-    """Refuse a module that would be trained otherwise than it says.
+    """Refuse a module with a feature that local training does not support.
 
     Raises:
-        ValueError: it is such a module.
+        ValueError: the module has such a feature.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
@@ -152,7 +154,7 @@ def _require_supported(module: LightningModule) -> None:
             raise ValueError(
                 f"{other} and {name} share their memory: tie them by using one nn.Parameter in both places"
             )
-    if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in module.modules()):
+    if any(hasattr(layer, "_orig_mod") or getattr(layer, "_compiled_call_impl", None) for layer in module.modules()):
         raise ValueError(COMPILED)
     hooks.require_called(module)
     if not module.automatic_optimization:
@@ -161,25 +163,25 @@ def _require_supported(module: LightningModule) -> None:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Refuse what torch.compile has made, wherever it stands: a method, an attribute, a function of the user's file.
+    """Refuse code compiled by torch.compile anywhere: a method, an attribute, a function of the user's file.
 
     Raises:
-        ValueError: something compiled was called.
+        ValueError: compiled code was called.
     """
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
             yield
-    except RuntimeError as error:  # torch's own: those of a user's may not even have a text
+    except RuntimeError as error:  # torch's error; str() of a user's error may fail
         if type(error).__module__.startswith(("builtins", "torch")) and "fail_on_recompile" in str(error):
             raise ValueError(COMPILED) from error
         raise
 
 
 def require_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose steps need a closure.
+    """Refuse an optimizer whose steps need a closure, such as LBFGS.
 
     Raises:
-        ValueError: it is one, such as LBFGS.
+        ValueError: the optimizer needs a closure.
     """
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -187,10 +189,10 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
 
 
 def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD, model: str) -> None:
-    """Refuse a module with a hook that this local training does not call, or whose batches a method sees without it.
+    """Refuse a module whose hook is not called by local training, or not for all batches that the method uses.
 
     Raises:
-        UserError: it is one.
+        UserError: the module has such a hook.
     """
     called = hooks.overridden(module, hooks.CALLED)
     called += [f"on the gradient of {name}" for name in gradient_hooks(module)]
@@ -216,12 +218,12 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
 
 
 def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
-    """Refuse what a server cannot make, or a model that has no logits, for an algorithm that distils.
+    """Refuse a data set without images, or a model without logits, if the algorithm distils.
 
-    module: on any device, also without numbers (meta).
+    module: on any device, also on the meta device.
 
     Raises:
-        UserError: examples are no images, the model's forward gives no logits, or see ``_require_pixels``.
+        UserError: examples are no images, the model's forward returns no logits, or as ``_require_pixels``.
     """
     if not getattr(algorithm, "distils", False):
         return
@@ -233,31 +235,31 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
         )
     with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
         first = next(module.parameters(), None)
-        found = module.eval()(x[:2] if first is None else x[:2].to(first.device))
+        logits = module.eval()(x[:2] if first is None else x[:2].to(first.device))
         module.train()
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (2, dataset.n_classes):
         raise UserError(
             f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
             f"{(2, dataset.n_classes)}."
         )
-    if getattr(algorithm, "trains_images", False) and not found.is_meta:
+    if getattr(algorithm, "trains_images", False) and not logits.is_meta:
         _require_pixels(name, module, x[:2], first)
 
 
 def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None) -> None:
-    """Refuse a model to which floating pixels, as ``ensemble.seen`` gives them, are not what the same uint8 ones are.
+    """Refuse a model whose logits differ between floating pixels (``features.seen``) and the same uint8 pixels.
 
     Raises:
-        UserError: it scales images by their type, and has no ``normalise``.
+        UserError: the model scales images by their type, and has no ``normalise``.
     """
     device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
     images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)
     with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
         module.eval()
-        wanted, found = module(images), module(seen(module, images.to(kind) / 255))
+        expected, logits = module(images), module(seen(module, images.to(kind) / 255))
         module.train()
-    if not torch.allclose(found, wanted, rtol=0, atol=0.01 * float(wanted.abs().max())):
+    if not torch.allclose(logits, expected, rtol=0, atol=0.01 * float(expected.abs().max())):
         raise UserError(
             f"{name} trains images through the model, which gives other logits for floating pixels in 0..255 than for "
             "the same uint8 ones: give the module normalise(x), which maps such pixels to what its network sees."
@@ -265,20 +267,20 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
 
 
 def require_precision(precision: str, module: nn.Module) -> None:
-    """Refuse a precision that would do nothing.
+    """Refuse a precision that has no effect on the model.
 
     Raises:
-        UserError: the model is in float64.
+        UserError: the model is in float64, and the precision is not fp32.
     """
     if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
         raise UserError(f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is.")
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:
-    """Refuse BatchNorm where its statistics are of no use: under DP-SGD, or measured at a server that has none.
+    """Refuse BatchNorm under DP-SGD, and in measurements at a server that has no BatchNorm statistics.
 
     Raises:
-        UserError: the module has it.
+        UserError: the module has BatchNorm in one of these cases.
     """
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return
@@ -289,16 +291,16 @@ def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> N
 
 
 def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dataset) -> None:
-    """Refuse a module that what is asked for does not take, tried on a batch of two.
+    """Check on a batch of two that the module works with the requested batching, CUDA graphs and DP-SGD.
 
     Raises:
-        UserError: it is one.
+        UserError: the module does not work with one of these options.
     """
     some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
     batch = some.x.clone(), some.y.clone()
-    if loop.batched and (why := vmap_clients.flaw(work, batch)):
-        raise UserError(f"client.batched must be false for model {model}: {why.rstrip('.')}.")
-    if loop.graphs and (why := cuda_graphs.flaw(work, batch)):
-        raise UserError(f"client.graphs must be false for model {model}: {why.rstrip('.')}.")
-    if loop.dp and loop.dp.at_once > 1 and (why := dp_sgd_vmap.flaw(Step(work.module), work.named, batch)):
-        raise UserError(f"dp.at_once must be 1 for model {model}: {why.rstrip('.')}.")
+    if loop.batched and (reason := vmap_clients.flaw(work, batch)):
+        raise UserError(f"client.batched must be false for model {model}: {reason.rstrip('.')}.")
+    if loop.graphs and (reason := cuda_graphs.flaw(work, batch)):
+        raise UserError(f"client.graphs must be false for model {model}: {reason.rstrip('.')}.")
+    if loop.dp and loop.dp.at_once > 1 and (reason := dp_sgd_vmap.flaw(Step(work.module), work.named, batch)):
+        raise UserError(f"dp.at_once must be 1 for model {model}: {reason.rstrip('.')}.")

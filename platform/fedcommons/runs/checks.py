@@ -1,7 +1,7 @@
-"""What no data set could make right in an experiment, refused in one sentence before any work.
+"""Checks of an experiment's config that need no data; a failed check is reported in one sentence before any work.
 
-A field's range stands where the field does, and a part refuses what it is not defined for; here is what concerns no one
-part. What depends on the data is refused where they are loaded and dealt (``build.prepare``).
+The range of a field is checked where the field is defined, and a component checks its own arguments. This module checks
+combinations of components. Checks that depend on the data follow in ``build.prepare``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from fedcommons.runs.early_stopping import stop_of
 from fedcommons.sharing.stage import Stage, serves_pool
 
 ROUNDS_TRIED = 10_000
-"""Rounds in which a schedule is tried before any work."""
+"""Number of rounds in which a learning rate schedule is tried before any work."""
 
 OF_STEPS = [
     f"client.{name}"
@@ -38,14 +38,19 @@ OF_STEPS = [
         "graphs",
     ]
 ]
-"""Fields of local steps. Others, such as client.lr, are not refused where there are none: presets set them for all."""
+"""Fields of local steps that are refused for methods without local steps. Other fields, such as client.lr, are not
+refused, as presets set them for all methods."""
 
 
 def check(config: Experiment) -> None:
-    """Raise ``UserError`` for what no data set could make right."""
+    """Check a config without its data.
+
+    Raises:
+        UserError: the config is invalid for every data set.
+    """
     c, flat, names = config, config.flat, config.chosen
-    known = fields_for({kind: [name] for kind, name in names.items()})
-    for name, field in known.items():
+    known_fields = fields_for({kind: [name] for kind, name in names.items()})
+    for name, field in known_fields.items():
         if name not in flat:
             if name in registry.OPTIONAL:
                 continue
@@ -55,7 +60,7 @@ def check(config: Experiment) -> None:
             raise UserError(f"{name} takes {kinds}, got {shown(flat[name])}.")
         field.check(name, flat[name])
     for name in flat:
-        if name not in known and not name.startswith("source."):
+        if name not in known_fields and not name.startswith("source."):
             raise UserError(f"{name} is no field of the parts that are chosen.")
     require_sources(config)
     stop_of(c)
@@ -71,7 +76,7 @@ def check(config: Experiment) -> None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if "n_clients" in parameters_of(
         registry.find("partition", c.partition.name)
-    ):  # else N is known once data are dealt
+    ):  # for other partitions, N is known only after partitioning
         require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
@@ -80,9 +85,9 @@ def check(config: Experiment) -> None:
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
     method: Any = registry.find("algorithm", c.algorithm)
-    if not (trains_locally(method) or needs_pool(method)):  # a server trains on its pool as clients do
+    if not (trains_locally(method) or needs_pool(method)):  # a server trains on its pool by the same local steps
         for name in OF_STEPS:
-            if name in flat and flat[name] != known[name].default:
+            if name in flat and flat[name] != known_fields[name].default:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError(
@@ -118,9 +123,9 @@ def check(config: Experiment) -> None:
 
 
 def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedule | None:
-    """The factor of the learning rate in every round, by this part; None where it is always 1.
+    """Return the learning rate schedule (the factor of the learning rate in every round); None if it is always 1.
 
-    rounds: R, which a part gets that asks for it.
+    rounds: R, which a schedule gets if its signature requests it.
     """
     if name == "constant" and not constants["warmup"]:
         return None
@@ -130,15 +135,15 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
 
 
 def depends_on_rounds(name: str) -> bool:
-    """Whether the rates of a schedule's first rounds depend on how many rounds there are."""
+    """Check whether the learning rates of a schedule's first rounds depend on the number of rounds R."""
     return name != "constant" and bool(taken(registry.find("schedule", name), {"rounds": 0}))
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
-    """Refuse a schedule that gives no rate, in any round of at most ``ROUNDS_TRIED``; of more, in as many.
+    """Check that a schedule returns a learning rate in every round, or in ``ROUNDS_TRIED`` rounds if R is larger.
 
     Raises:
-        UserError: it does.
+        UserError: the schedule fails in one of these rounds.
     """
     if schedule := schedule_of(name, constants, rounds):
         with before_any_work():
@@ -147,10 +152,10 @@ def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
 
 
 def require_participants(participation: float, n_clients: int) -> None:
-    """Refuse a share C of N clients that is less than one client.
+    """Check that the participation C selects at least one of N clients in a round.
 
     Raises:
-        UserError: it is.
+        UserError: C N is less than one client.
     """
     if participation * n_clients < 1 - 1e-9:
         raise UserError(
@@ -160,10 +165,10 @@ def require_participants(participation: float, n_clients: int) -> None:
 
 
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:
-    """Refuse a method whose server trains on a pool with a stage that gives the server none.
+    """Refuse a method whose server trains on a pool together with a sharing stage without a pool for the server.
 
     Raises:
-        UserError: it is one.
+        UserError: the method needs a pool, and the stage does not provide it.
     """
     if needs_pool(algorithm) and not serves_pool(stage):
         raise UserError(
@@ -172,22 +177,22 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
         )
 
 
-def refuse(part: Any, check: str, *given: Any) -> None:
-    """Let a part refuse what it is not defined for, by its function of this name; a part need not have one.
+def refuse(part: Any, check: str, *facts: Any) -> None:
+    """Call a component's function named ``check``, if it has one, which refuses arguments that it does not support.
 
     Raises:
-        UserError: it does.
+        UserError: the component refuses the arguments.
     """
-    with somebodys(part, check):  # what looks like a function may be a property that fails
+    with somebodys(part, check):  # the attribute may be a property that fails
         if function := getattr(part, check, None):
-            function(*given)
+            function(*facts)
 
 
 def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.KINDS)) -> None:
-    """See that somebody's own parts are in this process what they were where the experiment was put together.
+    """Check that the code of user-defined components is the same here as where the experiment was created.
 
     Raises:
-        UserError: the code of one is another, or two of them need different modules of one name.
+        UserError: the code of a component differs, or two components need different modules of the same name.
     """
     names = {kind: name for kind, name in config.chosen.items() if kind in kinds}
     for kind, name in names.items():
@@ -198,15 +203,15 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.
             raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
     if (file := config.model.weights) and weights_file.digest(file) != config.source.get("weights"):
         raise UserError(f"model.weights {shown(file)} is not the file it was when this experiment was written.")
-    if told := registry.clash(names.values()):
-        raise UserError(f"{told}: one process has only one of that name, so rename one.")
+    if conflict := registry.clash(names.values()):
+        raise UserError(f"{conflict}: one process has only one of that name, so rename one.")
 
 
 def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int]) -> None:
-    """Refuse a target epsilon that a client cannot reach, or that a method's local training does not spend.
+    """Check the target epsilon: every client can reach it, and it fits the method's local training.
 
     Raises:
-        UserError: it is one.
+        UserError: a client cannot reach it, or the method does not train each client once in a round.
     """
     if loop.dp is None or loop.dp.target is None:
         return
@@ -230,10 +235,10 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
 
 
 def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> None:
-    """Refuse a run in which practically no reply arrives; rule, constants: who is late.
+    """Refuse a run in which practically no reply arrives; rule, constants: the straggler rule and its constants.
 
     Raises:
-        UserError: none does.
+        UserError: the expected number of replies in the run is below 10^-6.
     """
     if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
         values = ", ".join(f"{name} {value}" for name, value in constants.items())
@@ -244,12 +249,12 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model where nobody would judge it, or where a server model is measured.
+    """Refuse a method without a server model if its models are not evaluated, or if a server model is measured.
 
-    lacking: the options that it needs.
+    lacking: the options that the method needs and the config lacks.
 
     Raises:
-        UserError: there are any.
+        UserError: the config lacks an option.
     """
     if lacking:
         raise UserError(

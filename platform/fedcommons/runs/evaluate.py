@@ -138,13 +138,14 @@ def summarise(
         effective: the values that were used where a rule decided a value.
         rejected: the number of rejected replies per client, and the reason of the client's first rejection.
     """
-    c, flat, partition, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
-    sizes, facts, dp = [len(rows) for rows in partition.rows], ready.plan.facts, ready.config.dp
-    n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.given_away.items())  # a holder of foreign rows may disclose them too
-    user_defined = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
+    c, flat, split, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
+    sizes, facts, dp = [len(rows) for rows in split.rows], ready.plan.facts, ready.config.dp
+    # capped, as a client may also disclose rows that it received from other clients
+    n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.given_away.items())
+    own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)
     privacy = statement(
-        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=user_defined, views=shared.views
+        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=own_code, views=shared.views
     )
     if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
         privacy["mechanisms"] = tables
@@ -167,7 +168,7 @@ def summarise(
         "algorithm": c.algorithm,
         "setting": c.sharing.setting,
         "alpha": flat.get("partition.alpha"),
-        "n_clients": len(partition.rows),
+        "n_clients": len(split.rows),
         "participation": c.federation.participation,
         "seed": c.seed,
         "learning_rate": c.client.lr,
@@ -185,7 +186,7 @@ def summarise(
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
         **({"stopped": reason} if (reason := stop_of(c).why(lines)) else {}),
         "rejected": rejections.records(end.rejected),
-        "partition": partition.fingerprint,
+        "partition": split.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in recorded(flat).items() if not is_ignored(n)},
         **{name: points for name in NAMES if (points := course(name))},
         **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if c.evaluate.clients else {}),

@@ -233,7 +233,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
         part = registry.find("tracker", name)
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
 
-        def make() -> Tracker:
+        def build() -> Tracker:
             return registry.made("tracker", name, lambda: part(**taken(part, offered), **constants))
 
         others.append(OwnTracker(name, build, say))

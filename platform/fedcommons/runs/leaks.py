@@ -1,4 +1,4 @@
-"""What shows clients' data to all trainings of a run without noise, so that no epsilon of its rounds is stated."""
+"""Leaks of a run: values computed from clients' data without noise that enter all training, so no epsilon is stated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,23 +18,23 @@ STATE: Mapping[str, str] = {
     STANDARDISATION: "state mean and std in the data set, or set --data.standardise false",
     N_CLASSES: "state n_classes in the data set",
 }
-"""What a user does about a value that is computed from all clients' examples."""
+"""How the user can avoid each value that is computed from all clients' examples."""
 
 
 def leaks_of(
     computed: Sequence[str], stop: Stop, stage: Stage | None, dealt: Dealt, contributed: Contributions
 ) -> dict[str, str]:
-    """Return the leaks of a run by name, and why each leaves all rounds uncovered.
+    """Return the leaks of a run by name, each with the reason why no epsilon covers the run's rounds.
 
     Args:
         computed: see ``Dataset``.
-        stop: the rule by which the run ends.
+        stop: the run's stopping rule.
         stage: the run's sharing stage under DP-SGD, else None.
-        dealt: what the stage starts from.
-        contributed: what its ``make`` returned.
+        dealt: the client data sets, the stage's input.
+        contributed: the result of the stage's ``make``.
     """
-    why = "computed from all clients' examples, without noise"
-    leaks = {what: f"{why} ({STATE.get(what, 'state it in the data set')})" for what in computed}
+    reason = "computed from all clients' examples, without noise"
+    leaks = {what: f"{reason} ({STATE.get(what, 'state it in the data set')})" for what in computed}
     if metric := stop.private:
         leaks["number of rounds"] = f"it follows {metric}, and so clients' examples (stop by test/ or validation/)"
     if stage and is_users(type(stage)) and _follows_examples(stage, dealt, contributed):
@@ -44,26 +44,26 @@ def leaks_of(
 
 
 def computed_by_all(computed: Sequence[str], n_clients: int) -> list[Release]:
-    """Return the releases by which all clients give away their part of what is computed before round 1."""
+    """Return the releases of all clients for the values computed from all clients' examples before round 1."""
     return [Release(what=(what,), commons=True) for what in computed] * n_clients
 
 
-def _follows_examples(stage: Stage, dealt: Dealt, contributed: Contributions) -> bool:
-    """Return whether who trains on which rows, and with which weights, follows what real examples show.
+def _follows_examples(stage: Stage, client_data: Dealt, contributed: Contributions) -> bool:
+    """Check whether the stage's assignment of rows and weights to clients depends on the content of real examples.
 
-    The stage is asked again with real examples that are blank; labels and made rows are as they are. True where it
-    fails then, as nothing can be told.
+    The stage is called again with blank real examples, with the same labels and synthetic rows. If that call fails,
+    the result is True, as independence cannot be shown.
     """
-    real, store = dealt.own.store, contributed.store
+    real, store = client_data.own.store, contributed.store
     blank = torch.zeros_like(real.x)
-    hidden = replace(dealt, own=Clients(replace(real, x=blank), dealt.own.rows))
+    hidden = replace(client_data, own=Clients(replace(real, x=blank), client_data.own.rows))
     seen = replace(contributed, store=replace(store, x=torch.cat([blank, store.x[len(real) :]])))
     results = []
-    for one, contributes in ((dealt, contributed), (hidden, seen)):
+    for variant, contributes in ((client_data, contributed), (hidden, seen)):
         try:
-            assigned = stage.assign(one, stage.release(one, contributes)[0])
-        except Exception:  # whatever a user's stage raises
+            assigned = stage.assign(variant, stage.release(variant, contributes)[0])
+        except Exception:  # a user-defined stage may raise any error
             return True
-        both = (assigned.kept, assigned.weights or ())
-        results.append([[np.asarray(part).tolist() for part in each] for each in both])
+        results_of_stage = (assigned.kept, assigned.weights or ())
+        results.append([[np.asarray(part).tolist() for part in each] for each in results_of_stage])
     return results[0] != results[1]

@@ -120,24 +120,24 @@ def deal(
 _FACTORS = "{'x': x, 'y': y, 'factors': {'camera': ...}}"
 
 
-def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_original: int) -> None:
+def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_before: int) -> None:
     """Refuse a partition that takes row numbers from its own file, as they no longer match the rows of the examples.
 
-    The partition is called with repeated examples, more than its data set ever had (``n_original``). A partition of
+    The partition is called with repeated examples, more than its data set ever had (``n_before``). A partition of
     its arguments uses all these rows. A partition that looks up row i in a file fails or never exceeds the file's end.
 
     Raises:
         UserError: the partition takes row numbers from its own file.
     """
-    times = n_original // n + 1
+    times = n_before // n + 1
     try:
         largest = max(int(np.asarray(r).max()) for r in islice(rows(times), times * n) if len(r))
     except Exception:  # user code may raise any error
         largest = -1
-    if largest < n_original:
+    if largest < n_before:
         raise UserError(
             f"partition.name {shown(name)} deals the same rows however many there are, as if by a file of its own, and "
-            f"of the {n_original:,} rows of that {n:,} are left to train on, with other numbers: let it ask for `rows`, "
+            f"of the {n_before:,} rows of that {n:,} are left to train on, with other numbers: let it ask for `rows`, "
             "where each stood, and look up column[rows]."
         )
 

@@ -1,13 +1,13 @@
-"""The trained model as a file of named tensors, and the file of weights that a model starts from.
+"""Model files: save trained models as named tensors, and load the file of initial weights.
 
-``model.safetensors`` is the server model of the last round, ``best.safetensors`` that of the round with the best
-validation value. They hold all that the module's ``state_dict`` has, also what is not trained, and are read by
-``safetensors.torch.load_file(path)``. Their metadata name the round and describe the data, so that the module can be
-built again without the data.
+``model.safetensors`` is the server model of the last round, ``best.safetensors`` the server model of the round with
+the best validation value. Both files contain the module's whole ``state_dict``, with its untrained tensors, and can be
+read by ``safetensors.torch.load_file(path)``. Their metadata name the round and describe the data, so that the module
+can be built again without the data.
 
-A model starts from safetensors or from a state dict that torch has saved. The file's tensors are the module's state
-(parameters, frozen ones too, and buffers) by the same names and shapes. A plain network's tensors may have the names
-that the network gives them. A Lightning checkpoint has the tensors under ``state_dict``.
+A model's initial weights are a safetensors file or a state dict saved by torch. The file's tensors must be the module's
+state (parameters, also frozen ones, and buffers) with the same names and shapes. The tensors of a plain network may
+also have the network's own names. In a Lightning checkpoint the tensors are under ``state_dict``.
 """
 
 import json
@@ -34,27 +34,27 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_bytes
 
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
-"""``BEFORE``: what was best until a last round that is evaluated only as it is the last one, and is the best. A run
-that goes on with more rounds has it again."""
+"""``BEFORE``: the best model before a last round that is the best, but was evaluated only because it is the last.
+A run that continues with more rounds restores this model."""
 
 Build = Callable[[], LightningModule]
 
 
 def write(path: Path, module: LightningModule, round: int, data: Dataset) -> None:
-    """Write the module's state, as of this round; data: what it is trained on, of which the form is written down."""
+    """Write the module's state after round ``round``; data: its training data, whose shapes and types are written."""
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
-    one = {"x": data.train.x, "y": data.train.y}
+    arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
-    form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in one.items()}
-    # one entry, as several have no order, and the bytes of a run are the same whenever it was resumed
+    form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in arrays.items()}
+    # A single metadata entry, as several entries have no fixed order, and a resumed run must write the same bytes.
     write_bytes(path, save(tensors, {"fedcommons": json.dumps(form)}))
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
-    """The tensors, the round and the data set without its examples; None where there is no such file.
+    """Return the tensors, the round and the data set without its examples; None if there is no such file.
 
     Raises:
-        UserError: it is damaged, or no regular file.
+        UserError: the file is damaged, or is not a regular file.
     """
     try:
         with safe_read.opened(path, memory_limit.memory()) as file:
@@ -62,8 +62,8 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
                 return None
             content = file.read()
         tensors = load(content)
-        told = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-        form = json.loads(told["fedcommons"])
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        form = json.loads(metadata["fedcommons"])
         (kind, shape), (kind_y, shape_y) = form["x"], form["y"]
         empty = Examples(torch.empty(0, *shape, dtype=_DTYPES[kind]), torch.empty(0, *shape_y, dtype=_DTYPES[kind_y]))
         data = Dataset(
@@ -77,41 +77,41 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
         raise UserError(f"{path} is damaged: {' '.join(str(error).split())}.") from None
 
 
-_DTYPES = {str(one).removeprefix("torch."): one for one in (torch.uint8, torch.int64, torch.float32, torch.float64)}
+_DTYPES = {str(dt).removeprefix("torch."): dt for dt in (torch.uint8, torch.int64, torch.float32, torch.float64)}
 
 
 class Best:
-    """Keeps the model of the best round, and writes it with the next checkpoint: a killed run finds it again.
+    """The model of the best round, which is written with the next checkpoint, so that a killed run can read it.
 
-    lines: of the rounds so far. watched: the metric and which way is better; by default the accuracy on validation
-    data, or the loss where there is none.
+    lines: the lines of rounds.jsonl so far. watched: the metric and its better direction ("max" or "min"); by default
+    the accuracy on validation data, or the loss if there is no accuracy.
     """
 
     def __init__(self, lines: Sequence[Mapping[str, Any]], watched: tuple[str, str] | None) -> None:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
         self.held: Standing | None = None
-        self.before: Standing | None = None  # held until an extra round was better
+        self.before: Standing | None = None  # the best state before an extra round
         self.is_extra = False
-        here = next((one for one in self.watched if any(one[0] in line for line in lines)), None)
-        if here and (number := best_round(lines, *here)):
-            self.value = lines[number][here[0]]
+        chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
+        if chosen and (number := best_round(lines, *chosen)):
+            self.value = lines[number][chosen[0]]
 
     def see(self, now: Standing, metrics: Mapping[str, Any], *, is_extra: bool = False) -> None:
-        """Keep this round's model if it is the best; a round without the metric, or one that is not finite, is not.
+        """Store the model of a round if its metric is the best so far; a missing or non-finite metric is ignored.
 
-        is_extra: it is evaluated only as it is the last one.
+        is_extra: the round is evaluated only because it is the last one.
         """
-        here = next((one for one in self.watched if one[0] in metrics), None)
-        value = metrics.get(here[0]) if here else None
-        if not here or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
+        chosen = next((pair for pair in self.watched if pair[0] in metrics), None)
+        value = metrics.get(chosen[0]) if chosen else None
+        if not chosen or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
             return
-        if self.value is None or (value > self.value if here[1] == "max" else value < self.value):
+        if self.value is None or (value > self.value if chosen[1] == "max" else value < self.value):
             self.before, self.is_extra = self.held, is_extra
             self.value, self.held = value, now
 
     def write(self, folder: Path, build: Build, data: Dataset) -> None:
-        """Write what is kept, if anything is."""
+        """Write the stored best model to ``folder``, if there is one."""
         if self.held is None:
             return
         if self.is_extra and self.before is not None:
@@ -127,8 +127,8 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """Forget what was written of a round after the last one that there is still."""
-        if (found := read(folder / BEST)) is None or found[1] <= last:
+        """Remove the best model in ``folder`` if its round is after round ``last``, or restore the one before it."""
+        if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():
             (folder / BEFORE).replace(folder / BEST)
@@ -137,10 +137,10 @@ class Best:
 
 
 def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
-    """Write the module's ``forward`` as ONNX, for batches of any size; data: what it takes.
+    """Write the module's ``forward`` as ONNX, for batches of any size; data: shape and type of its input.
 
     Raises:
-        UserError: torch cannot.
+        UserError: torch cannot export the module.
     """
     x = torch.zeros(2, *data.shape, dtype=data.train.x.dtype)
     try:
@@ -151,47 +151,47 @@ def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
             )  # fmt: skip
         assert program is not None
         program.save(path)
-    except Exception as error:  # of torch's exporter anything may come
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"--export onnx: torch cannot write this module: {why[:120]}") from error
+    except Exception as error:  # torch's exporter may raise any error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"--export onnx: torch cannot write this module: {reason[:120]}") from error
 
 
 BESIDE = 4
-"""So many times the bytes of the model a file may have: a checkpoint has the optimizer's state besides."""
+"""Largest size of a weights file, in sizes of the model: a checkpoint also contains the optimizer's state."""
 
 INSIDE = "network."
-"""The name of a plain network in the module that trains it."""
+"""Prefix of a plain network's tensor names in the module that trains the network."""
 
 
 def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
-    """Copy the file's weights into the module; on the meta device see only that they could be.
+    """Copy the file's weights into the module; on the meta device, only check them.
 
     Raises:
-        UserError: the file cannot be read or is another one; or its names, shapes or types are not the module's.
+        UserError: the file cannot be read or has changed; or its names, shapes or types differ from the module's.
     """
     state = module.state_dict()
     most = BESIDE * sum(t.nbytes for t in state.values()) + 2**20
     data = content(name, most)
     if digest_of(data) != digest:
         raise UserError(f"model.weights {shown(name)} is not the file it was when this experiment was written.")
-    found = _read(name, data, most)
-    if not any(one.startswith(INSIDE) for one in found) and all(one.startswith(INSIDE) for one in state):
-        found = {INSIDE + one: tensor for one, tensor in found.items()}
-    lacking, besides = [n for n in state if n not in found], sorted(n for n in found if n not in state)
-    if lacking or besides:
-        told = [f"it lacks {_some(lacking)}"] * bool(lacking) + [f"it has {_some(besides)} besides"] * bool(besides)
-        raise UserError(f"model.weights {shown(name)} has other names than the model: {', and '.join(told)}.")
-    for one, tensor in state.items():
-        given = found[one]
-        if given.shape != tensor.shape or given.is_floating_point() != tensor.is_floating_point():
+    tensors = _read(name, data, most)
+    if not any(key.startswith(INSIDE) for key in tensors) and all(key.startswith(INSIDE) for key in state):
+        tensors = {INSIDE + key: tensor for key, tensor in tensors.items()}
+    missing, extra = [n for n in state if n not in tensors], sorted(n for n in tensors if n not in state)
+    if missing or extra:
+        differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it has {_some(extra)} besides"] * bool(extra)
+        raise UserError(f"model.weights {shown(name)} has other names than the model: {', and '.join(differences)}.")
+    for key, tensor in state.items():
+        loaded = tensors[key]
+        if loaded.shape != tensor.shape or loaded.is_floating_point() != tensor.is_floating_point():
             raise UserError(
-                f"model.weights {shown(name)}: {one} is {given.dtype} {tuple(given.shape)}, and the model's is "
+                f"model.weights {shown(name)}: {key} is {loaded.dtype} {tuple(loaded.shape)}, and the model's is "
                 f"{tensor.dtype} {tuple(tensor.shape)}."
             )
-        if not given.isfinite().all():
-            raise UserError(f"model.weights {shown(name)}: {one} has values that are not finite.")
+        if not loaded.isfinite().all():
+            raise UserError(f"model.weights {shown(name)}: {key} has values that are not finite.")
         if not tensor.is_meta:
-            tensor.copy_(given)
+            tensor.copy_(loaded)
 
 
 def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
@@ -200,27 +200,27 @@ def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
             from safetensors.torch import load as read
 
             return read(data)
-        with ZipFile(BytesIO(data)) as packed:  # torch packs what it saves, uncompressed
-            size = sum(one.file_size for one in packed.infolist())
+        with ZipFile(BytesIO(data)) as packed:  # torch.save writes an uncompressed zip
+            size = sum(entry.file_size for entry in packed.infolist())
         if size > most:
             raise UserError(f"model.weights {shown(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")
-        given = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+        loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UserError:
         raise
     except BadZipFile:
         raise UserError(
             f"model.weights {shown(name)} is neither .safetensors nor a file that torch.save wrote."
         ) from None
-    except Exception as error:  # of what somebody may have put there
+    except Exception as error:  # a user's file may raise any error
         kind = type(error).__name__
         raise UserError(f"model.weights {shown(name)} cannot be read as weights ({kind}).") from error
-    given = given.get("state_dict", given) if isinstance(given, dict) else given
-    if not (isinstance(given, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in given.items())):
-        raise UserError(f"model.weights {shown(name)} holds {type(given).__name__}, and must hold tensors by name.")
-    return given
+    loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
+    if not (isinstance(loaded, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in loaded.items())):
+        raise UserError(f"model.weights {shown(name)} holds {type(loaded).__name__}, and must hold tensors by name.")
+    return loaded
 
 
 def _some(names: Collection[str]) -> str:
-    """The first three, and how many there are besides."""
+    """Return the first three names and the number of further names, as text."""
     first = ", ".join(list(names)[:3])
     return f"{first} and {len(names) - 3} more" if len(names) > 3 else first

@@ -1,4 +1,4 @@
-"""The audit of what clients contribute, before it is released (``sharing.audit``), and what it withholds."""
+"""The audit of the clients' synthetic images for near-copies before release (``sharing.audit``), and its effect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,37 +24,43 @@ WHY = "near-copies were withheld by a look at the data that it was made from"
 def subjects(
     dealt: Dealt, needs: Sequence[Need], others: Examples, contributed: Sequence[Examples] | None = None
 ) -> list[Subject]:
-    """Each client beside held-out images: those of its own that its generator did not see, and ``others``.
+    """Return an audit subject per client: its synthetic images, its generator's training images, held-out images.
 
-    contributed: what each client contributes; nothing where that is not known yet.
+    The held-out images are the client's images that its generator did not train on, and ``others``.
+
+    contributed: each client's synthetic images; None: not generated yet.
 
     Raises:
         UserError: a client has no held-out images of its classes.
     """
     result = []
     for i, need in enumerate(needs):
-        own = dealt.own.store[dealt.own.rows[need.client]]
-        mine = own[_unseen(own, need.examples)]
-        unseen = Examples(torch.cat([mine.x, others.x]), torch.cat([mine.y, others.y]))
+        client_examples = dealt.own.store[dealt.own.rows[need.client]]
+        held_out = client_examples[_unseen(client_examples, need.examples)]
+        unseen = Examples(torch.cat([held_out.x, others.x]), torch.cat([held_out.y, others.y]))
         images = need.examples[:0] if contributed is None else contributed[i]
         result.append(subject(need.client, images, need.examples, unseen, dealt.seed))
     return result
 
 
-def _unseen(own: Examples, seen: Examples) -> np.ndarray:
-    """Which of these examples are not among those that were seen; compared by content, as any stage may choose them."""
+def _unseen(examples: Examples, seen: Examples) -> np.ndarray:
+    """Return a mask of the examples that are not in ``seen``, compared by content: a stage may choose any subset."""
     contents = {x.numpy().tobytes() for x in seen.x}
-    return np.array([x.numpy().tobytes() not in contents for x in own.x], bool)
+    return np.array([x.numpy().tobytes() not in contents for x in examples.x], bool)
 
 
 def spaces(module: LightningModule) -> dict[str, Space]:
-    """Pixels, and the embedding of a classifier that has one."""
+    """Return the spaces of the audit: pixels, and the module's features if it has a ``head``."""
     return {"pixels": pixel_space, **({"features": feature_space(module)} if hasattr(module, "head") else {})}
 
 
 @dataclass(frozen=True, eq=False)
 class PoolAudit:
-    """What clients contribute after the audit; ``record``: its findings as plain values; withheld: by client."""
+    """The result of an audit.
+
+    kept: the contributions after the audit. record: the findings by space, as plain values. withheld: the number of
+    withheld images by client.
+    """
 
     kept: Contributions
     record: Mapping[str, Any]
@@ -62,7 +68,7 @@ class PoolAudit:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For the summary: the findings for all clients together."""
+        """Return the findings for all clients together, for the run's summary."""
         return {
             **{name: of_space["all"] for name, of_space in self.record.items()},
             "withheld": sum(self.withheld.values()),
@@ -70,29 +76,29 @@ class PoolAudit:
 
     @property
     def told(self) -> str:
-        """What the screen says."""
-        found = {name: of_space["all"] for name, of_space in self.record.items() if of_space["all"]}
-        if not found:
+        """Return the result of the audit as text for the user."""
+        records = {name: of_space["all"] for name, of_space in self.record.items() if of_space["all"]}
+        if not records:
             return "audit: no client contributes an image."
-        p = next(iter(found.values()))
-        verdict = [name for name, of_space in found.items() if of_space["memorised"]]
+        p = next(iter(records.values()))
+        verdict = [name for name, of_space in records.items() if of_space["memorised"]]
         return (
             f"audit: {100 * p['closer']:.1f} % of {p['images']:,} made images are closer to an image that their "
             f"generator saw than to a held-out one (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
             f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
             f"would be), {sum(self.withheld.values())} withheld"
             + (f"; by {' and '.join(verdict)} more than chance explains." if verdict else ".")
-            + "".join(f" {power(name, of_space)}" for name, of_space in found.items() if not of_space["memorised"])
+            + "".join(f" {power(name, of_space)}" for name, of_space in records.items() if not of_space["memorised"])
         )
 
     def write(self, folder: Path) -> None:
-        """``audit.json``."""
+        """Write the findings to ``audit.json`` in ``folder``."""
         withheld = {str(client): n for client, n in self.withheld.items()}
         write_json(folder / "audit.json", {"spaces": dict(self.record), "withheld": withheld})
 
 
 def power(space: str, found: Mapping[str, Any]) -> str:
-    """A sentence on the copies that a verdict of no memory would have found; ``found``: see ``copies.facts``."""
+    """Return a sentence on the number of copies that the audit would have detected; ``found``: ``copies.facts``."""
     if found["finds"] is None:
         return f"The look at {space} would not have found copies, however many: images are too few, or too much alike."
     return (
@@ -105,27 +111,27 @@ def audited(
     dealt: Dealt, contributed: Contributions, needs: Sequence[Need], others: Examples, module: LightningModule,
     *, withhold: bool,
 ) -> PoolAudit:  # fmt: skip
-    """Compare what generators made with what they saw; with ``withhold`` leave near-copies out.
+    """Compare the synthetic images with the generators' training images; with ``withhold``, remove near-copies.
 
-    The module is the untrained one of the run, which has seen nothing.
+    module: the run's untrained module, whose features do not depend on any client's data.
     """
-    mine = {need.client: np.flatnonzero((contributed.owners == need.client) & _made(dealt, contributed))
+    positions = {need.client: np.flatnonzero((contributed.owners == need.client) & _is_synthetic(dealt, contributed))
             for need in needs}  # fmt: skip
-    contributions = [contributed.store[contributed.rows[at]] for at in mine.values()]
+    contributions = [contributed.store[contributed.rows[at]] for at in positions.values()]
     compared = audit(subjects(dealt, needs, others, contributions), spaces(module), dealt.seed)
-    kept, withheld = np.full(len(contributed.rows), True), dict.fromkeys(mine, 0)
+    is_released, withheld = np.full(len(contributed.rows), True), dict.fromkeys(positions, 0)
     if withhold:
         for client, near in compared.near().items():
-            kept[mine[client][near]] = False
+            is_released[positions[client][near]] = False
             withheld[client] = int(near.sum())
-    rest = replace(contributed, rows=contributed.rows[kept], owners=contributed.owners[kept])
+    rest = replace(contributed, rows=contributed.rows[is_released], owners=contributed.owners[is_released])
     return PoolAudit(rest, compared.record(), withheld)
 
 
-def _made(dealt: Dealt, contributed: Contributions) -> np.ndarray:
+def _is_synthetic(dealt: Dealt, contributed: Contributions) -> np.ndarray:
     return contributed.rows >= len(dealt.own.store)
 
 
 def uncovered(shared: Shared) -> Shared:
-    """Without protection: what is withheld depends on real images in a way that no receipt accounts for."""
+    """Mark all releases as unprotected: the choice of withheld images depends on real images, without an epsilon."""
     return replace(shared, releases=[replace(r, mechanism=None, why=WHY) for r in shared.releases])

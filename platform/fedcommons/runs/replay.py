@@ -1,7 +1,7 @@
-"""One client of one round of a run, alone and in this process: the one that failed, or any other.
+"""Replay: train one client of one round of a run again, alone and in this process, for example a client that failed.
 
-It starts where it started in the run and its draws have the same keys, so it does what it did there, bit for bit on the
-same kind of machine. The run folder is only read.
+The client starts from the same state as in the run, and its random draws have the same keys. So its results are the
+same, bit for bit on the same kind of machine. The run folder is only read.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,15 +35,15 @@ from fedcommons.tracking.run_folder import read_config, require_same_data
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the client had and what it answered; no metrics and no sums of a reply that is rejected."""
+    """The data and the reply of a replayed client; metrics and sums are empty if the reply is rejected."""
 
-    n: int  # examples it trained on
-    class_counts: Sequence[int]  # of these; empty where labels are no classes
+    n: int  # number of training examples
+    class_counts: Sequence[int]  # training examples per class; empty if labels are no classes
     down_bytes: int
     up_bytes: int
     metrics: Mapping[str, float | Tensor]
     sums: Mapping[str, Flat | Tensor]
-    rejected: str | None  # why
+    rejected: str | None  # the reason; None: the reply is accepted
 
     def __str__(self) -> str:
         counts = ", ".join(f"{label}: {n}" for label, n in enumerate(self.class_counts) if n)
@@ -63,15 +63,15 @@ class Replayed:
 def replay(
     folder: Path, number: int, client: int, say: Callable[[str], None] = print, named: Collection[str] = ()
 ) -> Replayed:
-    """Train ``client`` as in the round of this number of the run in ``folder``.
+    """Train client ``client`` as in round ``number`` of the run in ``folder``.
 
-    named: import paths that may be run, and the folder of data. What a file alone names is neither executed nor read,
-    and nothing is downloaded.
+    named: import paths that may be executed, and the data folder that may be read. Code and folders that only the
+    run's files name are not executed or read, and nothing is downloaded.
 
     Raises:
-        UserError: there is no such run or round, the client does not train in it, or what it trained on is not there or
-            not what it was.
-        ClientError: the client fails; the cause is its own exception.
+        UserError: there is no such run or round, the client does not train in it, or its training data are missing or
+            have changed.
+        ClientError: the client fails; the cause is the client's exception.
     """
     config = _config(folder)
     _require_within("--round", number, 1, config.federation.rounds)
@@ -81,17 +81,17 @@ def replay(
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     salt = (
         run_salts.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""
-    )  # without it images are not found
+    )  # the salt is part of the keys of images
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: what the run trained on is not there; {error}.") from error
     ready = assemble(prepared, images)
-    if not isinstance(ready.algorithm, ChoosesClients):  # known before any round is played again
+    if not isinstance(ready.algorithm, ChoosesClients):  # checked before any round runs again
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
     run = run_name(noise_key(config), prepared.dataset.digest, salt)
-    memory = ClientMemory(folder=folder / "memory", run=run)  # all of it in RAM, so that nothing is written there
+    memory = ClientMemory(folder=folder / "memory", run=run)  # without a limit on RAM, so nothing is written
     before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
@@ -113,14 +113,14 @@ def replay(
 
 
 def _config(folder: Path) -> Experiment:
-    """The run's, played in this process."""
+    """Return the run's config, changed so that it runs in this process and downloads nothing."""
     if not (folder / "config.yaml").exists():
         raise UserError(f"--replay: {folder} holds no run (it has no config.yaml).")
     return override(read_config(folder), {"federation.executor": "serial", "data.download": False})
 
 
 def _require_named(config: Experiment, named: Collection[str]) -> None:
-    """See that parts of somebody's own, and another folder of data, are named by the user too, not by the run alone."""
+    """Check that the user named the run's user-defined components and its data folder, if it is not the default."""
     if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
         raise UserError(f"--replay: the run names a folder of data; to have it read, add {' '.join(options)}.")
     if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:
@@ -136,15 +136,15 @@ def _require_training(ready: Assembled, state: State, number: int, client: int) 
     joined, present = rounds.answering(ready.algorithm, ready.plan, state, number)
     rule = ready.config.straggler.rule
     if client not in present:
-        why = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it is not drawn"
+        reason = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it is not drawn"
         some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")
-        raise UserError(f"client {client} does not train in round {number}: {why}; those that do: {some or 'none'}.")
+        raise UserError(f"client {client} does not train in round {number}: {reason}; those that do: {some or 'none'}.")
 
 
 def _standing_before(
     number: int, ready: Assembled, executor: Executor, memory: ClientMemory, say: Callable[[str], None]
 ) -> Standing:
-    """Where the federation stood before the round of this number, from the nearest checkpoint or the very start."""
+    """Return the federation's state before round ``number``, computed from the nearest checkpoint or from round 0."""
     assert memory.folder is not None
     checkpoints = memory.folder.with_name("checkpoints")
     start = checkpoint.load_latest(checkpoints, memory, before=number, say=say) or ready.start(memory)

@@ -1,4 +1,4 @@
-"""A measure of somebody's own: numbers of the server model, taken in the rounds of the convergence parameters."""
+"""User-defined measures: numbers of the server model, computed in the rounds of the convergence parameters."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,24 +17,24 @@ from fedcommons.seeding import seed_for, set_default_generator
 
 
 class Measure(Protocol):
-    """A frozen dataclass of constants, called in round 0, every ``measure.every`` rounds and in the last one.
+    """A frozen dataclass of constants, called in round 0, every ``measure.every`` rounds and in the last round.
 
-    It is one job in a worker, so that no number depends on how many workers there are.
+    Each call is a single job of one worker, so the numbers do not depend on the number of workers.
     """
 
     def __call__(self, work: Work, data: RunData, round: int, seed: int) -> Mapping[str, float]:
-        """Numbers by name; they are recorded as ``measure/NAME``.
+        """Return numbers by name, which are recorded as ``measure/NAME``.
 
-        work: its ``module`` is the server model after this round, in evaluation mode; it may be trained or changed, as
-        every job loads its own weights. data: a copy, on the device of the module. seed: keyed by the round; torch's
-        default generator is keyed too.
+        work: its ``module`` is the server model after round ``round``, in evaluation mode. The measure may train or
+        change the module, as every job loads its own weights. data: a copy of the run's data, on the module's device.
+        seed: keyed by the round, like torch's default generator.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MeasureTask:
-    """A model, and the part that measures it, by its name and constants: a worker finds it itself."""
+    """A model and the name and constants of the measure, which the worker looks up by its name."""
 
     at: ModelTask
     name: str
@@ -46,23 +46,23 @@ class MeasureTask:
 
 
 def measured(executor: Executor, at: ModelTask, name: str, constants: Mapping[str, Any]) -> dict[str, float]:
-    """What the measure ``name`` says of the model, as ``measure/NAME``.
+    """Return the numbers that the measure ``name`` computes from the model, as ``measure/NAME``.
 
     Raises:
-        ClientError: it raised something, or what it gave are no numbers by name.
+        ClientError: the measure failed, or did not return numbers by name.
     """
-    (found,) = executor.map(measured_here, MeasureTask(at, name, constants), [0])
-    return {f"measure/{name}": value for name, value in found.items()}
+    (numbers,) = executor.map(measured_here, MeasureTask(at, name, constants), [0])
+    return {f"measure/{name}": value for name, value in numbers.items()}
 
 
 def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, float]:
-    """The measure's numbers, in a worker."""
+    """Compute the measure's numbers in a worker."""
     task.at.load(worker.work)
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)
-    data = deepcopy(worker.data)  # clients go on with what the worker holds, whatever is written into this
+    data = deepcopy(worker.data)  # the measure may write into its copy; the worker's data stay unchanged
     with somebodys(registry.called("measure", task.name), "", f"round {task.at.round}"):
-        found = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
-        if not isinstance(found, Mapping):
-            raise ValueError(f"it must give numbers by name, got {type(found).__name__}")
-        return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in found.items()}
+        numbers = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
+        if not isinstance(numbers, Mapping):
+            raise ValueError(f"it must give numbers by name, got {type(numbers).__name__}")
+        return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in numbers.items()}

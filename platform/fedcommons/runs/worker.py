@@ -1,4 +1,4 @@
-"""What a worker of an experiment holds: the module that clients train, and how they train it."""
+"""Build a worker of an experiment: the module that clients train, their local training, and the noise's key."""
 
 import os
 
@@ -36,14 +36,15 @@ from lightning_modules.networks import Projected
 
 @fresh_torch()
 def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> LightningModule:
-    """The LightningModule that clients train. Its first weights are keyed by the run's seed, or from ``model.weights``.
+    """Return the LightningModule that clients train; its initial weights are keyed by the seed or ``model.weights``.
 
-    ``config.model`` names a LightningModule, which gets what its signature asks for of shape, n_classes, mean, std, lr,
-    momentum, weight_decay and optimizer, or a plain network, which gets the first two and stands in a ``Classifier``,
-    or in a ``Regressor`` where labels are floats. Then ``n_classes`` is the numbers in a label; None without labels.
+    ``config.model`` names a LightningModule or a plain network. Its arguments are those of shape, n_classes, mean, std,
+    lr, momentum, weight_decay and optimizer that its signature requests. A plain network is wrapped in a
+    ``Classifier``, or in a ``Regressor`` if labels are floats; the wrapper gets all but shape and n_classes. With float
+    labels ``n_classes`` is the number of values in a label; without labels it is None.
 
     Raises:
-        UserError: it cannot be built of this.
+        UserError: the module cannot be built for this config and data set.
     """
     set_default_generator(config.seed, "initial weights")
     m, c = config.model, config.client
@@ -63,25 +64,25 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
         with before_any_work(), somebodys(f"{registry.called('model', m.name)} cannot be built for {dataset.name}"):
-            made = part(**taken(part, offered), **m.constants)
+            model = part(**taken(part, offered), **m.constants)
         if hasattr(
-            made, "_orig_mod"
+            model, "_orig_mod"
         ):  # else it would be taken for a network, and trained with another loss than its own
             raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
-        if dataset.n_classes is None and isinstance(made, LightningModule) and not is_own:
+        if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {m.name} classifies, and the labels of {dataset.name} are no classes.")
-        if isinstance(made, LightningModule):
+        if isinstance(model, LightningModule):
             if m.projection:
                 raise UserError(f"model.projection is for plain networks, and {m.name} is a LightningModule.")
-            module = made
-        elif isinstance(made, nn.Module):
+            module = model
+        elif isinstance(model, nn.Module):
             if not offered["n_classes"]:
                 raise UserError(f"model.name {m.name} is a plain network, which {without}.")
-            network = Projected(made, m.projection) if m.projection else made
+            network = Projected(model, m.projection) if m.projection else model
             del offered["shape"], offered["n_classes"]
             module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
-            raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(made).__name__}.")
+            raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(model).__name__}.")
     with before_any_work(), somebodys(registry.called("model", m.name), "setup"):
         hooks.prepare(module)
     if m.weights:
@@ -91,13 +92,13 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
 
 
 def standardises(model: str, module: LightningModule) -> bool:
-    """Return whether the module of the part ``model`` was built with the data set's mean and standard deviation."""
-    asked = taken(registry.find("model", model), {"mean": (), "std": ()})
-    return bool(asked) or type(module) in (Classifier, Regressor)
+    """Check whether the module of component ``model`` was built with the data set's mean and standard deviation."""
+    requested = taken(registry.find("model", model), {"mean": (), "std": ()})
+    return bool(requested) or type(module) in (Classifier, Regressor)
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
-    """The local training of ``config``."""
+    """Return the local training loop that ``config`` describes."""
     c = config.client
     d, rounds = config.dp, config.federation.rounds
     target = Target(d.target_epsilon, d.delta, rounds) if d.target_epsilon is not None else None
@@ -121,10 +122,10 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
 
 
 def noise_key(config: Experiment) -> int:
-    """128 bits of all that decides the results of ``config``: no two experiments share their noise.
+    """Return a 128-bit key from all fields that decide the results of ``config``: no two experiments share noise.
 
-    What may change between a run and its resumption has no part in it, nor has 1 against 1.0; nor has the number of
-    rounds where a run with more of them begins like one with fewer.
+    The key ignores fields that may change when a run is resumed, and the difference between 1 and 1.0. It also ignores
+    the number of rounds if a run with more rounds begins like a run with fewer rounds.
     """
     is_longer_alike = config.dp.target_epsilon is None and not depends_on_rounds(config.client.lr_schedule)
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
@@ -133,9 +134,9 @@ def noise_key(config: Experiment) -> int:
 
 
 def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
-    """What names a run in its checkpoints and clients' memories: a digest of all that decides it.
+    """Return the name of a run in its checkpoints and clients' memories: a hash of all that decides its results.
 
-    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the digest of its data set.
+    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the hash of its data set.
     """
     return key_of({"experiment": experiment, "data": data, "noise": salts.name_of(salt) if salt else ""})
 
@@ -143,12 +144,12 @@ def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
 def build_worker(
     config: Experiment, facts: Dataset, here: str, source: Source, algorithm: Algorithm | None, data: RunData
 ) -> Worker:
-    """What a worker of this experiment holds; ``facts``: the data set without its images; ``source``: of its noise.
+    """Return a worker of an experiment; ``facts``: the data set without its images; ``source``: the source of noise.
 
-    here: the folder from which import paths start; algorithm: None in another process, which finds the part itself.
+    here: the folder from which import paths start; algorithm: None in another process, which builds the algorithm.
 
     Raises:
-        UserError: in that process a part of somebody's own has other code, or its GPU lacks the precision.
+        UserError: a user-defined component has other code in this process, or the GPU lacks the precision.
     """
     if algorithm is None:
         os.environ[registry.HERE] = here
