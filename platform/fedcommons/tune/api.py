@@ -1,4 +1,4 @@
-"""Experiments from Python: run one, or read its rounds and model once it is finished; run many side by side on Ray."""
+"""The Python interface: run an experiment, load the rounds and models of a finished run, run a sweep on Ray."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ from fedcommons.tune.sweep import MOST, Trial, cell, open_sweep, require_few, ru
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. summary: what ``summary.json`` holds.
+    """A finished run. summary: the content of ``summary.json``.
 
-    may_run: parts of somebody's own that may be executed to build its models, by name; None: all.
+    may_run: names of the user-defined components that may be executed to build the run's models; None: all.
     """
 
     folder: Path
@@ -46,51 +46,52 @@ class Result:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row a round; see ``load_rounds``."""
+        """Return a table with one row per round; see ``load_rounds``."""
         return load_rounds(self.folder)
 
     @property
     def model(self) -> LightningModule:
-        """The server model of the last round, a new copy, on the CPU, in evaluation mode.
+        """Return a new copy of the server model of the last round, on the CPU, in evaluation mode.
 
         Raises:
             UserError: its file and its checkpoint were removed or are damaged, the method has no server model, or the
-                module is somebody's own and may not be executed, or is not what it was.
+                module is user-defined and may not be executed, or its code has changed.
         """
-        if (found := model_files.read(self.folder / model_files.LAST)) and found[1] == self.summary["rounds"]:
-            return self._loaded(found)
+        if (saved := model_files.read(self.folder / model_files.LAST)) and saved[1] == self.summary["rounds"]:
+            return self._loaded(saved)
         end = self._end()
         model = end.model  # a method that has none says so
         return module_with(self._untrained(), model, end.buffers).eval()
 
     @property
     def best(self) -> LightningModule:
-        """The same of the round with the best value on validation data: accuracy, or the loss where there is none.
+        """Return the server model of the round with the best accuracy (or, without accuracy, loss) on validation data.
 
         Raises:
-            UserError: there is no such file, as of a run without validation data; and as ``model``.
+            UserError: there is no such file, for example in a run without validation data; and as ``model``.
         """
-        if found := model_files.read(self.folder / model_files.BEST):
-            return self._loaded(found)
+        if saved := model_files.read(self.folder / model_files.BEST):
+            return self._loaded(saved)
         raise UserError(f"{self.folder} has no {model_files.BEST}: no round had a value on validation data.")
 
     def export(self, form: str = "onnx") -> Path:
-        """Write ``model.onnx``, the model of the last round for batches of any size, into the folder; its path.
+        """Write the model of the last round, for batches of any size, to ``model.onnx`` in the folder; return its path.
 
         Raises:
-            UserError: another form is asked for, a package is missing, torch cannot; and as ``model``.
+            UserError: ``form`` is unknown, a package is missing, torch cannot export the model; and as ``model``.
         """
         exports.require(form)
-        if not (found := model_files.read(self.folder / model_files.LAST)):
+        if not (saved := model_files.read(self.folder / model_files.LAST)):
             raise UserError(f"{self.folder} has no {model_files.LAST} to export.")
-        model_files.to_onnx(self._loaded(found), found[2], path := self.folder / "model.onnx")
+        model_files.to_onnx(self._loaded(saved), saved[2], path := self.folder / "model.onnx")
         return path
 
     def personal(self, client: int) -> LightningModule:
-        """A client's own model after the last round, as ``model``, of a method that has such models (``Personal``).
+        """Return a client's own model after the last round, as ``model`` does, if the method is ``Personal``.
 
         Raises:
-            UserError: its checkpoint was removed or is damaged, there is no such client, or the method has none.
+            UserError: its checkpoint was removed or is damaged, there is no such client, or the method has no personal
+                models.
         """
         self._require_allowed("algorithm")
         algorithm: Algorithm = part_of(self.experiment, "algorithm")
@@ -111,19 +112,19 @@ class Result:
         return end
 
     def _untrained(self) -> LightningModule:
-        """The module, whatever its trained weights are; what is frozen is as it was."""
-        if found := model_files.read(self.folder / model_files.LAST):
-            return self._loaded(found)
+        """Return the module with arbitrary trained weights; its frozen weights are those of the run."""
+        if saved := model_files.read(self.folder / model_files.LAST):
+            return self._loaded(saved)
         self._require_allowed("model")
         if self.may_run is None:
             return worker.build_module(self.experiment, load_data.load(self.experiment.data))
-        raise UserError(  # what a folder names of data is not read
+        raise UserError(  # data that only the run folder names are not read
             f"{self.folder} has no {model_files.LAST}, which says what its data look like."
         )
 
-    def _loaded(self, found: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
+    def _loaded(self, saved: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
         self._require_allowed("model")
-        tensors, _, data = found
+        tensors, _, data = saved
         e = self.experiment
         module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # all are in the file
         try:
@@ -133,7 +134,7 @@ class Result:
         return module.eval()
 
     def _require_allowed(self, kind: str) -> None:
-        """See that a part of somebody's own may be executed, and is what it was in the run."""
+        """Check that a user-defined component may be executed, and that its code is the same as in the run."""
         name = self.experiment.chosen[kind]
         if not registry.is_own(name) or self.may_run is None:
             return
@@ -147,10 +148,10 @@ class Result:
 
 
 def load(folder: str | Path, *, may_run: Collection[str] = ()) -> Result:
-    """A finished run, from its folder alone: its summary, rounds and models. The data set is not needed.
+    """Load a finished run from its folder: its summary, rounds and models. The data set is not needed.
 
-    may_run: parts of somebody's own that may be executed, by the names that the run has for them, such as
-    ``my_nets.py:ResNetGN``. What a file alone names is not executed.
+    may_run: names of the user-defined components that may be executed, as the run's config writes them, such as
+    ``my_nets.py:ResNetGN``. Code that only a file of the run names is not executed.
 
     Raises:
         UserError: the folder holds no finished run.
@@ -169,17 +170,17 @@ def run(
     say: Callable[[str], None] = log,
     on_round: Callable[[int, Mapping[str, float | None]], None] | None = None,
 ) -> Result:
-    """Run the experiment in ``folder``, or read it there: what was broken off goes on, what is finished is not run.
+    """Run the experiment in ``folder``: an interrupted run continues, and a finished run is only read.
 
-    say: told what the run has to say; by default it goes to the logger ``fedcommons``, which nobody sees unless asked:
-    ``say=print``. on_round: called after each round with its number and metrics, first with 0, the
-    untrained model. Settings of the process (torch's precision, threads and random state, signal handlers, Matplotlib's
-    backend) change nothing and are afterwards as they were. It may be called in any thread, also in one with an event
-    loop, and within another run in the same thread.
+    say: called with each message of the run; by default messages go to the logger ``fedcommons``, which prints nothing
+    by default; use ``say=print`` to see them. on_round: called after each round with its number and metrics, first with
+    round 0, the untrained model. Settings of the process (torch's precision, threads and random state, signal handlers,
+    Matplotlib's backend) do not affect the run and are restored afterwards. The function may be called in any thread,
+    also in a thread with an event loop, and within another run in the same thread.
 
     Raises:
-        UserError: what is asked for cannot be met, the folder holds another experiment, or another thread of this
-            process is in an experiment: they would draw from the same random state.
+        UserError: the experiment cannot be run, the folder holds another experiment, or another thread of this process
+            runs an experiment (both would draw from the same random state).
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
     if not isinstance(experiment, Experiment):
@@ -191,61 +192,61 @@ def run(
 
 
 def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
-    """Run each of these in a folder of its own in ``folder``; a row a run, as ``load_runs`` has them.
+    """Run each experiment in its own subfolder of ``folder``; return a table with one row per run, as ``load_runs``.
 
-    Runs that are there already are read, those that were broken off go on; generators are trained once for all. Ray is
-    started where it is not running, and stays for the next sweep. show: what the command of a sweep shows; without it
-    only the logger ``fedcommons`` is told.
+    Finished runs are only read, interrupted runs continue, and each generator is trained once for all runs. Ray is
+    started if it is not running, and keeps running for the next sweep. show: print the same messages as the command of
+    a sweep; if False, messages only go to the logger ``fedcommons``.
 
     Raises:
-        UserError: what is asked for cannot be met, or is no experiment, or another thread of this process is in an
-            experiment; nothing has been run then.
-        ClientError: some runs failed; the others are finished and can be loaded.
+        UserError: an experiment cannot be run, an item is no experiment, or another thread of this process runs an
+            experiment; in all these cases nothing was run.
+        ClientError: some runs failed; all other runs are finished and can be loaded.
     """
     out, cells = folder_path(folder), named(listed(experiments))
     with only_thread(), Display(quiet=not show) as display:
         SweepMirror(cells, out, display.say).begin(resume=True)
-        left = todo(cells, out, display)
+        remaining = todo(cells, out, display)
         with open_sweep(out, resume=True, say=lambda text: None):
             try:
-                failures = run_cells(left, out, display).failures
-            except BaseException:  # Ctrl-C too: the next sweep would wait for what this one holds
+                failures = run_cells(remaining, out, display).failures
+            except BaseException:  # also for Ctrl-C: the next sweep would wait for this sweep's places
                 from fedcommons.tune import trials  # Ray takes a second to import
 
                 trials.remove_all()
                 raise
     if failures:
-        raise ClientError("; ".join(f"{name}: {why}" for name, why in failures.items()))
+        raise ClientError("; ".join(f"{name}: {reason}" for name, reason in failures.items()))
     return load_runs(*(out / c.name for c in cells))
 
 
 def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """They as a list, one of them alone too.
+    """Return the experiments as a list; a single experiment becomes a list of length one.
 
     Raises:
-        UserError: something among them is no experiment, or there are too many.
+        UserError: an item is no experiment, or there are too many experiments.
     """
-    found = [experiments] if isinstance(experiments, Experiment) else experiments
-    if not isinstance(found, Iterable):
-        raise UserError(f"sweep takes experiments, got {shown(found)}.")
-    some = list(islice(found, MOST + 1))
+    items = [experiments] if isinstance(experiments, Experiment) else experiments
+    if not isinstance(items, Iterable):
+        raise UserError(f"sweep takes experiments, got {shown(items)}.")
+    some = list(islice(items, MOST + 1))
     require_few(len(some))
-    if wrong := [one for one in some if not isinstance(one, Experiment)]:
+    if wrong := [item for item in some if not isinstance(item, Experiment)]:
         raise UserError(f"sweep takes experiments, got {shown(wrong[0])}.")
     return some
 
 
 def named(experiments: list[Experiment]) -> list[Trial]:
-    """A cell for each experiment, each once, named after the fields in which they differ.
+    """Return a trial for each different experiment, named after the fields in which the experiments differ.
 
     Raises:
-        UserError: there is none.
+        UserError: the list is empty.
     """
     if not experiments:
         raise UserError("a sweep needs at least one experiment.")
-    flat = [one.flat for one in experiments]
+    flat = [experiment.flat for experiment in experiments]
     names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
     labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
-    for name in ("algorithm", "sharing.setting"):  # every name begins with these
+    for name in ("algorithm", "sharing.setting"):  # the name of every trial begins with both fields
         labels.pop(name, None)
-    return list({c.name: c for c in (cell(one, labels) for one in experiments)}.values())
+    return list({c.name: c for c in (cell(experiment, labels) for experiment in experiments)}.values())

@@ -1,7 +1,7 @@
-"""Cells of a sweep that go on from a shorter run in its folder: the same experiment, planned with fewer rounds.
+"""Trials of a sweep that continue a shorter run in the sweep's folder: the same experiment, planned with fewer rounds.
 
-A cell's name is a hash of its fields, so a cell with more rounds has another folder. It begins with a copy of the run
-that was shorter, which stays as it is.
+A trial's name contains a hash of its fields, so a trial with more rounds has another folder. The trial begins with a
+copy of the shorter run, which is not changed.
 """
 
 import shutil
@@ -16,13 +16,16 @@ from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, req
 
 _COPIED = ("environment.json", "config.yaml", "noise.json", "partition.json", "rounds.jsonl", "timing.jsonl",
            "clients.jsonl", "best*.safetensors", "memory/*.safetensors*", "checkpoints/*.safetensors*")  # fmt: skip
-"""In this order: the first two make it a run folder, and a checkpoint names files of memory. No W&B run is copied."""
+"""Files to copy, in this order: the first two mark a run folder, and a checkpoint names files of memory. A W&B run is
+not copied."""
 
 
 def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[str, Path]:
-    """For each of these cells (its folder's name, its experiment) the run in ``out`` that it can go on from, if any.
+    """Return, by trial name, the run in ``out`` that each new trial can continue, if there is one.
 
-    That is the one that has played the most rounds, of those with the same fields but for a smaller number of rounds.
+    It is the run with the most finished rounds among the runs with fewer planned rounds and otherwise the same fields.
+
+    wanted: (name of the folder, experiment) of each trial.
     """
     new = [(name, config) for name, config in wanted if not is_run(out / name)]
     shorter: dict[str, list[tuple[int, int, Path]]] = {}
@@ -30,30 +33,30 @@ def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[st
         try:
             config, done = read_config(path), len(read_rounds(path)) - 1
         except UserError:
-            continue  # damaged, or of another version
+            continue  # the run is damaged, or of another version
         if done > 0:
             shorter.setdefault(_key(config), []).append((done, config.federation.rounds, path))
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for name, config in new:
         rounds = config.federation.rounds
         if some := [(done, path) for done, planned, path in shorter.get(_key(config), ()) if planned < rounds]:
-            found[name] = max(some)[1]
-    return found
+            result[name] = max(some)[1]
+    return result
 
 
 def _key(config: Experiment) -> str:
-    """What decides the rounds of a run."""
+    """Return a hash of all fields that decide the results of a run's rounds, without the number of rounds."""
     return key_of({name: value for name, value in dotted.deciding(config).items() if name != "federation.rounds"})
 
 
 def copy(run: Path, to: Path) -> None:
-    """Copy a run into a new folder, where ``experiment.run`` goes on from it.
+    """Copy a run into a new folder, where ``experiment.run`` continues it.
 
-    If this process is killed meanwhile, the run goes on from what is there: a round whose lines or checkpoint are not
-    whole is played again.
+    If this process is killed during the copy, the run continues from the copied files: a round with incomplete lines
+    or checkpoint runs again.
 
     Raises:
-        UserError: a file of it is a link to elsewhere.
+        UserError: a file of the run is a link to another place.
     """
     require_plain(run)
     for pattern in _COPIED:

@@ -1,8 +1,8 @@
-"""What a sweep would do and cost, said before it is done: time, memory and disk of each cell and of all.
+"""Dry run: print the time, memory and disk that a sweep would need, for each trial and in total.
 
-A cell's time is its counted work times the measured price of each piece. The whole is reckoned as if all generators
-came first, then the cells, each as soon as a place is free; a sweep mixes them, which changes little. Other programs on
-the machine count as they run now.
+A trial's time is the sum of its counted work times the measured time of each unit of work. The total is computed as if
+all generators ran first, then all experiments, each as soon as a place is free. A real sweep mixes generators and
+experiments, which changes little. The measurements include the load that other programs put on the machine now.
 """
 
 import heapq
@@ -26,7 +26,7 @@ from fedcommons.tune.cost import GeneratorPrices, Prices
 from fedcommons.tune.work_counts import counted, generator_work
 
 RAY_S = 6.0
-"""Seconds that Ray takes to start, and Ray Tune to begin."""
+"""Seconds that Ray and Ray Tune take to start."""
 
 LINE = 500
 """Bytes of a round in rounds.jsonl and timing.jsonl together."""
@@ -34,9 +34,9 @@ LINE = 500
 
 @dataclass
 class Bill:
-    """What is left to do: seconds of each piece, and bytes. ``prices``: of the shapes that were measured.
+    """The cost of the remaining work: seconds of each job, and bytes. ``prices``: prices by measured shape.
 
-    times: the cells of the sweep for each that is on the bill.
+    times: number of trials in the sweep per trial in this bill.
     """
 
     times: float = 1.0
@@ -44,31 +44,31 @@ class Bill:
     generators: list[float] = field(default_factory=list)
     cells: list[float] = field(default_factory=list)
     extra: dict[str, list[float]] = field(default_factory=dict)
-    first: float = 0.0  # seconds by which a process's first cell is slower
-    memory: int = 0  # of the process that needs most
-    runs: int = 0  # on disk
-    artifacts: int = 0
+    first: float = 0.0  # additional seconds of the first run in a process
+    memory: int = 0  # bytes of the process with the largest memory
+    runs: int = 0  # bytes of run folders on disk
+    artifacts: int = 0  # bytes of artifacts on disk
     prices: dict[tuple, Prices] = field(default_factory=dict)
     of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
 
     def seconds(self, places: int, in_ray: bool = True) -> float:
-        """Of all, where so many processes work at a time; not ``in_ray``: one after another in this one."""
+        """Return the total seconds with ``places`` processes at a time, or, if not ``in_ray``, in this process only."""
         if not in_ray:
             return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
         stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]
-        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process, and those of each stage
+        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process and each stage's processes
         return starting + sum(self.span(stage, places) for stage in stages)
 
     def span(self, stage: Sequence[float], places: int) -> float:
-        """Seconds of a stage; of very many cells the places are taken to be busy until the end."""
+        """Return the seconds of a stage; if trials are extrapolated, all places are assumed busy until the end."""
         return makespan(stage, places) if self.times == 1 else self.times * sum(stage) / places
 
 
 @dataclass(frozen=True)
 class ExtraJob:
-    """A job that a sweep runs besides its runs. kind: what the last line of a dry run names the jobs.
+    """A job of a sweep that is not a run. kind: the name of such jobs in the last line of a dry run.
 
-    seconds: measures a step of the job, and returns the seconds that all of it takes.
+    seconds: measures a step of the job, and returns the seconds of the whole job.
     """
 
     name: str
@@ -77,10 +77,10 @@ class ExtraJob:
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
-    """When all is done, if each is begun in this order as soon as one of the places is free."""
+    """Return when the last job ends, if jobs start in this order, each as soon as a place is free."""
     free = [0.0] * places
-    for one in seconds:
-        heapq.heappush(free, heapq.heappop(free) + one)
+    for job_seconds in seconds:
+        heapq.heappush(free, heapq.heappop(free) + job_seconds)
     return max(free)
 
 
@@ -88,12 +88,13 @@ def print_costs(
     cells: Sequence[sweep.Trial], out: Path, display: Display, on_cores: int | None = None,
     extra: Sequence[ExtraJob] = (), in_ray: bool = True, total: int | None = None,
 ) -> None:  # fmt: skip
-    """Print what would run and what it would cost; ``on_cores``: on another machine besides, with so many cores.
+    """Print which trials would run and their cost.
 
-    total: of how many cells these are a few, if the others are counted only.
+    on_cores: also print the time on another machine with this number of cores. total: number of trials in the sweep,
+    if ``cells`` is only a sample of them.
 
     Raises:
-        UserError: a cell cannot be met.
+        UserError: a trial cannot be run.
     """
     display.say("Timing a step of each shape ...")
     bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
@@ -102,14 +103,14 @@ def print_costs(
         ready = build.prepare(c.config)
         notes |= dict.fromkeys(ready.notes)
         store = Store(Path(c.config.artifacts), display.say)
-        lacking = sum(len(job.needs) for job in missing(store, ready.needs))
-        said = f", {len(ready.needs) - lacking} of {len(ready.needs)} clients' synthetic images exist"
-        said = said if ready.needs else ""
+        n_missing = sum(len(job.needs) for job in missing(store, ready.needs))
+        images_note = f", {len(ready.needs) - n_missing} of {len(ready.needs)} clients' synthetic images exist"
+        images_note = images_note if ready.needs else ""
         if sweep.is_done(c, out):
-            display.say(f"{c.name}: done{said}")
+            display.say(f"{c.name}: done{images_note}")
             continue
         wanted += [(store.folder, need) for need in ready.needs]
-        display.say(f"{c.name}: to run{said}; {_cell(ready, bill)}")
+        display.say(f"{c.name}: to run{images_note}; {_cell(ready, bill)}")
     for folder in dict.fromkeys(folder for folder, _ in wanted):
         store = Store(folder, display.say)
         for job in missing(store, [need for f, need in wanted if f == folder]):
@@ -128,7 +129,7 @@ def print_costs(
 
 
 def _cell(ready: Prepared, bill: Bill) -> str:
-    """Put a cell on the bill; its cost in words."""
+    """Add a trial to the bill; return its cost as text."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.needs])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = counted(assembled), cost.shape_of(assembled)
@@ -136,10 +137,10 @@ def _cell(ready: Prepared, bill: Bill) -> str:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]
     first, later, size = cost.overhead("off" if c.tracking.wandb == "off" else "offline")
-    own = price.seconds(counts, c.client.batch_size) / _actors(c)
-    seconds, bill.first = sharing + own + later, max(0.0, first - later)
-    held = price.state + price.kept * len(assembled.data.clients)
-    disk = size + 2 * held + LINE * c.federation.rounds
+    run_seconds = price.seconds(counts, c.client.batch_size) / _actors(c)
+    seconds, bill.first = sharing + run_seconds + later, max(0.0, first - later)
+    state_bytes = price.state + price.kept * len(assembled.data.clients)
+    disk = size + 2 * state_bytes + LINE * c.federation.rounds
     bill.cells.append(seconds)
     bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
     return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
@@ -151,17 +152,17 @@ def _generator(job: Job, bill: Bill) -> None:
     shape = (str(recipe.facts(("epochs", "lr"))), need.examples.x.shape[1:], min(len(need.examples), 2 * batch) // 8)
     if shape not in bill.of_generators:
         bill.of_generators[shape] = cost.measure_generator(need)
-    price, (steps, drawn) = bill.of_generators[shape], generator_work(job)
-    bill.generators.append(price.start + price.step * steps + price.image * drawn)
+    price, (steps, sampling) = bill.of_generators[shape], generator_work(job)
+    bill.generators.append(price.start + price.step * steps + price.image * sampling)
     images = sum(len(n.labels) * (n.examples.x[0].nbytes + 8) for n in job.needs)
     bill.artifacts += images + price.weights * len(job.epochs)
     bill.memory = max(bill.memory, price.memory)
 
 
 def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None = None) -> float:
-    """Seconds of these trainings and drawings, one after another on one core; a step of each new shape is timed.
+    """Return the seconds that the jobs take one by one on one core; a step of each new shape is timed.
 
-    prices: of the shapes that were timed before, to which the new ones are added.
+    prices: prices by shape of earlier calls; this call adds the prices of new shapes.
     """
     bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:
@@ -175,18 +176,18 @@ def _actors(c: Experiment) -> int:
 
 
 def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int | None, in_ray: bool) -> str:
-    """The last line."""
+    """Return the last line of the dry run: total time, memory and disk."""
     if config is None or not (bill.cells or bill.extra):
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
     actors, total = _actors(config), round(n_cells * bill.times)
-    here = ray_cluster.cores() or os.cpu_count() or 1
-    places = max(1, here // actors) if in_ray else 1
+    n_cores = ray_cluster.cores() or os.cpu_count() or 1
+    places = max(1, n_cores // actors) if in_ray else 1
     n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"
-    where = f"with {here} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
+    where = f"with {n_cores} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
     stages = {"generators": bill.generators, "cells": bill.cells, **bill.extra}
-    of = ", ".join(f"{name} {duration(bill.span(each, places))}" for name, each in stages.items() if each)
-    time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({of})"
+    details = ", ".join(f"{name} {duration(bill.span(each, places))}" for name, each in stages.items() if each)
+    time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({details})"
     if on_cores is not None:
         time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
     at_once = min(places, len(bill.cells) or 1) * actors
@@ -197,7 +198,7 @@ def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int |
 
 
 def amount(nbytes: float) -> str:
-    """Bytes in the unit of 10^3k in which they are one or more."""
+    """Return a number of bytes as text in the largest unit (B, kB, MB or GB) in which it is at least 1."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.2g} {unit}" if nbytes < 10 * size else f"{nbytes / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""``federation.gpus_per_actor auto``: the share of a GPU that a process needs, measured on one before any work."""
+"""``federation.gpus_per_actor auto``: measure on a GPU, before any work, which share of a GPU a process needs."""
 
 import os
 from collections.abc import Sequence
@@ -27,59 +27,60 @@ from fedcommons.tune import cost
 
 
 def share(need: int, total: int, processes: int, gpus: int) -> float:
-    """The share of a GPU for each of ``processes`` that are to run at once: 1/min(ceil(processes/gpus), total // need).
+    """Return the share of a GPU for each of ``processes`` processes: 1/min(ceil(processes/gpus), total // need).
 
-    So they spread over all GPUs, and no more share one than have room in its memory. At least 1/10,000, in whole ones
-    of which Ray counts. need, total: bytes; a need of 0 is not known, and bounds nothing.
+    So the processes spread over all GPUs, and the processes on a GPU fit in its memory. The share is at least 1/10,000
+    and a multiple of 1/10,000, Ray's unit. need: bytes of a process, 0: unknown, no bound. total: bytes of a GPU.
     """
     room = max(1, total // need) if need else processes
     return max(1, floor(10_000 / min(-(-processes // gpus), room))) / 10_000
 
 
 def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment]:
-    """The same experiments, with one share of a GPU in the place of ``auto``, if that stands there and Ray has GPUs.
+    """Return the experiments with a share of a GPU in place of ``auto``, if an experiment has it and Ray has GPUs.
 
-    processes: that are to run at once. One experiment of each shape plays a short round on a GPU; the most that any
-    takes decides. Ray must be connected.
+    One experiment of each shape runs a short round on a GPU; the largest memory decides. Ray must be connected.
+
+    processes: number of processes that run at the same time.
 
     Raises:
-        UserError: other work holds all GPUs; see ``cluster.reserve``.
+        UserError: other work uses all GPUs; see ``ray_cluster.reserve``.
     """
-    asked = [c for c in configs if c.federation.gpus_per_actor == ray_cluster.AUTO]
-    if not asked or not ray_cluster.gpu_share(ray_cluster.AUTO):
+    automatic = [c for c in configs if c.federation.gpus_per_actor == ray_cluster.AUTO]
+    if not automatic or not ray_cluster.gpu_share(ray_cluster.AUTO):
         return [*configs]
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     names = (*cost.SHAPE, "generator.")
-    shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in asked}
-    pin, driver, here = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(registry.base())
+    shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in automatic}
+    pin, driver, base_folder = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(registry.base())
     place = ray_cluster.reserve(
         [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
     )
     try:
         on_it = PlacementGroupSchedulingStrategy(place)
         task: Any = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy=on_it, max_calls=1)(hosts.run_if_same)
-        tasks = [task.remote(driver, measured, here, _absolute(config)) for config in shapes.values()]
-        found: list[tuple[int, int]] = ray.get(tasks)
+        tasks = [task.remote(driver, measured, base_folder, _absolute(config)) for config in shapes.values()]
+        measurements: list[tuple[int, int]] = ray.get(tasks)
     finally:
         ray_cluster.free(place)
-    chosen = share(*max(found), processes, int(cpu_kind.resources(ray.nodes(), pin)["GPU"]))
+    chosen = share(*max(measurements), processes, int(cpu_kind.resources(ray.nodes(), pin)["GPU"]))
 
-    def told(c: Experiment) -> Experiment:
+    def with_chosen_share(c: Experiment) -> Experiment:
         is_auto = c.federation.gpus_per_actor == ray_cluster.AUTO
         return replace(c, federation=replace(c.federation, gpus_per_actor=chosen)) if is_auto else c
 
-    return [*map(told, configs)]
+    return [*map(with_chosen_share, configs)]
 
 
 def _absolute(config: Experiment) -> Experiment:
-    """With the folder of the data as it is called from everywhere."""
+    """Return the config with the absolute path of its data folder."""
     return dotted.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
-    """Bytes that a process of this experiment takes on this task's GPU, and all that the GPU has; 0, 0 without one."""
+    """Return (bytes that the experiment uses on this task's GPU, bytes of the GPU); (0, 0) without a GPU."""
     os.environ[registry.HERE] = here
     if not has_gpu():
         return 0, 0
@@ -91,8 +92,10 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 
 @fresh_torch()
 def play(config: Experiment) -> None:
-    """What takes most memory: two steps of a client, or of a block's clients where they are trained at once, a chunk of
-    the evaluation, a generator's training and drawing.
+    """Run the parts of an experiment that use the most memory.
+
+    They are two steps of a client (or of all clients of a block, if these are trained together), a chunk of the
+    evaluation, and a generator's training and sampling.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])

@@ -1,4 +1,4 @@
-"""What the sweeps have in common besides their main: options, cells, and what stands under their tables."""
+"""Grid sweeps: the options and trials that all sweeps have in common, and the notes under their tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -18,18 +18,18 @@ from fedcommons.tune import sweep
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
-GRID = {  # option: the field it varies
+GRID = {  # option: the field that the option varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
 }  # fmt: skip
 VARIED = {
     "partition.alpha": "alpha", "partition.n_clients": "N", "federation.participation": "C", "client.lr": "lr",
     "seed": "seed",
 }  # fmt: skip
-"""Fields in the names of run folders, and what they are called there."""
+"""Fields that appear in the names of run folders, and their short names there."""
 
 
 def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
-    """What decides the defaults of the other options."""
+    """Return the preset and the data set, which decide the defaults of all other options."""
     preset = parse.early(argv, "preset", "small")
     return preset, parse.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
 
@@ -42,15 +42,16 @@ def parser(
     stem: str,
     fields: Mapping[str, Any] | None = None,
 ) -> parse.Parser:
-    """The options of a grid on top of every field of its parts.
+    """Return the parser with the options of a grid and every field of the grid's components.
 
-    defaults: of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one sweep; stem: how
-    its default folder begins; fields: what the sweep's presets set, where they are not those of ``presets``.
+    defaults: the defaults of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one
+    sweep; stem: the beginning of the default folder's name; fields: the fields that the sweep's presets set, if they
+    differ from ``presets``.
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
-    made_by = parse.early(argv, "generator.name", "ddpm")
-    result = parse.parser(title, argv, fields or presets.preset(preset, dataset, made_by), lists)
+    generator = parse.early(argv, "generator.name", "ddpm")
+    result = parse.parser(title, argv, fields or presets.preset(preset, dataset, generator), lists)
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
@@ -69,25 +70,25 @@ def parser(
 
 
 def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
-    """Refuse fields that were given though an option of the sweep sets them; ``more``: field to option."""
+    """Refuse fields in the user's options that an option of the sweep also sets; ``more``: further field to option."""
     parse.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
 def base(options: parse.Options) -> dict[str, Any]:
-    """The fields of every cell, those of parts that only some cells have included; see ``cell``."""
+    """Return the fields of all trials, including the fields of components that only some trials use; see ``cell``."""
     return sweep.tracked(parse.flat(options), Path(options.out))
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
-    """The cell of these fields."""
+    """Return the trial with the values ``fields``."""
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
 def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The combinations of these lists; with ``--dry-run``, of more than ``sweep.TOLD`` a few, which stand for all.
+    """Return all combinations of the lists; in a dry run of more than ``sweep.TOLD`` trials, only a sample.
 
     Raises:
-        UserError: there are more than a sweep may have.
+        UserError: there are more combinations than a sweep may have trials.
     """
     if counted(options, n := prod(map(len, lists))):
         return search_space.some(lists, sweep.FEW)
@@ -96,18 +97,18 @@ def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, .
 
 
 def counted(options: parse.Options, n: int) -> bool:
-    """Whether n cells are only counted, in a dry run, which is told their number as ``options.total``."""
+    """Check whether a dry run only counts n trials (and times a sample); if so, set ``options.total`` to n."""
     options.total = n if options.dry_run and n > sweep.TOLD else None
     return options.total is not None
 
 
 def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:
-    """Each cell once: where a partition knows no alpha, those of all alphas are one."""
+    """Return each trial once: for a partition without alpha, the trials of all alphas are the same."""
     return list({cell.name: cell for cell in cells}.values())
 
 
 def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """The finished runs of these cells, in their order; ``say`` is told which cannot be read. See ``load_runs``."""
+    """Return the table of the trials' finished runs, in order; ``say`` gets unreadable runs, see ``load_runs``."""
     import pandas as pd
 
     folders = [out / c.name for c in cells if is_run(out / c.name) and (out / c.name / "summary.json").exists()]
@@ -116,44 +117,44 @@ def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None]
 
 
 def method_note(cells: Sequence[Experiment]) -> str:
-    """The methods' constants, but for those that are null, and how clients weigh."""
-    said = [
+    """Return the clients' weighting and the methods' constants that are not null, as text under a table."""
+    sentences = [
         f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
     ]
     for algorithm in dict.fromkeys(c.algorithm for c in cells):
         those, section = [c for c in cells if c.algorithm == algorithm], registry.section("algorithm", algorithm)
-        given = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
-        constants = [f"{name.replace('_', ' ')} {several(those, f'{section}.{name}')}" for name in given]
+        names = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
+        constants = [f"{name.replace('_', ' ')} {several(those, f'{section}.{name}')}" for name in names]
         if constants:
-            called = KINDS["algorithm"].known.get(algorithm, algorithm).rpartition(":")[2]
-            said.append(f"{called}'s {', '.join(constants)}")
-    return "; ".join(said) + "."
+            label = KINDS["algorithm"].known.get(algorithm, algorithm).rpartition(":")[2]
+            sentences.append(f"{label}'s {', '.join(constants)}")
+    return "; ".join(sentences) + "."
 
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
-    """Every field that decides results and is not as in preset paper, those in ``varied`` left out; empty for none."""
+    """Return the fields, without ``varied``, that decide results and differ from preset ``paper``; "" for none."""
     hidden = {
         *varied,
         "measure.every",
         "measure.samples",
         "measure.smoothness",
         "client.onednn",
-    }  # no more than rounding
-    found: dict[str, str] = {}
+    }  # these fields change at most rounding
+    differing: dict[str, str] = {}
     for c in cells:
         names = {KINDS[kind].field: name for kind, name in c.chosen.items() if kind in ("algorithm", "sharing")}
         paper = choose({**presets.preset("paper", cells[0].data.name), **names})
         has, wanted = c.flat, paper.flat
         for name in same_results(paper, c):
             if name not in hidden and name in has and name in wanted:
-                found[name] = _plain(wanted[name])
-    return "; ".join(f"{name} {several(cells, name)} (paper: {paper})" for name, paper in found.items())
+                differing[name] = _plain(wanted[name])
+    return "; ".join(f"{name} {several(cells, name)} (paper: {paper})" for name, paper in differing.items())
 
 
 def several(cells: Sequence[Experiment], field: str) -> str:
-    """The value of a field, or its values where cells differ."""
-    found = [c.flat for c in cells]
-    return ", ".join(dict.fromkeys(_plain(flat[field]) for flat in found if field in flat))
+    """Return the value of a field as text, or all its values if the trials differ."""
+    flats = [c.flat for c in cells]
+    return ", ".join(dict.fromkeys(_plain(flat[field]) for flat in flats if field in flat))
 
 
 def _plain(value: object) -> str:
@@ -165,7 +166,7 @@ def _plain(value: object) -> str:
 
 
 def work_note(cells: Sequence[Experiment]) -> str:
-    """How much the clients compute: the footnote under every table."""
+    """Return the footnote under every table: the local work of the clients."""
     epochs, batch, model = (several(cells, name) for name in ("client.epochs", "client.batch_size", "model.name"))
     work = "E' = floor(n_i E/(n_i + n~)) local epochs with synthetic data, so that steps stay equal"
     return (
@@ -175,20 +176,20 @@ def work_note(cells: Sequence[Experiment]) -> str:
 
 
 def title(cells: Sequence[Experiment]) -> str:
-    """What stands over a picture: data set, target, number of seeds."""
+    """Return the title of a figure: data set, target, number of seeds."""
     datasets = ", ".join(dict.fromkeys(registry.label(c.data.name) for c in cells))
     seeds = len({c.seed for c in cells})
     targets = {c.target for c in cells}
     reach = several(cells, "target") if len(targets) > 1 else target.in_words(cells[0].target)
-    of = "" if any(isinstance(one, str) for one in targets) else " test accuracy"
-    return f"{datasets}, target {reach}{of}, {seeds} seed{'s' * (seeds > 1)}"
+    unit = "" if any(isinstance(target_value, str) for target_value in targets) else " test accuracy"
+    return f"{datasets}, target {reach}{unit}, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def is_smoke(options: parse.Options) -> bool:
-    """Whether the runs are too small to say anything: their tables and pictures are stamped."""
+    """Check whether the runs are smoke tests, too small for conclusions, whose tables and figures are stamped."""
     return options.preset == "smoke"
 
 
 def stamped(text: str, options: parse.Options) -> str:
-    """A table, with the stamp above it if its runs are too small to say anything."""
+    """Return a table, with a stamp above it if its runs are smoke tests."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text

@@ -1,4 +1,4 @@
-"""The main of every sweep of runs: with ``--dry-run`` what it would cost, else its runs, its tables, its last words."""
+"""The main function of all sweeps: estimate the cost with ``--dry-run``, else run the trials and report the results."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ def run(
     play: Callable[[Todo, Path, Display], Outcome] = sweep.run_cells,
     extra: Callable[[], "Sequence[ExtraJob]"] = tuple,
 ) -> int:
-    """Run what is left of these cells in ``--out`` and report on all; the exit code.
+    """Run the unfinished trials in ``--out`` and report on all trials; return the exit code.
 
-    stem: how the files begin that ``report`` writes into ``--out`` from the run folders; a cell that was done before
-    counts too. play: runs what is left, in the open folder, where a sweep does more than that. extra: makes the
-    list of the jobs that ``play`` runs besides, with their cost.
+    report: writes files into ``--out`` from all run folders, also those of earlier calls. stem: the beginning of the
+    names of these files. play: runs the unfinished trials in the open folder, and further jobs of the sweep if it has
+    any. extra: returns the further jobs of ``play``, with their cost.
 
     Raises:
-        UserError: something that cannot be met, before any work.
+        UserError: a request cannot be met; this is raised before any work.
     """
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
@@ -43,10 +43,10 @@ def run(
             return 0
         mirror = SweepMirror(cells, out, display.say)
         mirror.begin(options.resume)
-        left = sweep.todo(cells, out, display)
+        remaining = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume):
             mirror.claim()
-            outcome = play(left, out, display)
+            outcome = play(remaining, out, display)
             report(out, display)
             code = conclude(outcome, started, out, stem, display)
             mirror.end()
@@ -54,12 +54,12 @@ def run(
 
 
 def write_page(out: Path, stem: str, display: Display) -> bool:
-    """Write ``report.html`` on all runs in ``out``; whether it is there. What hinders it is said and stops nothing."""
+    """Write ``report.html`` on all runs in ``out`` and return whether it was written; an error is only reported."""
     try:
         from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
 
         report(out, out=out / "report.html", title=f"fedcommons report: {stem}", say=lambda text: None)
-    except Exception as error:  # of whatever kind: hours of runs do not fail for a page
+    except Exception as error:  # any error: hours of runs must not fail because of a report
         display.say(Warned(f"report.html was not written: {sentence(error)}"))
         return False
     return True
@@ -69,7 +69,7 @@ def dry_run(
     cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
     extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None,
 ) -> None:  # fmt: skip
-    """Print what would run, and what it would cost; see ``dry_run.print_costs``."""
+    """Print which trials would run and their cost; see ``dry_run.print_costs``."""
     display.say("Loading torch and the data ...")
     from fedcommons.tune.dry_run import print_costs
 
@@ -77,7 +77,7 @@ def dry_run(
 
 
 def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Write the page, say what failed, how long it took and where it all is; the exit code."""
+    """Write the report page, print failures, durations and the location of results; return the exit code."""
     page = "report.html, " if write_page(out, stem, display) else ""
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")

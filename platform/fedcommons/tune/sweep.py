@@ -1,4 +1,4 @@
-"""Many experiments at once, as Ray Tune trials; so are the generators that they need, each trained once."""
+"""Sweeps: run many experiments, and train each generator that they need once, as trials of Ray Tune."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +33,15 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neit
 
 
 MOST, TOLD, FEW = 10_000, 1_000, 16
-"""Cells of a sweep, at most; cells that a dry run tells one by one; cells that it times where there are more."""
+"""``MOST``: largest number of trials in a sweep. ``TOLD``: largest number of trials that a dry run lists one by one.
+``FEW``: number of trials that a dry run times if there are more than ``TOLD``."""
 
 
 def require_few(n: int) -> None:
-    """Refuse a sweep of too many cells, before any of them is put together.
+    """Refuse a sweep of too many trials, before any trial is created.
 
     Raises:
-        UserError: there are more than ``MOST``.
+        UserError: there are more than ``MOST`` trials.
     """
     if n > MOST:
         raise UserError(f"a sweep has at most {MOST:,} cells, and these lists make {n:,}: give fewer values.")
@@ -48,7 +49,7 @@ def require_few(n: int) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep; ``name`` is its folder in the sweep's."""
+    """One run of a sweep; ``name``: the name of its subfolder in the sweep's folder."""
 
     name: str
     config: Experiment
@@ -56,7 +57,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep went: seconds of its parts, which overlap, how many generators it trained, and who failed."""
+    """The outcome of a sweep.
+
+    seconds: duration of each phase, by name; phases overlap. failures: error message by the name of the failed trial.
+    """
 
     seconds: Mapping[str, float]
     generators_trained: int
@@ -64,17 +68,17 @@ class Outcome:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """How several batches of a sweep went, one after another."""
+    """Return the common outcome of several batches of a sweep that ran one after another."""
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.seconds)
     return Outcome(
         {name: sum(outcome.seconds.get(name, 0) for outcome in outcomes) for name in names},
         sum(outcome.generators_trained for outcome in outcomes),
-        {name: said for outcome in outcomes for name, said in outcome.failures.items()},
+        {name: message for outcome in outcomes for name, message in outcome.failures.items()},
     )
 
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
-    """A cell named after some fields (name to label) and a hash of all that decides its result."""
+    """Return a trial named after some fields (name to label) and a hash of all fields that decide its result."""
     fields = config.flat
     chosen = [registry.label(config.algorithm), registry.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
@@ -86,7 +90,7 @@ def _short(value: object) -> str:
 
 
 def is_done(cell: Trial, out: Path) -> bool:
-    """Whether the cell's folder holds its finished run, or one that a scheduler stopped."""
+    """Check whether the trial's folder holds its finished run, or its run stopped by a scheduler."""
     folder = out / cell.name
     ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
     return ended and not dotted.same_results(read_config(folder), cell.config)
@@ -94,20 +98,20 @@ def is_done(cell: Trial, out: Path) -> bool:
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left to do of a sweep: its cells that are not done, prepared, and what the stores of artifacts lack."""
+    """The remaining work of a sweep: its unfinished trials, and the artifacts that the stores lack."""
 
-    n_cells: int  # of the whole sweep
-    cells: Sequence[Trial]
+    n_cells: int  # number of trials of the whole sweep
+    cells: Sequence[Trial]  # the unfinished trials
     lacking: "Sequence[Lacking]"
-    shorter: Mapping[str, Path] = field(default_factory=dict)  # of a cell that is new: a run that it goes on from
-    data: Mapping[str, str] = field(default_factory=dict)  # of a cell: the digest of its data set
+    shorter: Mapping[str, Path] = field(default_factory=dict)  # by name of a new trial: the run that it continues
+    data: Mapping[str, str] = field(default_factory=dict)  # by name of a trial: the hash of its data set
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
-    """What is left to do of these cells.
+    """Prepare the trials and return the remaining work.
 
     Raises:
-        UserError: something that cannot be met: it is refused before any work and before anything is written.
+        UserError: a trial cannot be run; this is raised before any work and before any file is written.
     """
     display.say("Loading torch and the data ...")
     from fedcommons.generators.image_cache import missing
@@ -115,16 +119,16 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import Lacking
 
-    left = [c for c in cells if not is_done(c, out)]
+    remaining = [c for c in cells if not is_done(c, out)]
     if others := [c.name for c in cells if has_other_code(out / c.name)]:
         listed = ", ".join(others[:FEW_NAMES]) + (" ..." if len(others) > FEW_NAMES else "")
-        said = (
+        message = (
             f"{len(others)} of {len(cells)} runs in {out} were made, at least in part, by other source files than these"
         )
-        display.say(Warned(f"{said}, and their numbers stand in one table: {listed}."))
-    shorter = predecessors(out, [(c.name, c.config) for c in left])
+        display.say(Warned(f"{message}, and their numbers stand in one table: {listed}."))
+    shorter = predecessors(out, [(c.name, c.config) for c in remaining])
     wanted, digests, data, notes = [], {}, {}, {}
-    for c in left:
+    for c in remaining:
         ready = prepare(c.config)
         notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
@@ -133,35 +137,35 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for note in notes:
         display.say(note)
-    for c in cells:  # those that are done too: the runs of a table are on the same data
+    for c in cells:  # also finished trials, as all runs of a table must use the same data
         if digest := digests.get((c.config.data, c.config.source.get("data"))):
             require_same_data(out / c.name, c.config.data.name, digest)
     users: dict[str, list[str]] = {}
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
-    lacking = []
+    missing_artifacts = []
     for folder, storage in dict.fromkeys((c.config.artifacts, c.config.storage) for c, _ in wanted):
         store = Store(Path(folder), display.say, storage)
         of_store = [need for c, need in wanted if (c.config.artifacts, c.config.storage) == (folder, storage)]
         jobs = missing(store, of_store)
-        store.send()  # trials on other machines find them there
+        store.send()  # so that trials on other machines find the artifacts in the storage
         if jobs:
             store.require_writable()
         for job in jobs:
             images = [key_of(need.images_facts) for need in job.needs]
             names = dict.fromkeys(name for key in images for name in users[key])
-            told_by = dict.fromkeys(users[key][0] for key in images)
-            lacking.append(Lacking(job.needs[0].client, images, list(names), list(told_by)))
-    return Todo(len(cells), left, lacking, shorter, data)
+            described_by = dict.fromkeys(users[key][0] for key in images)
+            missing_artifacts.append(Lacking(job.needs[0].client, images, list(names), list(described_by)))
+    return Todo(len(cells), remaining, missing_artifacts, shorter, data)
 
 
 @contextmanager
 def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Make the sweep's folder and hold it, until its tables are written; ``say`` is told if there is none to resume.
+    """Create and lock the sweep's folder while the context is open; ``say`` gets a note if there is no run to resume.
 
     Raises:
-        UserError: it cannot be written, another process holds it, it has what no sweep wrote, or it holds a sweep and
-            ``resume`` was not asked for.
+        UserError: the folder cannot be written, another process has locked it, it has files that are not of a sweep,
+            or it holds a sweep and ``resume`` is False.
     """
     with open_folder(out):
         if holds_runs(out) and not resume:
@@ -174,10 +178,11 @@ def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> I
 def run_cells(
     left: Todo, out: Path, display: Display, *, scheduler: Any = None, on_end: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Run every cell that is left, each in ``out/NAME``; a cell that fails does not take the others with it.
+    """Run every unfinished trial in ``out/NAME``; after a failed trial the sweep continues.
 
-    They start in their order, each when it has its generators. ``out`` must be open; ``scheduler``: a Ray Tune
-    scheduler with its metric, told those of every round; ``on_end`` is called whenever a cell has ended.
+    Trials start in their order, each after its generators are trained. ``out`` must be open (``open_sweep``).
+    ``scheduler``: a Ray Tune scheduler with its metric, which gets the metrics of every round. ``on_end`` is called
+    after each trial.
     """
     if len(left.cells) < left.n_cells:
         display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
@@ -228,29 +233,33 @@ def run_cells(
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 
-def _sharing_gpus(left: Todo) -> Todo:
-    """The same cells, so many of which share a GPU at a time as there are cores, where they leave that to us."""
+def _sharing_gpus(remaining: Todo) -> Todo:
+    """Return the trials with a share of a GPU instead of ``auto``, for as many processes at a time as Ray has cores."""
     import ray
 
     from fedcommons.tune.gpu_share import with_share
 
-    configs = with_share([c.config for c in left.cells], int(ray.cluster_resources().get("CPU", 1)))
-    return replace(left, cells=[replace(c, config=config) for c, config in zip(left.cells, configs, strict=True)])
+    configs = with_share([c.config for c in remaining.cells], int(ray.cluster_resources().get("CPU", 1)))
+    return replace(
+        remaining, cells=[replace(c, config=config) for c, config in zip(remaining.cells, configs, strict=True)]
+    )
 
 
 def with_absolute_paths(config: Experiment) -> Experiment:
-    """A trial's working folder is not ours: Tune gives each its own."""
+    """Return the config with absolute paths, as Ray Tune gives each trial its own working folder."""
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
     if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
-    found = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
-    return replace(found, source=config.source)  # what the cell is named after, though a file may have changed since
+    absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
+    return replace(
+        absolute, source=config.source
+    )  # the trial's name contains this hash, even if a file has changed since
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The fields with the sweep's name as W&B group, unless they name one; offline where there is no login."""
+    """Return the fields with the sweep's name as W&B group, unless a group is set; W&B is offline without a login."""
     from fedcommons.tracking.wandb_tracker import logged_in
 
     mode = fields["tracking.wandb"]

@@ -1,4 +1,4 @@
-"""The trials of a sweep in Ray Tune: what each reserves and runs, and how those of a broken off sweep are removed."""
+"""The trials of a sweep in Ray Tune: their resources, their work, and their removal after an interrupted sweep."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ from fedcommons.tune.progress import Progress
 from fedcommons.tune.scheduler import DRIVER, InOrder, Lacking, make, shared_value, shared_values
 
 REMOVAL_S = 10.0
-"""Seconds within which Ray must have removed the trials of a sweep that was broken off."""
+"""Seconds within which Ray must remove the trials of an interrupted sweep."""
 
 
 def run(
@@ -40,26 +40,26 @@ def run(
     progress: Progress,
     scheduler: Any,
 ) -> tuple[dict[str, str], int]:
-    """Run the cells as Tune trials; what stopped each that failed, in a line, and how many generators were trained.
+    """Run the experiments as Tune trials; return the error of each failed trial, and the number of trained generators.
 
     Args:
         cells: experiments by the names of their folders in ``out``, with absolute paths.
-        data: the digests of their data sets, by the same names.
-        lacking: the generators that they need and the store of artifacts does not have.
-        progress: called by Tune.
+        data: the hashes of the experiments' data sets, by the same names.
+        lacking: the generators that the experiments need and the store of artifacts lacks.
+        progress: the callback that Tune calls with its events.
         scheduler: a Ray Tune scheduler with its metric, or None.
 
     Raises:
-        UserError: no trial finds a place in Ray.
-        ClientError: all have lost their places, and found none for long.
+        UserError: Ray has no resources for any trial.
+        ClientError: all trials lost their resources, and got no new ones for a long time.
     """
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours to handle
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # the caller of this function handles Ctrl-C
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
-    # as many may wait as there are cores: with one, the actor that starts for it is given up whenever another is free
+    # One pending trial per core: with a single one, Tune drops its starting actor whenever another actor is free.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what stops a trial is said below, in a line
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the error of a trial is reported below, in one line
 
     Reservation.places.clear()
     federations = {name: config.federation for name, config in cells.items()}
@@ -72,10 +72,11 @@ def run(
     values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
     trainable = tune.with_resources(trial, partial(_resources_of, federations, pin))
-    # an idle one keeps its place, so only where all need the same
+    # An idle actor keeps its resources, so actors are reused only if all trials need the same resources.
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
-    # Tune's own record is not used, as a sweep resumes by its cells' folders, and must not share a full disk with them.
+    # Tune's own record is not used, as a sweep resumes from its trials' folders; it must not share a full disk with
+    # these folders.
     with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
@@ -98,7 +99,7 @@ def run(
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    for trace in dict.fromkeys(order.traces):  # a cell's own is in its folder; a generator has none
+    for trace in dict.fromkeys(order.traces):  # a failed run's traceback is in its folder; a generator has no folder
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
@@ -106,17 +107,17 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # names the traceback too; of a run that was refused it may be an old one
-        told_there = left_in(out / name) or ""
+        # The file also names the traceback. If the run was refused, the file may be from an earlier call.
+        error_text = left_in(out / name) or ""
         if result.error is not None:
-            failures[name] = told_there or sentence(result.error)
+            failures[name] = error_text or sentence(result.error)
         elif reason := (result.metrics or {}).get("failed"):
-            failures[name] = told_there if told_there.startswith(reason) else reason
+            failures[name] = error_text if error_text.startswith(reason) else reason
     return failures, order.trained
 
 
 class Reservation(tune.PlacementGroupFactory):
-    """The place of a trial in Ray. ``places`` has those of the last sweep: Tune removes none where Ctrl-C stops it."""
+    """The placement group of a trial in Ray. ``places``: those of the last sweep, as Tune removes none on Ctrl-C."""
 
     places: ClassVar[list[PlacementGroup]] = []
 
@@ -127,9 +128,9 @@ class Reservation(tune.PlacementGroupFactory):
 
 
 def remove_all() -> None:
-    """Remove the places of all trials of this process, and with them the trials themselves.
+    """Remove the placement groups of all trials of this process, which also ends the trials.
 
-    It gives up after ``REMOVAL_S``: a signal may have ended Ray's own processes too.
+    The function returns after ``REMOVAL_S`` at the latest, as a signal may also have ended Ray's processes.
     """
 
     def remove() -> None:
@@ -142,13 +143,13 @@ def remove_all() -> None:
 
 
 def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
-    """What a trial of these parameters reserves: what its cell asks for, or the first cell that needs its generator."""
+    """Return the resources of a trial: those of its experiment, or of the first experiment that needs its generator."""
     names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
     return resources(federations[names[0]], pin, params)
 
 
 def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    """What one trial reserves on nodes with these labels: itself, or the client actors it has."""
+    """Return the resources of one trial, for itself or for its client actors, on nodes with the labels ``pin``."""
     share = ray_cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for them: it reserves no core of its own.
     alone = f.executor == "serial" or "generator" in params
@@ -158,20 +159,20 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
 
 
 def trial(params: Mapping[str, Any]) -> None:
-    """One cell, or one generator, which ``params`` name: Tune writes them down."""
+    """Run the experiment, or train the generator, that ``params`` name (names only, as Tune records ``params``)."""
     try:
         cpu_kind.require_true()
         hosts.require_same(shared_value(DRIVER))
     except UserError as error:
         tune.report({"failed": sentence(error)})
         return
-    asked = params.get("generator")
-    cells = [shared_value(name) for name in (asked["cells"] if asked else [params["cell"]])]
+    generator = params.get("generator")
+    cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     os.environ[registry.HERE] = cells[0]["here"]
     if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
         os.environ[cpu_kind.CHOICE] = kind
-    if asked:
-        make(cells, asked["images"])
+    if generator:
+        make(cells, generator["images"])
         return
     c = dotted.from_dict(cells[0]["config"])
     folder = Path(cells[0]["out"]) / params["cell"]
@@ -179,29 +180,29 @@ def trial(params: Mapping[str, Any]) -> None:
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal last
-        last = {**last, "round": number, **metrics}  # where few rounds are evaluated, a scheduler sees the last of them
+        last = {**last, "round": number, **metrics}  # in rounds without evaluation, a scheduler gets the latest metrics
         if number < c.federation.rounds:
             tune.report(last)
 
     def say(text: str) -> None:
-        with suppress(OSError):  # a full disk stops the run elsewhere
+        with suppress(OSError):  # a full disk is reported by the run itself
             safe_read.write_alone(folder / "messages.log", text + "\n")
 
     try:
         if c.federation.executor == "serial" and ray.get_gpu_ids():
             bound(ray_cluster.gpu_share(c.federation.gpus_per_actor))
-        if lines := read_rounds(folder):  # Tune is told also of a trial that has no round left to play
+        if lines := read_rounds(folder):  # a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
-        # A trial never trains a generator: it would hold its cores for work that other trials may do too.
+        # A trial of an experiment never trains a generator: it would block its cores with work that another trial may do.
         name = name_of(folder.parent, folder)
         experiment.run(
             c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,
             data=cells[0]["data"],
         )  # fmt: skip
     except (ClientError, UserError, LookupError) as error:
-        if is_lost():  # the next cell needs another process, which Tune starts after an error
+        if is_lost():  # the next trial needs a new process, which Tune starts after an error
             raise
         # Not raised, as Tune would try again, and the same would happen again.
         last = {**last, "failed": sentence(error)}
     if last:
-        tune.report(last)  # only now: a scheduler that stops a trial at its last round must not cost it its summary
+        tune.report(last)  # after the summary is written, as a scheduler may stop a trial at its last report
