@@ -1,9 +1,9 @@
-"""What a run costs on this machine: a step of each shape is timed, and multiplied by how many ``counting`` finds.
+"""The cost of a run on this machine: time a step of each shape, to be multiplied by the counts of ``work_counts``.
 
-What is timed is what a worker does, by the same functions and with one thread: rounds of the engine whose clients have
-a few batches (by short variants of a method that tells its work), a chunk of the evaluation, epochs of a generator on
-two batches, steps of its sampler, a sharing stage or its shorter variant. The first call of each is not counted, but of
-a stage. Nothing is written but to a temporary folder.
+The measurements call the same functions as a worker, with one thread. They are: rounds of the engine whose clients have
+a few batches (with short variants of a method that counts its work), a chunk of the evaluation, epochs of a generator
+on two batches, steps of its sampler, and a sharing stage or its shorter variant. The first call of each is not counted,
+except for a stage. Files are written only to a temporary folder.
 """
 
 import resource
@@ -52,47 +52,47 @@ from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3
-"""Seconds after which a measurement is repeated no more."""
+"""Total seconds after which a measurement is not repeated again."""
 
 SLOW = 2.0
-"""A first call of more seconds is counted and not repeated: what is done once is little of it, and time is dear."""
+"""Seconds; a first call that takes longer is counted and not repeated: its set-up is a small part of this time."""
 
 SHORT = 0.05
-"""Rounds below this many seconds are measured with more steps, as two of them do not stand out."""
+"""Seconds; shorter rounds are measured with ``MORE`` steps, as the time of two steps would be lost in noise."""
 
 FEW, MORE = 2, 17
-"""So many steps."""
+"""Numbers of local steps in a measured round."""
 
 RATE = 1e-6
-"""Largest learning rate of clients: at the run's own, what is timed could diverge, and no price depends on it."""
+"""Largest learning rate in measurements: with the run's rate they could diverge, and no price depends on the rate."""
 
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size",
     "client.optimizer",
     "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
 )  # fmt: skip
-"""Fields, or beginnings of their names, on which the price of a step depends."""
+"""Fields, or prefixes of fields, on which the price of a step depends."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds that each piece of the work in ``Counts`` takes, and bytes that are held."""
+    """Seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints."""
 
     step: float  # a local step on B examples
-    half: float  # one on B/2 examples; steps of other sizes lie on the line through these two
+    half: float  # a local step on B/2 examples; steps of other sizes are interpolated linearly
     training: float  # a client's round, without its steps
     round: float  # a round, without its clients
     checkpoint: float
-    example: float  # to evaluate one example
+    example: float  # evaluation of one example
     gradient: float  # the per-sample gradients of BATCH examples
     product: float  # a Hessian-vector product of BATCH examples
-    memory: int  # peak of this process while all this was measured, with the data
-    state: int  # what a checkpoint holds of the server
-    kept: int  # what a checkpoint holds of a client
-    pieces: Mapping[str, float] = field(default_factory=dict)  # what the method does besides, by names of its own
+    memory: int  # bytes: peak memory of this process during the measurements, with the data
+    state: int  # bytes of the server's state in a checkpoint
+    kept: int  # bytes of a client's state in a checkpoint
+    pieces: Mapping[str, float] = field(default_factory=dict)  # the method's further work, by the method's names
 
     def seconds(self, n: Counts, batch_size: int) -> float:
-        """Of so much work."""
+        """Return the seconds that the work ``n`` takes; batch_size: B."""
         h = half(batch_size)
         slope = (self.step - self.half) / (batch_size - h) if batch_size > h else 0.0
         rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
@@ -104,25 +104,25 @@ class Prices:
 
 @dataclass(frozen=True)
 class GeneratorPrices:
-    """Seconds of a generator's training and sampling, and bytes of its weights."""
+    """Seconds of a generator's training and sampling, and bytes of memory and weights."""
 
-    start: float  # of a training, before its first step
+    start: float  # set-up of a training, before its first step
     step: float
-    image: float  # of one image in one step of the sampler
+    image: float  # one image in one step of the sampler
     memory: int
     weights: int
 
 
 def half(batch_size: int) -> int:
-    """The smaller batch that is timed."""
+    """Return the smaller batch size that is timed, about B/2."""
     return max(1, batch_size // 2)
 
 
 def shape_of(ready: Assembled) -> tuple:
-    """What the prices of a run depend on: runs that share it share them."""
+    """Return all that the prices of a run depend on; runs of the same shape have the same prices."""
     c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
-    if isinstance(method, TellsWork):  # its variants say which constants a price depends on
+    if isinstance(method, TellsWork):  # its variants show which constants a price depends on
         variants = tuple(smaller_of(method, FEW))
     else:
         names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
@@ -133,12 +133,12 @@ def shape_of(ready: Assembled) -> tuple:
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
-    """Seconds of a call: the median of some, after a first one that is not counted unless it is ``SLOW``."""
+    """Return the median seconds of several calls; a first call is not counted unless it takes longer than ``SLOW``."""
     first = _once(do)
-    found = [first] if first > SLOW else [_once(do)]
-    while sum(found) < ENOUGH and len(found) < 9:
-        found.append(_once(do))
-    return median(found)
+    times = [first] if first > SLOW else [_once(do)]
+    while sum(times) < ENOUGH and len(times) < 9:
+        times.append(_once(do))
+    return median(times)
 
 
 def _once(do: Callable[[], Any]) -> float:
@@ -150,17 +150,20 @@ def _once(do: Callable[[], Any]) -> float:
 
 
 def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
-    """(seconds before the first step, seconds of a step) of what trains so many epochs of so many steps."""
-    one = seconds_of(lambda: train(1))
-    if one > SLOW:
-        return 0.0, one / steps
-    step = max(0.0, seconds_of(lambda: train(5)) - one) / (4 * steps)
-    return max(0.0, one - steps * step), step
+    """Return (seconds before the first step, seconds of a step) of ``train``, called with a number of epochs.
+
+    steps: number of steps in an epoch.
+    """
+    single = seconds_of(lambda: train(1))
+    if single > SLOW:
+        return 0.0, single / steps
+    step = max(0.0, seconds_of(lambda: train(5)) - single) / (4 * steps)
+    return max(0.0, single - steps * step), step
 
 
 @fresh_torch()
 def measure(ready: Assembled) -> Prices:
-    """The prices of a run's shape."""
+    """Measure the prices of a run's shape."""
     c = ready.config
     reset_peak()
     ready, of_pieces = _of_pieces(ready)
@@ -181,15 +184,15 @@ def measure(ready: Assembled) -> Prices:
     if c.measure.smoothness:
         v = torch.ones(worker.work.params.layout.size, dtype=torch.float64, device=worker.work.device)
         product = seconds_of(lambda: hessian_vector(worker.work.module, [batch.columns], v))
-    kept = [nbytes(payload) for payload in now.memory.in_ram.values()]
+    payload_bytes = [nbytes(payload) for payload in now.memory.in_ram.values()]
     return Prices(
         **of_rounds, checkpoint=saving, example=example, gradient=gradient, product=product, memory=peak(),
-        state=nbytes(now.state), kept=max(kept, default=0), pieces=of_pieces,
+        state=nbytes(now.state), kept=max(payload_bytes, default=0), pieces=of_pieces,
     )  # fmt: skip
 
 
 def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
-    """The run with as little of its method's own work as can be, and what that costs (``TellsWork``)."""
+    """Return the run with the least further work of its method, and the prices of this work (``TellsWork``)."""
     method = ready.algorithm
     if not isinstance(method, TellsWork):
         return ready, {}
@@ -203,26 +206,26 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 
 
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """The prices of a round and of its clients' steps, without the pieces of its method's own work."""
+    """Return the prices of a round and of its clients' steps, without the method's further work."""
 
     def seconds(blocks: int, steps: int, batch: int) -> float:
         small = small_round(ready, blocks * m, steps, batch, blocks)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
     b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
-    small_round(ready, 1, 1, 1).play()  # what torch does once in a process: a slow step is not repeated
-    one, step, smaller = seconds(1, 1, b), 0.0, 0.0
+    small_round(ready, 1, 1, 1).play()  # torch's set-up in a process, as a slow step is not repeated
+    single, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
-        k = MORE if one < SHORT else FEW
+        k = MORE if single < SHORT else FEW
         several = seconds(1, k, b)
-        step = max(several - one, 0.0) / ((k - 1) * m)
+        step = max(several - single, 0.0) / ((k - 1) * m)
         smaller = max(0.0, step - max(several - seconds(1, k, half(b)), 0.0) / (k * m))
-    training = max(0.0, (seconds(2, 1, b) - one) / m - step) if 2 * m <= n else 0.0
-    return {"step": step, "half": smaller, "training": training, "round": max(0.0, one - m * (step + training))}
+    training = max(0.0, (seconds(2, 1, b) - single) / m - step) if 2 * m <= n else 0.0
+    return {"step": step, "half": smaller, "training": training, "round": max(0.0, single - m * (step + training))}
 
 
 def at_once(ready: Assembled) -> int:
-    """Clients of a block that are trained at once; 1 where each is trained alone."""
+    """Return the number of clients of a block that are trained together; 1 if each client is trained alone."""
     if not ready.config.client.batched:
         return 1
     joined = joining(ready.plan.facts.n_clients, ready.plan.participation)
@@ -235,27 +238,27 @@ def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
 
 @dataclass(frozen=True)
 class Small:
-    """A round that is short, and the pieces of its method's own work in it."""
+    """A short round, and the units of the method's further work in this round."""
 
     play: Callable[[], Standing]
     pieces: Mapping[str, float]
 
 
 def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: int = 1) -> Small:
-    """Round 1 with so many clients in so many blocks, who make so many steps each.
+    """Return round 1 with ``joined`` clients in ``blocks`` blocks; each client makes ``steps`` steps of size ``batch``.
 
-    It is the first of as many rounds as the run has, as methods may begin otherwise where there are few.
+    The number of rounds R is that of the run, as the first round of a method may depend on R.
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
     c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
-    chooses = isinstance(method, ChoosesClients)  # it may choose all that there are, so there are no others
+    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so no further clients exist
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
     data = RunData(few, ready.data.own, {}, ready.data.pool, serves=ready.data.serves)
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
-    if loop.dp:  # no noise is solved for sizes that no client has
+    if loop.dp:  # no noise multiplier is computed for these artificial sizes
         loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, late=None)
@@ -267,29 +270,29 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
 
     executor = Serial(build, data)
     start = replace(ready.on(data), plan=plan).start(ClientMemory())
-    held = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
-    pieces = pieces_of(method, held, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
+    client_facts = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
+    pieces = pieces_of(method, client_facts, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
     return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
 
 
 def stand_in(need: Need) -> Contribution:
-    """Black images in the number and of the classes of those that are not there yet."""
+    """Return black images, with the number and classes of a generation request, in place of its synthetic images."""
     labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
     return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
 
 
 @fresh_torch()
 def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contributions, float]:
-    """What clients contribute, and the seconds that it takes; a stage that takes long is played by a shorter one."""
+    """Return the clients' contributions and the seconds that they take; a long stage is timed by a shorter variant."""
     stage, times = shorter_of(ready.stage)
-    found: list[Contributions] = []
-    seconds = _once(lambda: found.append(stages.contribute(stage, ready.dealt, made)))
-    return found[0], times * seconds
+    results: list[Contributions] = []
+    seconds = _once(lambda: results.append(stages.contribute(stage, ready.dealt, made)))
+    return results[0], times * seconds
 
 
 @fresh_torch()
 def measure_generator(need: Need) -> GeneratorPrices:
-    """The prices of a generator's shape, from trainings on two batches."""
+    """Measure the prices of a generator's shape, from trainings on two batches."""
     generator, n = need.recipe.generator, len(need.examples)
     batch = getattr(generator, "batch_size", n)
     some = need.examples[slice(0, 2 * batch)]
@@ -300,7 +303,7 @@ def measure_generator(need: Need) -> GeneratorPrices:
         with somebodys(generator, "fit"):
             return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    trained = train(1)  # imports diffusers, too, and a private generator solves for its noise once
+    trained = train(1)  # also imports diffusers, and a private generator computes its noise multiplier
     with somebodys(generator, "fit"):
         weights = trained[1].weights
     start, step = per_epoch(train, -(-len(some) // batch))
@@ -311,11 +314,11 @@ def measure_generator(need: Need) -> GeneratorPrices:
         sampler = replace(generator, sampling_steps=steps) if has_steps else generator  # pyright: ignore
         with somebodys(generator, "sample"):
             sample = partial(sampler.sample, weights, shape, need.n_classes, labels, need.seed)
-            return seconds_of(lambda: drawn.append(given(Tensor, sample())))
+            return seconds_of(lambda: samples.append(given(Tensor, sample())))
 
-    drawn: deque[Tensor] = deque(maxlen=1)
+    samples: deque[Tensor] = deque(maxlen=1)
     few = draw(1)
-    require_like(some.x, need.recipe.name, len(labels), drawn[0])
+    require_like(some.x, need.recipe.name, len(labels), samples[0])
     several = has_steps and generator.sampling_steps > 1 and few < SLOW  # pyright: ignore
     image = max(0.0, draw(2) - few if several else few) / len(labels)
     start += max(0.0, few - image * len(labels))
@@ -324,9 +327,9 @@ def measure_generator(need: Need) -> GeneratorPrices:
 
 @lru_cache(maxsize=8)
 def overhead(wandb: str) -> tuple[float, float, int]:
-    """Seconds that a run of one small round takes in a new process, those of the next one, and its bytes on disk.
+    """Return the seconds of a process's first run of one small round, of its second run, and a run's bytes on disk.
 
-    That is what no step is in: folder, picture of the partition, W&B. ``wandb``: whether it is told, off or offline.
+    This is the cost apart from steps: folder, figure of the partition, W&B. ``wandb``: W&B's mode, off or offline.
     """
     fields = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
               "measure.every": 0, "partition.name": "iid", "tracking.wandb": wandb}  # fmt: skip
@@ -343,21 +346,21 @@ def overhead(wandb: str) -> tuple[float, float, int]:
 
 @lru_cache(maxsize=1)
 def start_up() -> float:
-    """Seconds until a new process can begin with a run: those of the imports."""
+    """Return the seconds until a new process can begin a run: the time of its imports."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
     return time.perf_counter() - started
 
 
 def reset_peak() -> None:
-    """Let ``peak`` begin again; where the system cannot, it is that of the whole life of this process."""
+    """Reset the peak memory; if the system cannot, ``peak`` counts from the start of this process."""
     give_back_freed()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak() -> int:
-    """Most bytes that this process has held in memory since ``reset_peak``."""
+    """Return the largest memory of this process, in bytes, since ``reset_peak``."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""What Ray Tune tells of its trials, for the display; apart from ``sweep``, as Ray takes a second to import."""
+"""Show the progress of Ray Tune's trials; a separate module from ``sweep``, as Ray takes a second to import."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,14 +12,15 @@ from fedcommons.cli.display import Display, duration
 from fedcommons.errors import ClientError, UserError
 
 PLACE_S = 600.0
-"""Seconds for which a sweep that has begun goes on without a running trial."""
+"""Seconds for which a sweep continues without a running trial."""
 
 
 @dataclass
 class Pile:
-    """Work of one kind, in units: generators, or rounds of all cells.
+    """The progress of one kind of work, in units: generators, or rounds of all runs.
 
-    of, done: units in all, and those that are done. seconds, timed: what trials took here, and for how many units.
+    of: total number of units. done: number of finished units. seconds, timed: seconds that trials of this sweep took,
+    and the number of units that they finished in this time.
     """
 
     of: int
@@ -29,18 +30,18 @@ class Pile:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes, one trial after another; None where nothing tells."""
+        """Return the seconds of the remaining units, one trial after another; None if no unit was timed."""
         if self.done >= self.of:
             return 0.0
         return self.seconds / self.timed * (self.of - self.done) if self.timed else None
 
 
 class Progress(Callback):
-    """Passes Tune's events on to the display; ``on_end`` is called whenever a cell has ended.
+    """The callback that passes Tune's events on to the display; ``on_end`` is called after each run.
 
-    bring: brings the folder of the cell of this name, which another machine may have. rounds: of each cell, by its
-    name. ready: when the last generator was made, by ``clock``; 0 before that. clock:
-    seconds from any beginning.
+    bring: called with the name of a run, fetches its folder, which may be on another machine. rounds: number of rounds
+    of each run, by name. ready: time by ``clock`` at which the last generator was finished, 0 before. clock: returns
+    seconds from any fixed time.
     """
 
     def __init__(
@@ -50,18 +51,18 @@ class Progress(Callback):
         self.display, self.on_end, self.rounds, self.clock, self.bring = display, on_end, rounds, clock, bring
         self.done, self.ready, self.placed = 0, 0.0, None
         self.generators, self.played = Pile(n_generators), Pile(sum(rounds.values()))
-        self.last: dict[str, tuple[float, int]] = {}  # trial to when it was last heard of, and its round then
-        self.names: dict[str, str] = {}  # of generators, by trial
-        self.most = 1  # trials at once
+        self.last: dict[str, tuple[float, int]] = {}  # by trial: time and round of its last report
+        self.names: dict[str, str] = {}  # names of generators, by trial
+        self.most = 1  # largest number of trials at the same time
 
     def __getstate__(self) -> dict:
-        return {}  # Tune pickles its callbacks into its own record, which nobody reads; a terminal cannot be pickled
+        return {}  # Tune pickles its callbacks into its own record, which is unused; a terminal cannot be pickled
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
-        """Stop a sweep that has lost its places in Ray, as where its nodes have gone or other work has taken them.
+        """Stop a sweep that has lost its resources in Ray, for example because nodes left or other work uses them.
 
         Raises:
-            ClientError: no trial runs, and none has run for ``PLACE_S``.
+            ClientError: no trial has run for ``PLACE_S``.
         """
         now = self.clock()
         if self.placed is None or any(trial.status == "RUNNING" for trial in trials):
@@ -96,7 +97,7 @@ class Progress(Callback):
         self._end(trial)
 
     def _play(self, trial: str, number: int) -> None:
-        """A trial has played round ``number``; what a resumed one had played before counts as done and is not timed."""
+        """Record that a trial finished round ``number``; earlier rounds of a resumed trial count, but are not timed."""
         now = self.clock()
         then, before = self.last.get(trial, (now, 0))
         self.last[trial] = now, number
@@ -115,19 +116,19 @@ class Progress(Callback):
             self.display.step("generators", self.generators.done, self.generators.of, "trained and sampled")
             return
         self.done += 1
-        self.played.done += self.rounds[trial.config["cell"]] - number  # of one that was stopped none are left
+        self.played.done += self.rounds[trial.config["cell"]] - number  # a stopped run has no remaining rounds
         self.display.drop(trial.config["cell"])
         self._say()
-        with suppress(UserError, ClientError, OSError):  # it is tried again, and told, at the end
+        with suppress(UserError, ClientError, OSError):  # the sweep tries again at its end, and reports the error
             self.bring(trial.config["cell"])
         self.on_end()
 
     @property
     def left(self) -> float | None:
-        """Seconds until all is done, if as many trials as ever run side by side; None before anything tells."""
+        """Return the seconds until the sweep ends, with as many parallel trials as at most so far; None if unknown."""
         piles = self.generators.left, self.played.left
         return None if None in piles else sum(filter(None, piles)) / self.most
 
     def _say(self) -> None:
-        left = f", about {duration(self.left)} left in all" if self.left else ""
-        self.display.title(f"{self.done} of {len(self.rounds)} cells done{left}")
+        remaining = f", about {duration(self.left)} left in all" if self.left else ""
+        self.display.title(f"{self.done} of {len(self.rounds)} cells done{remaining}")

@@ -1,4 +1,4 @@
-"""A sweep in a storage: runs that other machines played are brought from there, tables and pictures are sent there."""
+"""A sweep's copy in a storage: fetch runs of other machines from the storage, and send runs, tables and figures."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,13 +12,13 @@ from fedcommons.tracking.remote_run import RunMirror, name_of, require_apart
 from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
-"""Files in a sweep's own folder that are sent."""
+"""Names of the files in a sweep's folder that are sent to the storage, as a regular expression."""
 
 
 class SweepMirror:
-    """The sweep in ``out`` and its storage, that of its first cell; without one nothing is done.
+    """The connection between the sweep in ``out`` and the storage of its first trial; without a storage, a no-op.
 
-    cells: each has a name and a config.
+    cells: the trials, each with a name and a config.
     """
 
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
@@ -27,12 +27,12 @@ class SweepMirror:
         self._there: Snapshots | None = None
 
     def begin(self, resume: bool) -> None:
-        """With ``resume`` bring what there is of the sweep's runs, and send those that ended here and are not there.
+        """Connect to the storage; with ``resume``, fetch the sweep's runs and send finished runs that it lacks.
 
         Raises:
-            ClientError: somebody else writes such a run, or the storage cannot take it.
-            UserError: the storage cannot be reached or written, lies in ``out``, or has such a sweep and ``resume`` is
-                not asked for.
+            ClientError: another process writes such a run, or the storage does not accept the run.
+            UserError: the storage cannot be reached or written, lies in ``out``, or holds this sweep already and
+                ``resume`` is False.
         """
         if (storage := next(iter(self.storages.values()), None)) is None:
             return
@@ -55,34 +55,35 @@ class SweepMirror:
                     mirror.end()
 
     def bring(self, name: str) -> None:
-        """Bring the run of this cell as the storage has it, unless it has ended here.
+        """Fetch the run of trial ``name`` from the storage, unless the run in ``out`` is finished.
 
         Raises:
-            UserError: the storage cannot be asked, or see ``RunMirror.bring``.
+            UserError: the storage cannot be reached, or as ``RunMirror.bring``.
         """
         if read_summary(self.out / name) is None and (mirror := self._mirror(name)):
             mirror.bring()
 
     def send(self, name: str) -> None:
-        """Send the run of this cell as it is here.
+        """Send the run of trial ``name`` to the storage.
 
         Raises:
-            UserError: the storage cannot be asked.
-            ClientError: it cannot take it.
+            UserError: the storage cannot be reached.
+            ClientError: the storage does not accept the run.
         """
         if mirror := self._mirror(name):
             mirror.end()
 
     def claim(self) -> None:
-        """Take the sweep's name in the storage, where it is new there. Errors: see ``end``."""
+        """Reserve the sweep's name in the storage if the name is new. Raises: as ``end``."""
         if self._there and self._there.tag == object_store.NEW:
             self.end()
 
     def end(self) -> None:
-        """Send the sweep's tables and pictures.
+        """Send the sweep's tables and figures to the storage.
 
         Raises:
-            ClientError: they cannot be sent, or another process has sent others since; they are here.
+            ClientError: the files cannot be sent, or another process has sent other files in the meantime. The files
+                in ``out`` remain.
         """
         try:
             if self._there:

@@ -1,4 +1,4 @@
-"""What came of a sweep over any fields: the mean of a point, ranked tables and a picture."""
+"""Results of a sweep over any fields: the mean of a configuration over seeds, ranked tables and a figure."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -26,30 +26,30 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
-"""Columns of tune.csv behind the swept fields, where some run has them."""
+"""Columns of tune.csv after the swept fields; a column is left out if no run has it."""
 
 SHARING = "sharing.setting"
-"""The field that every table, title and printed command states, whatever was swept."""
+"""The field that every table, title and printed command states, even if it was not swept."""
 
 
 def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
-    """The runs of these cells that have rounds.
+    """Return the table of the trials' runs that have rounds.
 
     Raises:
-        UserError: none of them has the metric.
+        UserError: no run has the metric.
     """
     import pandas as pd
 
     folders = [out / c.name for c in cells if is_run(out / c.name)]
     runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
     if len(runs) and metric not in runs:
-        known = runs.select_dtypes("number").columns
-        raise UserError(f"no run has {metric}{nearest(metric, known)} Name another metric and add --resume.")
+        numeric = runs.select_dtypes("number").columns
+        raise UserError(f"no run has {metric}{nearest(metric, numeric)} Name another metric and add --resume.")
     return runs
 
 
 def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
-    """The mean over the seeds of a point; None where a run is not finished or has no such number."""
+    """Return the mean of the metric over the seeds of a configuration; None if a run is unfinished or lacks it."""
     runs = frame(cells, out, metric, lambda text: None)
     if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
         return None
@@ -58,7 +58,7 @@ def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
 
 
 def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the picture and the summary, and show them; fields: those that vary."""
+    """Write the tables, the figure and the summary, and print the table; fields: the swept fields."""
     import pandas as pd
 
     runs, metric = frame(cells, out, options.metric, display.say), options.metric
@@ -74,8 +74,8 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
     write_text(out / "tune.csv", rows.to_csv(index=False, lineterminator="\n"))
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
-    drawn, colours = ranking.panels(groups, fields, metric)
-    series.draw(out / "tune.png", drawn, metric, colours, series.title(runs), grid.is_smoke(options))
+    panels, colours = ranking.panels(groups, fields, metric)
+    series.draw(out / "tune.png", panels, metric, colours, series.title(runs), grid.is_smoke(options))
     display.say(f"\n{table}")
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
@@ -95,10 +95,10 @@ def line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
     named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
     usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))
     of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
-    given = {"preset": preset, "data.name": config.data.name}
-    given |= {field: name for field, name in named.items() if field == SHARING or of_preset.get(field) != name}
+    arguments = {"preset": preset, "data.name": config.data.name}
+    arguments |= {field: name for field, name in named.items() if field == SHARING or of_preset.get(field) != name}
     for name, value in config.flat.items():
         is_usual = name in of_parts and of_parts[name] == value and name not in stated
         if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
-            given[name] = value
-    return " ".join(f"--{name} {quote(written(value))}" for name, value in given.items())
+            arguments[name] = value
+    return " ".join(f"--{name} {quote(written(value))}" for name, value in arguments.items())

@@ -1,4 +1,4 @@
-"""The order in which a sweep works, each cell after its generators, and the values that it shares with its trials."""
+"""The order of a sweep's trials (each run after its generators), and the values that a sweep shares with its trials."""
 
 import json
 import time
@@ -22,15 +22,15 @@ from fedcommons.runtime.gpu_memory import is_lost
 from fedcommons.storage.artifact_store import Store, key_of
 
 EVERY = 5.0
-"""Seconds between two reports of a generator under training: it waits for Tune to take each."""
+"""Seconds between two progress reports of a generator's training, which waits until Tune accepts a report."""
 
 
 @dataclass(frozen=True)
 class Lacking:
-    """What a store of artifacts lacks: a generator of this client, images drawn from it, or both.
+    """A missing artifact of the store: a client's generator, synthetic images of this generator, or both.
 
-    images: the keys of the images. cells: the names of all cells that need some of them. told_by: the names of some of
-    these cells, such that each image is needed by one: their configs tell how all the images are made.
+    images: the keys of the images. cells: the names of all runs that need some of the images. told_by: names of some of
+    these runs, so that each image is needed by one of them: their configs describe all the images.
     """
 
     client: int
@@ -40,29 +40,29 @@ class Lacking:
 
 
 def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
-    """Train the generator that these cells need for these images, draw them and keep both.
+    """Train the generator of the images ``images``, sample the images, and store generator and images.
 
-    cells: each has its ``config`` and, as ``data``, the digest of the data set that its driver has.
+    cells: runs that need the images, each with its ``config`` and, as ``data``, the hash of its data set at the driver.
 
-    What stops it is reported, not raised: it would stop it again. Where this process has lost its GPU it is raised as
-    well, so that Tune starts a new one.
+    An error is reported to Tune and not raised, as a second attempt would fail again. If this process has lost its GPU,
+    the error is also raised, so that Tune starts a new process.
     """
     set_up_process()
-    told = time.monotonic()
+    reported = time.monotonic()
 
-    def step(number: int, of: int, doing: str) -> None:
-        nonlocal told
-        if (now := time.monotonic()) - told >= EVERY:
-            told = now
-            tune.report({"step": number, "of": of, "doing": doing})
+    def step(number: int, total: int, doing: str) -> None:
+        nonlocal reported
+        if (now := time.monotonic()) - reported >= EVERY:
+            reported = now
+            tune.report({"step": number, "of": total, "doing": doing})
 
     try:
         trained = False
         configs = [dotted.from_dict(cell["config"]) for cell in cells]
         prepared = [build.prepare(config) for config in configs]
-        for one, cell in zip(prepared, cells, strict=True):
-            load_data.require_same(one.dataset, cell["data"])
-        needs = [need for one in prepared for need in one.needs]
+        for ready, cell in zip(prepared, cells, strict=True):
+            load_data.require_same(ready.dataset, cell["data"])
+        needs = [need for ready in prepared for need in ready.needs]
         store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
         for job in image_cache.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
             image_cache.keep(store, job, image_cache.make(job, step))
@@ -75,75 +75,76 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 
 
 class InOrder(Searcher):
-    """Tells Ray Tune which trial is next: the first cell that is left, or before it a generator that it needs.
+    """The search algorithm that gives Ray Tune its trials in order: the first remaining run, or first its generators.
 
-    Trials for later cells come only where a core would have nothing to do until its generators are there.
+    A trial for a later run comes earlier only if a core would otherwise wait for the first run's generators.
 
-    cells: their names, with the number of cores that each takes; a generator takes one.  lacking: of all of them.
+    cells: number of cores of each run, by name; a generator takes one core.  lacking: missing artifacts of all runs.
     """
 
     def __init__(self, cells: Mapping[str, int], lacking: Collection[Lacking]) -> None:
         super().__init__()
         self.cells, self.lacking = dict(cells), dict(enumerate(lacking))
-        self.running: dict[str, int | None] = {}  # trial to its generator; None: of a cell
-        self.cores: dict[str, int] = {}  # trial to its cores
-        self.failed: dict[str, str] = {}  # cell: why one of its generators was not made
-        self.traces: list[str] = []  # of the generators that failed
+        self.running: dict[str, int | None] = {}  # by trial: number of its generator; None: the trial is a run
+        self.cores: dict[str, int] = {}  # by trial: its number of cores
+        self.failed: dict[str, str] = {}  # by run: why the training of one of its generators failed
+        self.traces: list[str] = []  # tracebacks of failed generators
         self.unsent = ""  # why the storage lacks some generators
         self.trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The parameters of the next trial; None: later. Called while no trial waits for a place."""
+        """Return the parameters of the next trial; None: later. Tune calls this while no trial is pending."""
         for name in list(self.cells):
-            needed = [number for number, one in self.lacking.items() if name in one.cells]
+            needed = [number for number, generator in self.lacking.items() if name in generator.cells]
             if name in self.failed:
                 del self.cells[name]
             elif not needed:
                 self.running[trial_id], self.cores[trial_id] = None, self.cells.pop(name)
                 return {"cell": name}
-            elif left := [number for number in needed if number not in self.running.values()]:
-                self.running[trial_id], self.cores[trial_id] = left[0], 1
-                one = self.lacking[left[0]]
-                return {"generator": {"cells": list(one.told_by), "images": list(one.images)}}
+            elif waiting := [number for number in needed if number not in self.running.values()]:
+                self.running[trial_id], self.cores[trial_id] = waiting[0], 1
+                generator = self.lacking[waiting[0]]
+                return {"generator": {"cells": list(generator.told_by), "images": list(generator.images)}}
             elif sum(self.cores.values()) >= ray.cluster_resources().get("CPU", 1):
                 return None
         return None if self.cells else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A generator is there, or its cells have failed."""
+        """Record that a trial ended; if its generator failed, mark all runs that need this generator as failed."""
         self.cores.pop(trial_id, None)
         number = self.running.pop(trial_id, None)
         if number is None:
             return
-        one = self.lacking.pop(number)
+        generator = self.lacking.pop(number)
         if error or not result or "trained" not in result:
-            why = (result or {}).get("failed", "its process died")
-            said = f"the generator of client {one.client} failed: {why}"
-            self.failed |= dict.fromkeys(one.cells, said)
+            reason = (result or {}).get("failed", "its process died")
+            message = f"the generator of client {generator.client} failed: {reason}"
+            self.failed |= dict.fromkeys(generator.cells, message)
             self.traces += [trace for trace in [(result or {}).get("trace")] if trace]
         else:
             self.trained += result["trained"]
             self.unsent = result.get("unsent") or self.unsent
 
     def __getstate__(self) -> dict:
-        return {}  # Tune pickles it into its own record, which nobody reads
+        return {}  # Tune pickles the search algorithm into its own record, which is unused
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """Nothing: a sweep resumes by its cells' folders."""
+        """Do nothing: a sweep resumes from its runs' folders."""
 
 
 NAMESPACE = "fedcommons"
-"""Of the values in Ray's key-value store."""
+"""Namespace of the shared values in Ray's key-value store."""
 
 DRIVER = ""
-"""The name under which trials find the driver's ``hosts.facts``; no cell has it."""
+"""The name of the driver's ``hosts.facts`` among the shared values; no run has this name."""
 
 
 @contextmanager
 def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
-    """In this context trials of this driver can read these plain values from Ray's key-value store.
+    """Share plain values with the trials of this driver by Ray's key-value store, while the context is open.
 
-    Tune writes down what it gets, and its own ``tune.with_parameters`` keeps values until its driver ends.
+    They are not parameters of trials, as Tune records these, and ``tune.with_parameters`` stores values until its
+    driver ends.
     """
     from ray.experimental import internal_kv
 
@@ -158,7 +159,7 @@ def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def shared_value(name: str) -> Any:
-    """Return the value that the driver shares under this name."""
+    """Return the value that the driver shares under the name ``name``."""
     from ray.experimental import internal_kv
 
     return json.loads(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))

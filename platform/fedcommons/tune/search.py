@@ -1,10 +1,10 @@
-"""Searches that look at results: ASHA, which stops runs, and Optuna, both through Ray Tune.
+"""Adaptive hyperparameter search through Ray Tune: ASHA, which stops runs early, and Optuna, which proposes points.
 
-Optuna proposes points from the results so far, in batches of a fixed size. It is keyed, asked and told in
-a fixed order, so the same results give the same points. A sweep that is resumed asks again from the beginning: points
-whose runs are finished are told at once, and the search goes on behind them.
+Optuna proposes points from the results so far, in batches of a fixed size. Its random draws are keyed, and proposals
+and results follow a fixed order, so the same results give the same points. A resumed sweep repeats the search from the
+beginning: finished runs return their results at once, and the search continues after them.
 
-``space``: what ``--space`` and ``--seeds`` vary.
+``space``: the fields that ``--space`` and ``--seeds`` vary.
 """
 
 import warnings
@@ -20,11 +20,11 @@ from fedcommons.seeding import seed_for
 from fedcommons.tune.sweep import Trial
 
 BATCH = 4
-"""Points that are proposed before any of them is known; a constant, as it decides which points are tried."""
+"""Number of points that are proposed before the result of any of them; a constant, as it decides which points run."""
 
 
 def asha(cells: Sequence[Trial]) -> Any:
-    """A scheduler for these cells: asynchronous successive halving on the validation accuracy of each round."""
+    """Return a scheduler for the trials: asynchronous successive halving on the validation accuracy of each round."""
     from ray.tune.schedulers import ASHAScheduler
 
     rounds = max(c.config.federation.rounds for c in cells)
@@ -35,45 +35,45 @@ def asha(cells: Sequence[Trial]) -> Any:
 
 
 def require_optuna() -> None:
-    """See that Optuna is there, which is no dependency of ours.
+    """Check that Optuna, an optional package, is installed.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Optuna is not installed.
     """
     if find_spec("optuna") is None:
         raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
 
 
 class Optuna:
-    """Points of a space, proposed by Optuna's tree-structured Parzen estimator.
+    """A search over a space, with points proposed by Optuna's tree-structured Parzen estimator.
 
-    way: ``min`` or ``max``. Draws are keyed by seed and environment.
+    way: ``min`` or ``max``, the better direction of the value. Random draws are keyed by seed and environment.
 
-    Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
+    Reference: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
 
     def __init__(self, space: SearchSpace, way: str, seed: int, environment: str) -> None:
-        import optuna  # pyright: ignore[reportMissingImports]  (no dependency of ours)
+        import optuna  # pyright: ignore[reportMissingImports]  (an optional package)
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        keyed = seed_for(seed, environment) % 2**32  # numpy takes no more
-        domains = {n: tune.choice(one) if isinstance(one, list) else one for n, one in space.items()}
+        keyed = seed_for(seed, environment) % 2**32  # numpy accepts no larger seed
+        domains = {n: tune.choice(domain) if isinstance(domain, list) else domain for n, domain in space.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Optuna's, about its own features
-            found = OptunaSearch.convert_search_space(domains)
-            self._search = OptunaSearch(found, metric="value", mode=way, seed=keyed)
+            warnings.simplefilter("ignore")  # Optuna warns about its experimental features
+            ray_space = OptunaSearch.convert_search_space(domains)
+            self._search = OptunaSearch(ray_space, metric="value", mode=way, seed=keyed)
 
     def ask(self, number: int) -> dict[str, Any]:
-        """The point of this number, counted from 0."""
+        """Return the point with number ``number``, counted from 0."""
         point = self._search.suggest(str(number))
         assert point is not None
         return point
 
     def tell(self, number: int, value: float | None) -> None:
-        """What came of it; None, as where a run failed: worse than every value."""
-        # without a result the trial counts as pruned, from which Optuna learns; one that failed it would forget
+        """Report the value of point ``number``; None, for example after a failed run, is worse than every value."""
+        # Without a result the trial counts as pruned, and Optuna learns from it; Optuna would ignore a failed trial.
         self._search.on_trial_complete(str(number), None if value is None else {"value": value})
 
 
@@ -83,43 +83,44 @@ def proposed(
     make: Callable[[Mapping[str, Any]], Sequence[Trial]],
     value: Callable[[Sequence[Trial]], float | None],
 ) -> Iterator[list[Trial]]:
-    """Batches of cells to run, of ``samples`` points in each environment; each batch is to be run before the next.
+    """Yield batches of trials, with ``samples`` points per environment; the caller runs a batch before the next one.
 
-    searches: an environment's fields and its own search. make: the cells of a point. value: what came of them.
+    searches: (fields of an environment, its search). make: returns the trials of a point. value: returns the value of
+    these trials, None if there is no value.
     """
     for first in range(0, samples, BATCH):
-        asked = [
+        batch = [
             (search, number, make({**environment, **search.ask(number)}))
             for environment, search in searches
             for number in range(first, min(first + BATCH, samples))
         ]
-        yield list({c.name: c for *_, cells in asked for c in cells}.values())  # a point may be proposed twice
-        for search, number, cells in asked:
+        yield list({c.name: c for *_, cells in batch for c in cells}.values())  # a point may be proposed twice
+        for search, number, cells in batch:
             search.tell(number, value(cells))
 
 
 def space(options: parse.Options) -> dict[str, Any]:
-    """What is swept, seeds included.
+    """Return the swept fields and their values, including the seeds.
 
     Raises:
-        UserError: a field that cannot be swept.
+        UserError: a field cannot be swept.
     """
-    found = dict(search_space.read_space(options.space, options.fields, options.chosen))
-    parse.refuse_fields(options, dict.fromkeys(found, "space"))
+    swept = dict(search_space.read_space(options.space, options.fields, options.chosen))
+    parse.refuse_fields(options, dict.fromkeys(swept, "space"))
     if options.seeds is not None:
-        if "seed" in found:
+        if "seed" in swept:
             raise UserError("--seeds and --space seed both name the seeds; use one of them.")
         parse.refuse_fields(options, {"seed": "seeds"})
-        found = {**found, "seed": list(parse.split("--seeds", options.seeds, int))}
-    if not options.dp.local and any(name.startswith("dp.") for name in found):
+        swept = {**swept, "seed": list(parse.split("--seeds", options.seeds, int))}
+    if not options.dp.local and any(name.startswith("dp.") for name in swept):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
-    drawn = [n for n, values in around(found).items() if not isinstance(values, list)]
-    if drawn and (options.search == "optuna" or options.scheduler == "asha"):
+    sampled = [n for n, values in around(swept).items() if not isinstance(values, list)]
+    if sampled and (options.search == "optuna" or options.scheduler == "asha"):
         way = "--search optuna" if options.search == "optuna" else "--scheduler asha"
-        raise UserError(f"--space {drawn[0]} needs a list of values with {way}, which compares like with like.")
-    return found
+        raise UserError(f"--space {sampled[0]} needs a list of values with {way}, which compares like with like.")
+    return swept
 
 
 def around(space: search_space.SearchSpace) -> dict[str, Any]:
-    """Those of the space that describe the environment, seeds included: points are not compared across them."""
+    """Return the swept fields of the environment, including the seeds; only points of one environment are compared."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}

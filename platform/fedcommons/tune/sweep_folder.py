@@ -1,4 +1,4 @@
-"""The folder of a sweep: one process at a time in it, nothing in it that is not ours, and the same on all hosts."""
+"""The folder of a sweep: locked by one process at a time, without foreign files, and shared by all hosts."""
 
 import os
 import time
@@ -18,22 +18,22 @@ LATE_S = 60.0
 
 @contextmanager
 def open_folder(out: Path) -> Iterator[None]:
-    """Make the folder that ``--out`` names and hold it: nobody else may write there meanwhile.
+    """Create the folder that ``--out`` names, and lock it while the context is open, so that no other process writes.
 
     Raises:
-        UserError: it cannot be written, somebody holds it, or it has what no sweep wrote.
+        UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
     """
     with file_lock.opened(out, _stranger, "folder of a sweep"):
         yield
 
 
 def holds_runs(out: Path) -> bool:
-    """Whether ``out`` is the folder of a sweep with runs in it."""
+    """Check whether ``out`` is the folder of a sweep that contains runs."""
     return any(is_run(path.parent) for path in out.glob("*/config.yaml"))
 
 
 def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
-    """Return whether a run that has ended on some host is here, or appears until the deadline."""
+    """Wait until the files of a run that ended on some host appear in ``folder``; return False at the deadline."""
     while not (read_summary(folder) is not None or (may_be_stopped and is_run(folder))):
         if time.monotonic() >= deadline:
             return False
@@ -42,26 +42,26 @@ def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
 
 
 def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bool) -> None:
-    """See that the hosts that will run these have our source files and share the folders of results.
+    """Check that all hosts that may run the experiments have the same source files and share the result folders.
 
     Raises:
-        UserError: see ``hosts.require_alike``.
+        UserError: as ``hosts.require_alike``.
     """
     alone = [config for config in configs if config.storage is None]
     shared = [("--out", out)] if alone else []
     for folder in dict.fromkeys(Path(config.artifacts) for config in alone if config.generator):
         if makes_artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):  # where nothing is made it may be read-only
+        if os.access(folder, os.W_OK):  # a store without new artifacts may be read-only
             shared.append(("--artifacts", folder))
     storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
-    shared += [("--storage", Path(one)) for one in storages if not object_store.is_url(one)]
+    shared += [("--storage", Path(storage)) for storage in storages if not object_store.is_url(storage)]
     pin = ray_cluster.pinned(configs[0].federation.gpus_per_actor)
     hosts.require_alike(pin, shared, "" if storages else ", or name a storage that keeps the runs (--storage)")
 
 
 def _stranger(out: Path) -> str | None:
-    """What shows that ``out`` is neither new nor a sweep's, whose mark is a lock file of ours, or runs."""
+    """Return the name of a foreign file in ``out``; None if ``out`` is new or a sweep's folder (lock file or runs)."""
     if is_run(out):
         return "config.yaml, of a run"
     names = file_lock.strangers(out)

@@ -193,7 +193,7 @@ def trial(params: Mapping[str, Any]) -> None:
             bound(ray_cluster.gpu_share(c.federation.gpus_per_actor))
         if lines := read_rounds(folder):  # a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
-        # A trial of an experiment never trains a generator: it would block its cores with work that another trial may do.
+        # A trial of an experiment never trains a generator: it would block its cores with work for other trials.
         name = name_of(folder.parent, folder)
         experiment.run(
             c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,

@@ -1,7 +1,8 @@
-"""How much work a run is, counted before it is played: no step is taken, and no number here is a time.
+"""Count the work of a run before it runs, in numbers of steps, examples and images, not in seconds.
 
-B: batch size;  R: rounds;  a client of n examples makes E' floor(n/B) steps of B in a round, E' by the rule of equal
-work, and E' more of n mod B where B does not divide n (without ``client.drop_last``, or where it is the only one).
+B: batch size;  R: rounds;  n: examples of a client;  E': epochs by the rule of equal work. In a round a client makes
+E' floor(n/B) steps of B examples. If B does not divide n, it also makes E' steps of n mod B examples, without
+``client.drop_last`` or if n < B.
 """
 
 from collections import Counter
@@ -23,73 +24,76 @@ from fedcommons.runs.evaluate import due
 from fedcommons.runs.worker import local_loop
 
 PRODUCTS = 40
-"""Hessian-vector products that Lanczos' iteration is taken to need; it stops by itself, after 100 at the latest."""
+"""Assumed number of Hessian-vector products of Lanczos' iteration, which stops after 100 at the latest."""
 
 MOST_ROUNDS = 1000
-"""So many rounds' participants are drawn; those of more rounds are as many on average."""
+"""Largest number of rounds whose participants are sampled; further rounds are assumed to have their mean number."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of a run. Of more than ``MOST_ROUNDS`` rounds steps and trainings are scaled up, and so are floats."""
+    """The work of a run. With over ``MOST_ROUNDS`` rounds, steps and trainings are scaled up and may be fractions."""
 
     rounds: int
-    trainings: float = 0  # of a client in a round
+    trainings: float = 0  # local trainings: one per client and round
     full: float = 0  # local steps of B examples
-    rest: float = 0  # local steps of fewer
-    rest_examples: float = 0  # examples in those
+    rest: float = 0  # local steps of fewer than B examples
+    rest_examples: float = 0  # examples in the steps of fewer than B examples
     evaluated: int = 0  # examples that models are evaluated on
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
     products: int = 0  # batches of a Hessian-vector product
     checkpoints: int = 0
-    pieces: Mapping[str, float] = field(default_factory=dict)  # of what the method does besides, by its own names
+    pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's further work, by its names
 
 
 def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
-    """(steps of B examples, steps of fewer) of a client with n examples in a round; DP-SGD's have B on average."""
+    """Return a client's (steps of B examples, steps of fewer examples) in a round; DP-SGD steps have B on average.
+
+    n: number of the client's training examples; n_own: number of its own examples.
+    """
     epochs, b = loop.epochs_for(n, n_own), loop.batch_size
     if loop.dp:
         steps = epochs * loop.dp.steps(n, b)
         return (steps, 0) if n >= b else (0, steps)
-    full, left = divmod(n, b)
-    has_rest = left > 0 and not (loop.drop_last and full)
+    full, remainder = divmod(n, b)
+    has_rest = remainder > 0 and not (loop.drop_last and full)
     return epochs * full, epochs * has_rest
 
 
 def counted(ready: Assembled) -> Counts:
-    """The work of a run from its first round to its last.
+    """Return the work of a run from its first round to its last round.
 
-    A method that chooses its clients itself is taken to choose those that it would choose before round 1, and one that
-    ``waits_for`` replies to have them as soon as there are any.
+    Two assumptions: a method that chooses its clients always chooses as in the state before round 1, and a method that
+    ``waits_for`` replies has them after the first round with replies.
     """
     c, data = ready.config, ready.data
     last = c.federation.rounds
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
-    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # asked for in every round
+    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # called in every round
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
     state: State = start.state
     for number in range(1, played + 1):
         joined, replying = rounds.answering(method, plan, state, number)
         joins.update(replying)
-        if replying or not joined:  # a round that nobody answers changes nothing
+        if replying or not joined:  # a round without any reply changes nothing
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
         if replying and (awaited := getattr(method, "waits_for", None)):
             state = {**state, awaited: EMPTY}
-    sizes, own = data.clients.rows.sizes, data.clients.n_own
-    each = {i: local_steps(loop, int(sizes[i]), float(own[i])) for i in joins}
+    sizes, n_own = data.clients.rows.sizes, data.clients.n_own
+    each = {i: local_steps(loop, int(sizes[i]), float(n_own[i])) for i in joins}
     if not trains_locally(method):
         each = dict.fromkeys(joins, (0, 0))
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     evaluated = n_test * (start.has_model + n_models) + n_validation * start.has_model
     if c.evaluate.clients or c.measure.clients:
-        held = data.own if c.measure.clients or data.tests is None else data.tests
+        evaluated_clients = data.own if c.measure.clients or data.tests is None else data.tests
         is_personal = c.evaluate.clients and isinstance(method, Personal)
-        evaluated += int(held.rows.sizes.sum()) * (start.has_model + is_personal)
+        evaluated += int(evaluated_clients.rows.sizes.sum()) * (start.has_model + is_personal)
     evaluations = sum(due(r, c.evaluate.every, last) for r in range(last + 1))
     measured = sum(due(r, c.measure.every, last) for r in range(last + 1)) if c.measure.every else 0
     gradients, products = _measuring(ready)
@@ -108,18 +112,18 @@ def counted(ready: Assembled) -> Counts:
 
 
 def _measuring(ready: Assembled) -> tuple[int, int]:
-    """Batches of per-sample gradients, and of Hessian-vector products, in one measurement (``Laboratory``)."""
+    """Return the batches of per-sample gradients, and of Hessian-vector products, in a measurement (``Laboratory``)."""
     data, samples = ready.data, ready.config.measure.samples
-    held = [data.own, *([] if data.clients is data.own else [data.clients]), *([data.pool] if data.pool else [])]
-    if samples is None or all(samples >= clients.rows.sizes.max() for clients in held):
-        once = sum(_batches(clients.sizes) for clients in held)
+    populations = [data.own, *([] if data.clients is data.own else [data.clients]), *([data.pool] if data.pool else [])]
+    if samples is None or all(samples >= clients.rows.sizes.max() for clients in populations):
+        once = sum(_batches(clients.sizes) for clients in populations)
         return once, PRODUCTS * once
-    parts = [n for clients in held for size in clients.sizes for n in _parts(min(samples, size), size)]
-    return _batches(parts), PRODUCTS * sum(_batches(_measured(clients, samples)) for clients in held)
+    parts = [n for clients in populations for size in clients.sizes for n in _parts(min(samples, size), size)]
+    return _batches(parts), PRODUCTS * sum(_batches(_measured(clients, samples)) for clients in populations)
 
 
 def _parts(m: int, n: int) -> list[int]:
-    """Sizes of the ``PARTS`` parts of m of n examples, all n where m cannot be cut (``estimators.Part``)."""
+    """Return the sizes of the ``PARTS`` parts of m of n examples; all n if m is too small (``estimators.Part``)."""
     if m < 2 * PARTS:
         return [n] * PARTS
     return [m * (k + 1) // PARTS - m * k // PARTS for k in range(PARTS)]
@@ -134,9 +138,9 @@ def _batches(sizes: Iterable[int]) -> int:
 
 
 def generator_work(job: Job) -> tuple[int, int]:
-    """(steps of training, images times steps of the sampler) of a job; see ``synthetic_pool.make``."""
+    """Return (training steps, images times steps of the sampler) of a generator job; see ``image_cache.make``."""
     first = job.needs[0]
     n, generator = len(first.examples), first.recipe.generator
     steps = max(job.epochs, default=0) * -(-n // getattr(generator, "batch_size", n))
-    drawn = sum(len(need.labels) * getattr(need.recipe.generator, "sampling_steps", 1) for need in job.needs)
-    return steps, drawn
+    sampling = sum(len(need.labels) * getattr(need.recipe.generator, "sampling_steps", 1) for need in job.needs)
+    return steps, sampling
