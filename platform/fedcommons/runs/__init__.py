@@ -1,1 +1,1 @@
-"""One run, from its config to its summary."""
+"""Run one experiment, from its config to its summary."""

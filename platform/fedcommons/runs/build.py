@@ -79,7 +79,7 @@ OnStep = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked experiment with its data partitioned among clients: everything before the first costly step."""
+    """A checked experiment with its data partitioned among clients, before any costly step."""
 
     config: Experiment
     dataset: Dataset
@@ -279,7 +279,7 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
-    """Return each client's contribution of synthetic images; ``jobs``: generators to train and sample first."""
+    """Return each client's contribution of synthetic images; ``jobs``: the missing images, generated first."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -301,7 +301,7 @@ def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
 
 @dataclass(frozen=True)
 class Assembled:
-    """All that a federation runs with: the clients' training data after sharing, the algorithm and the plan."""
+    """A federation that is ready to run: the clients' data after sharing, the algorithm and the plan of the rounds."""
 
     prepared: Prepared
     shared: Shared

@@ -238,7 +238,7 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
     """Refuse a run in which practically no reply arrives; rule, constants: the straggler rule and its constants.
 
     Raises:
-        UserError: the expected number of replies in the run is below 10^-6.
+        UserError: the expected number of whole replies in the run is below 10^-6.
     """
     if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
         values = ", ".join(f"{name} {value}" for name, value in constants.items())

@@ -1,10 +1,10 @@
 """Continue a run with more or fewer rounds than planned: bit for bit as if planned with this number from the start.
 
-A round depends on its number, by which random draws are keyed, and not on the number of rounds R. Only four components
-may depend on R: the method (``Facts.rounds`` in ``start``), a user-defined straggler rule (which gets the facts in
-every round), the learning rate's schedule, and the noise for a target epsilon. The method and the straggler rule are
-called under both plans, and a run is refused if their results differ. Metrics of the last round only are computed
-again: see ``RunFolder``.
+A round depends on its number, by which random draws are keyed, and not on the number of rounds R. Four things may
+depend on R: the learning rate's schedule, the noise for a target epsilon, the method (``Facts.rounds`` in ``start``),
+and a user-defined straggler rule, which gets the facts in every round. The method and the straggler rule are called
+under both plans, and a run is refused if their results differ. Metrics that are computed only in the last round are
+computed again: see ``RunFolder``.
 """
 
 from dataclasses import replace

@@ -2,8 +2,8 @@
 
 Examples: a noise multiplier is computed from a target epsilon; a field at null follows the data set, the model or
 another field; the rule of equal work shortens clients' epochs. A component's rule is its method
-``effective_constants``. Its arguments are (model, facts, ``client.epochs``) for a method, the client data sets for a
-sharing strategy, and the number of images in its training data for a generator.
+``effective_constants``. A method's rule gets (model, facts, ``client.epochs``). The rule of a sharing strategy gets the
+client data sets. A generator's rule gets the number of its training images.
 All functions return plain values by the names of fields. A value that differs between clients is a list by client.
 """
 

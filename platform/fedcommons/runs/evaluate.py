@@ -130,8 +130,8 @@ def summarise(
     model, as the clients' own models do not replace it. With ``evaluate.clients`` the summary also has the clients'
     metrics of the last round. Fields:
         p: the share of shared data.
-        disclosed: the share of all clients' examples that were released, themselves or as synthetic data computed from
-            them, without a mechanism that an epsilon can be computed for; model updates do not count.
+        disclosed: the share of all clients' examples that were released without any epsilon, themselves or in synthetic
+            data computed from them. Model updates do not count.
         bytes_lost: the part of ``bytes_down`` that was sent to clients without a reply, if there are stragglers.
         stopped: the round and the reason, if the run ended before its last round.
         config: the flat fields of the chosen components.

@@ -1,4 +1,4 @@
-"""One experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
+"""Run one experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
 
 import json
 import shutil
@@ -75,10 +75,10 @@ def run(
 
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume``, an
     interrupted run continues from its last checkpoint and ends as if it had not been interrupted. A finished run is
-    only read. A run that was planned with another number of rounds continues as if planned with this number
-    (``extended``). The error that stops a run is written to ``folder/error.txt``; a client's failure also leaves a
-    checkpoint of the round before. If target or stopping rule names a metric that is never logged, the run leaves no
-    folder, unless its noise was secret.
+    only read. A run that was planned with another number of rounds continues as if planned with this number (see
+    ``continuation``). The error that stops a run is written to ``folder/error.txt``. If a client fails, the last
+    finished round is also saved as a checkpoint. If target or stopping rule names a metric that is never logged, the
+    run leaves no folder, unless its noise is secret.
 
     Args:
         on_step: called with the progress of a generator while it is trained or sampled.
@@ -244,7 +244,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
 
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Refuse an epsilon without meaning, as soon as the ledger has an entry (later releases are not known in advance).
+    """Refuse an epsilon without meaning as soon as the ledger has an entry, as later releases cannot be predicted.
 
     before: the ledger before the rounds of this call.
 

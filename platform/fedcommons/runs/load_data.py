@@ -34,7 +34,7 @@ def load(data: Data) -> Dataset:
         ClientError: the loader of the data set failed.
     """
     loader = registry.find("data", data.name)
-    seed = seed_for("data set", data.name) % 2**32  # many libraries take no larger one
+    seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
     with somebodys(registry.called("data", data.name)):
         build = partial(loader, **{**taken(loader, offered), **data.constants})
@@ -155,7 +155,7 @@ def as_held(
 
     share: the share of each client's examples that is held out as its test examples; 0: each client's test examples
     are those of its groups, if there are any. shift, size: kind and size of the shift that is then applied to each
-    client's examples; see ``data.shift``.
+    client's examples; see ``data.transforms``.
 
     Raises:
         UserError: a client has too few rows, or this shift cannot be applied to the examples.

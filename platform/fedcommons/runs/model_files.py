@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """Remove the best model in ``folder`` if its round is after round ``last``, or restore the one before it."""
+        """Remove the best model in ``folder`` if its round is after round ``last``, or restore the model before it."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():

@@ -81,7 +81,7 @@ def replay(
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     salt = (
         run_salts.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""
-    )  # the salt is part of the keys of images
+    )  # with a lost salt, the store would lack the images
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:

@@ -1,8 +1,8 @@
 """The salt of a run with secret noise: drawn when the run begins, and read when the run continues; see ``salts``.
 
 ``noise.json`` in the run folder contains the names (hashes) of the run's salt and of the salts of its generators or
-sharing stage, never a salt. ``partition.json`` also has the name of the run's salt, which detects a ``noise.json`` of
-another run.
+sharing stage. It never contains a salt. ``partition.json`` also has the name of the run's salt, which detects a
+``noise.json`` of another run.
 """
 
 import os

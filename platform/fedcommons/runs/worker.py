@@ -67,7 +67,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             model = part(**taken(part, offered), **m.constants)
         if hasattr(
             model, "_orig_mod"
-        ):  # else it would be taken for a network, and trained with another loss than its own
+        ):  # a compiled module would be wrapped like a plain network, and trained with another loss
             raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
         if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {m.name} classifies, and the labels of {dataset.name} are no classes.")

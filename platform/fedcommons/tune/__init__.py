@@ -1,1 +1,1 @@
-"""Many runs at once."""
+"""Sweeps: run many experiments at the same time with Ray Tune."""

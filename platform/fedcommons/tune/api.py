@@ -54,13 +54,13 @@ class Result:
         """Return a new copy of the server model of the last round, on the CPU, in evaluation mode.
 
         Raises:
-            UserError: its file and its checkpoint were removed or are damaged, the method has no server model, or the
-                module is user-defined and may not be executed, or its code has changed.
+            UserError: the model's file and checkpoint were removed or are damaged, or the method has no server model.
+                It is also raised if the module is user-defined and may not be executed, or its code has changed.
         """
         if (saved := model_files.read(self.folder / model_files.LAST)) and saved[1] == self.summary["rounds"]:
             return self._loaded(saved)
         end = self._end()
-        model = end.model  # a method that has none says so
+        model = end.model  # raises for a method without a server model
         return module_with(self._untrained(), model, end.buffers).eval()
 
     @property
@@ -126,7 +126,7 @@ class Result:
         self._require_allowed("model")
         tensors, _, data = saved
         e = self.experiment
-        module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # all are in the file
+        module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # the file has all weights
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:
@@ -179,8 +179,8 @@ def run(
     also in a thread with an event loop, and within another run in the same thread.
 
     Raises:
-        UserError: the experiment cannot be run, the folder holds another experiment, or another thread of this process
-            runs an experiment (both would draw from the same random state).
+        UserError: the experiment cannot be run, or the folder holds another experiment. It is also raised if another
+            thread of this process runs an experiment, as both would draw from the same random state.
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
     if not isinstance(experiment, Experiment):

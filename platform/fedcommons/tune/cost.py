@@ -1,9 +1,9 @@
 """The cost of a run on this machine: time a step of each shape, to be multiplied by the counts of ``work_counts``.
 
-The measurements call the same functions as a worker, with one thread. They are: rounds of the engine whose clients have
-a few batches (with short variants of a method that counts its work), a chunk of the evaluation, epochs of a generator
-on two batches, steps of its sampler, and a sharing stage or its shorter variant. The first call of each is not counted,
-except for a stage. Files are written only to a temporary folder.
+The measurements call the same functions as a worker, with one thread. Rounds of the engine are timed with clients of a
+few batches, and with short variants of a method that counts its work (``TellsWork``). A chunk of the evaluation, epochs
+of a generator on two batches, steps of its sampler, and a sharing stage or its shorter variant are also timed. The
+first call of each is not counted, except for a stage. Files are written only to a temporary folder.
 """
 
 import resource

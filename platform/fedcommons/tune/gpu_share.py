@@ -94,8 +94,8 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 def play(config: Experiment) -> None:
     """Run the parts of an experiment that use the most memory.
 
-    They are two steps of a client (or of all clients of a block, if these are trained together), a chunk of the
-    evaluation, and a generator's training and sampling.
+    They are two steps of a client, a chunk of the evaluation, and a generator's training and sampling. If the clients
+    of a block are trained together, all clients of a block make two steps.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])

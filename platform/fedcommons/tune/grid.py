@@ -108,7 +108,7 @@ def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:
 
 
 def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Return the table of the trials' finished runs, in order; ``say`` gets unreadable runs, see ``load_runs``."""
+    """Return the table of the trials' finished runs, in order; unreadable runs are reported, see ``load_runs``."""
     import pandas as pd
 
     folders = [out / c.name for c in cells if is_run(out / c.name) and (out / c.name / "summary.json").exists()]

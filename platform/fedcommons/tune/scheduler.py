@@ -75,7 +75,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 
 
 class InOrder(Searcher):
-    """The search algorithm that gives Ray Tune its trials in order: the first remaining run, or first its generators.
+    """The search algorithm that gives Ray Tune its trials in order: the first remaining run, or a generator it needs.
 
     A trial for a later run comes earlier only if a core would otherwise wait for the first run's generators.
 

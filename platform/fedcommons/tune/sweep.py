@@ -164,8 +164,8 @@ def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> I
     """Create and lock the sweep's folder while the context is open; ``say`` gets a note if there is no run to resume.
 
     Raises:
-        UserError: the folder cannot be written, another process has locked it, it has files that are not of a sweep,
-            or it holds a sweep and ``resume`` is False.
+        UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
+            It is also raised if the folder holds a sweep and ``resume`` is False.
     """
     with open_folder(out):
         if holds_runs(out) and not resume:

@@ -56,7 +56,7 @@ def run(
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # the caller of this function handles Ctrl-C
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
-    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails may have measured nothing
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a failed trial may have no metrics
     # One pending trial per core: with a single one, Tune drops its starting actor whenever another actor is free.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the error of a trial is reported below, in one line
@@ -87,7 +87,7 @@ def run(
                 reuse_actors=is_reused,
             ),
             run_config=tune.RunConfig(
-                failure_config=tune.FailureConfig(max_failures=2),  # a trial goes on from its checkpoint
+                failure_config=tune.FailureConfig(max_failures=2),  # a restarted trial continues from its checkpoint
                 storage_path=str(state),
                 verbose=0,
                 callbacks=[progress],
@@ -95,7 +95,7 @@ def run(
         )
         try:
             results = tuner.fit()
-        except tune.TuneError as error:  # has only the text of what broke off Tune's own work, such as a closed pipe
+        except tune.TuneError as error:  # only has the text of the error that stopped Tune, such as a closed pipe
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

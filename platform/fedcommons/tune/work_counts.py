@@ -63,8 +63,8 @@ def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
 def counted(ready: Assembled) -> Counts:
     """Return the work of a run from its first round to its last round.
 
-    Two assumptions: a method that chooses its clients always chooses as in the state before round 1, and a method that
-    ``waits_for`` replies has them after the first round with replies.
+    A method that chooses its clients is assumed to choose as in the state before round 1. A method that ``waits_for``
+    replies is assumed to have them after the first round with replies.
     """
     c, data = ready.config, ready.data
     last = c.federation.rounds
