@@ -125,7 +125,7 @@ class Progress(Callback):
 
     @property
     def left(self) -> float | None:
-        """Return the seconds until the sweep ends, with the largest number of parallel trials so far, or None."""
+        """Return the seconds until the sweep ends with the largest number of parallel trials so far; None: unknown."""
         piles = self.generators.left, self.played.left
         return None if None in piles else sum(filter(None, piles)) / self.most
 

@@ -234,7 +234,7 @@ def run_cells(
 
 
 def _sharing_gpus(remaining: Todo) -> Todo:
-    """Return the trials with a share of a GPU instead of ``auto``, for as many processes at a time as Ray has cores."""
+    """Return the trials with a share of a GPU instead of ``auto``, with one process per core of Ray."""
     import ray
 
     from fedcommons.tune.gpu_share import with_share
