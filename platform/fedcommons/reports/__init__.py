@@ -1,1 +1,1 @@
-"""Tables and pictures, made from run folders only."""
+"""Create tables, pictures and HTML reports from run folders only."""

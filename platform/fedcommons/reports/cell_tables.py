@@ -1,4 +1,4 @@
-"""The tables of a report: a line a cell, in groups: accuracy and rounds, bytes, convergence parameters."""
+"""Tables of a report with one line per cell: accuracy and rounds, bytes, convergence parameters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
 SHOWN, LATEX = 1000, 500
-"""The most lines that a page shows of a table, and that it has in LaTeX."""
+"""Maximum number of lines of a table on the page (SHOWN) and in its LaTeX code (LATEX)."""
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean, cut off "
@@ -57,10 +57,10 @@ INTERVALS = (
 
 
 def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """The tables of numbers that these groups have something for. numbers: of each cell in turn, those of its runs."""
-    of = [cell for group in groups for cell in group.cells]
-    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in of]
-    more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(of))
+    """Return the tables for which these groups have values. numbers: by cell, the indices of its runs."""
+    all_cells = [cell for group in groups for cell in group.cells]
+    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]
+    more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(all_cells))
     texts = {
         "results": ("Results", INTERVALS, (*RESULTS, *more)),
         "bytes": ("Bytes", "Of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
@@ -72,21 +72,21 @@ def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Tabl
             CONVERGENCE,
         ),
     }
-    found = []
-    for name, (title, note, asked) in texts.items():
-        known = [column for column in asked if any(cell.values(column.name) for cell in of)]
-        if name == "results" and intervals.ROUNDS not in [column.name for column in known]:
-            known = [RESULTS[0], *known]  # all missed it
-        if known:
-            whole = _filled(Table(name, title, note, [], known, []), groups, numbers, finished)
-            found.append(_shown(_with_files(whole, finished)))
-    return found
+    tables = []
+    for name, (title, note, candidates) in texts.items():
+        with_values = [column for column in candidates if any(cell.values(column.name) for cell in all_cells)]
+        if name == "results" and intervals.ROUNDS not in [column.name for column in with_values]:
+            with_values = [RESULTS[0], *with_values]  # all runs missed the target
+        if with_values:
+            whole = _filled(Table(name, title, note, [], with_values, []), groups, numbers, finished)
+            tables.append(_cut(_with_files(whole, finished)))
+    return tables
 
 
 def _filled(
     empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
 ) -> Table:
-    """The table with a line for each cell; those beyond ``SHOWN`` have no texts."""
+    """Return the table with one line per cell; lines after the first ``SHOWN`` have no texts."""
     heads, firsts = first_columns([cell for group in groups for cell in group.cells])
     place, filled = 0, []
     for number, group in enumerate(groups):
@@ -99,18 +99,19 @@ def _filled(
     return replace(empty, heads=heads, groups=filled)
 
 
-def _shown(table: Table) -> Table:
-    """The table with the lines that a page shows."""
-    of = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
+def _cut(table: Table) -> Table:
+    """Return the table with only the lines that a page shows."""
+    shown_groups = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
     count = sum(len(lines) for _, _, lines in table.groups)
     cut = f"Shown: the first {SHOWN:,} of {count:,} lines. The CSV has all." if count > SHOWN else ""
-    return replace(table, groups=[group for group in of if group[2]], cut=cut)
+    return replace(table, groups=[group for group in shown_groups if group[2]], cut=cut)
 
 
 def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Heads and texts that tell the cells of a group apart: algorithm, setting, p, and the fields that vary in a group.
+    """Return heads and texts of the columns that distinguish the cells of a group.
 
-    Fields of the federation stand in the group's title.
+    The columns are the algorithm, the sharing strategy, p, and the varying fields. Fields of the environment are in
+    the group's title instead.
     """
     varied = dict.fromkeys(name for cell in of for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
@@ -119,19 +120,19 @@ def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
 
 
 def _first(cell: Cell, name: str) -> str:
-    found = value(cell, name)
-    if name == "p":  # a share that clients got
-        return f"{found:.2f}" if found else "-"
-    return columns.text(found)
+    field_value = value(cell, name)
+    if name == "p":  # the share of shared data that the clients got
+        return f"{field_value:.2f}" if field_value else "-"
+    return columns.text(field_value)
 
 
 def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
-    """The table with its lines of CSV and LaTeX, by pandas: the head, then a line for each of its own, in order."""
+    """Return the table with its CSV and LaTeX lines, by pandas: the head, then one line per table line, in order."""
     csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
     every = [(title, line) for _, title, lines in table.groups for line in lines]
     if len(every) > LATEX:
         return replace(table, csv=csv)
-    many = len(table.groups) > 1  # then a line says of which group it is
+    many = len(table.groups) > 1  # then each line has its group in a first column
     first = [*(["group"] if many else []), *table.heads]
     heads = [*first, "seeds", *(column.head for column in table.columns)]
     rows = [

@@ -1,4 +1,4 @@
-"""Cells of a table: runs that differ in their seeds only, and their means over seeds."""
+"""Cells of a table: groups of runs that differ only in the seed, and their means over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
-"""How the fields begin that say what a method has to cope with: it is not ranked across them."""
+"""Prefixes of the fields that describe the environment of a method; methods are not ranked across environments."""
 
 IDENTIFYING = {
     "data.name": "data set", "partition.n_clients": "N", "federation.participation": "C", "partition.alpha": "alpha",
     "algorithm": "algorithm", "sharing.setting": "setting",
 }  # fmt: skip
-"""The fields that have a column in every table, and its head. Of what varies these are named first."""
+"""Fields with a column in every table, and the column's head. Among varying fields these fields come first."""
 
 _FIRST = tuple(IDENTIFYING)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Its runs, one for each seed, and the fields by which it differs from the other cells; their values."""
+    """A cell: its runs, one per seed, and the values of the fields in which it differs from the other cells."""
 
     fields: Mapping[str, Any]
     runs: "pd.DataFrame"
 
     def values(self, column: str) -> list[float]:
-        """The numbers of a column that its runs have, in the order of their seeds."""
+        """Return the column's values in the order of the seeds, without missing values."""
         return [] if column not in self.runs else self.runs[column].dropna().tolist()
 
 
 def fields(runs: "pd.DataFrame") -> list[str]:
-    """The columns of a frame of ``load_runs`` that are fields of the config and may tell cells apart."""
-    own = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
-    return sorted((n for n in own if n != "seed" and not is_ignored(n)), key=_place)
+    """Return the columns of a ``load_runs`` frame that are config fields and may distinguish cells."""
+    names = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
+    return sorted((n for n in names if n != "seed" and not is_ignored(n)), key=_place)
 
 
 def _place(name: str) -> int:
@@ -46,42 +46,42 @@ def _place(name: str) -> int:
 
 
 def varied(runs: "pd.DataFrame") -> list[str]:
-    """The fields in which runs differ, without those that follow from others before them (a method's constants)."""
-    found: list[str] = []
+    """Return the fields in which runs differ, without fields that earlier fields determine (a method's constants)."""
+    varying: list[str] = []
     for name in fields(runs):
-        if len(set(_column(runs, name))) > 1 and not _follows(runs, name, found):
-            found.append(name)
-    return found
+        if len(set(_column(runs, name))) > 1 and not _follows(runs, name, varying):
+            varying.append(name)
+    return varying
 
 
 def _follows(runs: "pd.DataFrame", name: str, others: Sequence[str]) -> bool:
-    """Whether runs that agree in the other fields agree in this one."""
-    found: dict[tuple[Any, ...], set[Any]] = {}
+    """Check whether runs that agree in the fields ``others`` also agree in the field ``name``."""
+    values_by_key: dict[tuple[Any, ...], set[Any]] = {}
     for value, *key in zip(*(_column(runs, n) for n in (name, *others)), strict=True):
-        found.setdefault(tuple(key), set()).add(value)
-    return bool(others) and all(len(values) == 1 for values in found.values())
+        values_by_key.setdefault(tuple(key), set()).add(value)
+    return bool(others) and all(len(values) == 1 for values in values_by_key.values())
 
 
 def _column(runs: "pd.DataFrame", name: str) -> list[Any]:
-    """The values of a column, None where there is none: nan is not equal to itself."""
+    """Return the values of a column, with None for nan, because nan is not equal to itself."""
     return [None if value is None or value != value else value for value in runs[name].tolist()]
 
 
 def once(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Each experiment with each seed once: of runs in several folders the first; ``say`` is told of the others."""
+    """Return the first run of each experiment and seed; ``say`` is called for each duplicate that is left out."""
     seen: dict[tuple[Any, ...], str] = {}
-    kept = []
+    is_first = []
     columns = (_column(runs, name) for name in ("run", "seed", *fields(runs)))
     for run, *experiment in zip(*columns, strict=True):
         first = seen.setdefault(tuple(experiment), run)
-        kept.append(first == run)
+        is_first.append(first == run)
         if first != run:
             say(f"left out: {run} is the same experiment as {first}.")
-    return runs.loc[kept, :]
+    return runs.loc[is_first, :]
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:
-    """The cells of these runs, in the order their first runs stand in."""
+    """Return the cells of these runs, in the order of their first runs."""
     names = varied(runs)
     if not names:
         return [Cell({}, runs.sort_values("seed"))]
@@ -92,14 +92,15 @@ def cells(runs: "pd.DataFrame") -> list[Cell]:
 
 
 def means(runs: "pd.DataFrame", columns: str | Iterable[str], say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """A row a cell: what varies, ``seeds``, and of each column mean and sample standard deviation (``NAME_sd``).
+    """Return one row per cell: varying fields, ``seeds``, and each column's mean and sample sd (``NAME_sd``).
 
-    As in the tables, only finished runs count, each once, and in ``rounds_to_target`` a seed that missed the target
-    counts with all its rounds: ``rounds_to_target_missed`` says how many did, and ``rounds_to_target_shown`` has the
-    mean with ``>`` then. ``say`` is told what is left out. columns: a name, or several.
+    As in the tables, only finished runs count, and duplicates are left out. In ``rounds_to_target`` a seed that missed
+    the target counts with all its rounds; ``rounds_to_target_missed`` is the number of such seeds, and
+    ``rounds_to_target_shown`` then prints the mean with ``>``. ``say`` is called for each run or value that is left
+    out. columns: one or several column names.
 
     Raises:
-        UserError: the runs have no such column, or are no frame.
+        UserError: ``runs`` is not a frame, or has no such column.
     """
     import pandas as pd
 
@@ -134,24 +135,25 @@ def _words(cell: Cell) -> str:
 
 
 def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
-    """The numbers that runs have of a metric, and how many of them missed the target.
+    """Return the runs' values of a metric, and how many runs missed the target.
 
-    Of ``rounds_to_target`` a run that missed it counts with all its rounds; of other metrics it has none then.
+    In ``rounds_to_target`` a run that missed the target counts with all its rounds. For other metrics, missing values
+    are left out and the count is 0.
     """
-    found = [None if v is None or v != v else float(v) for v in runs[metric].tolist()] if metric in runs else []
+    values = [None if v is None or v != v else float(v) for v in runs[metric].tolist()] if metric in runs else []
     if metric == "rounds_to_target":
         most = runs["rounds"].tolist()
-        return [float(m) if v is None else v for v, m in zip(found, most, strict=True)], found.count(None)
-    return [v for v in found if v is not None], 0
+        return [float(m) if v is None else v for v, m in zip(values, most, strict=True)], values.count(None)
+    return [v for v in values if v is not None], 0
 
 
 def reached(runs: "pd.DataFrame") -> list[float | None]:
-    """The first round of each run that has the target accuracy; None where there is none."""
-    return [None if found is None or found != found else found for found in runs["rounds_to_target"].tolist()]
+    """Return the first round in which each run reached the target, or None if a run missed the target."""
+    return [None if round is None or round != round else round for round in runs["rounds_to_target"].tolist()]
 
 
 def until_target(runs: "pd.DataFrame") -> list[UntilTarget]:
-    """What each run sent until it had the target accuracy, its rounds taken to cost the same."""
+    """Return the bytes that each run sent until it reached the target, assuming equal bytes per round."""
     per_round = (runs["bytes_down"] + runs["bytes_up"]) / runs["rounds"]
     facts = zip(runs["bytes_once"], per_round, reached(runs), runs["rounds"], strict=True)
     return [

@@ -1,8 +1,8 @@
-"""The charts of a report, as Vega-Lite by altair: one specification a kind, filled in the browser group by group.
+"""Charts of a report, as Vega-Lite specifications by altair: one per kind, filled in the browser group by group.
 
-Their data are the rows ``curve`` and ``reached`` that page.js makes of the runs that are shown, so that data stand in
-the page once, whatever is drawn of them. Vega's scripts stand in it once, too. Vega's own interpreter evaluates its
-expressions (``ast``), as the page's policy allows no script but those that it was written with.
+In the browser, page.js creates the chart data (the rows ``curve`` and ``reached``) from the selected runs. So the page
+stores all data only once, and Vega's scripts only once. Vega's own interpreter evaluates its expressions (``ast``),
+because the page's security policy forbids all scripts that the page was not written with.
 """
 
 from functools import cache
@@ -14,21 +14,21 @@ if TYPE_CHECKING:  # it takes a second to import
     import altair as alt
 
 LOOKS = [*COLOURS[:6], "#888888"]
-"""Of Okabe and Ito's colours the black one is grey here, as pages may be dark."""
+"""Colours of Okabe and Ito, with grey instead of black, because pages may have a dark background."""
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 4])
 
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and vega-embed, as one script that leaves ``vegaEmbed`` in the window. Takes seconds, once."""
+    """Return Vega, Vega-Lite and vega-embed as one script that defines ``vegaEmbed``. The first call takes seconds."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def specifications() -> dict[str, Any]:
-    """By kind of chart what Vega-Lite draws, without data."""
+    """Return the Vega-Lite specification of each kind of chart, without data."""
     rounds = ("round:Q", "round")
     sent = ("bytes:Q", "MB exchanged until then, both ways, all clients")
     accuracy, loss = ("accuracy", "test accuracy, %"), ("loss", "test loss")
@@ -41,7 +41,7 @@ def specifications() -> dict[str, Any]:
 
 
 def _looks() -> "dict[str, Any]":
-    """Colour and dash: page.js says which column each stands for."""
+    """Return the encodings of colour and dash; page.js fills the columns ``colour`` and ``dash``."""
     import altair as alt
 
     legend = alt.Legend(
@@ -56,7 +56,7 @@ def _looks() -> "dict[str, Any]":
 
 
 def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt.FacetChart":
-    """A line a cell, the mean over its finished runs, in a band from the least to the most; runs under way are thin."""
+    """Return a chart with one line per cell: mean of finished runs, band from minimum to maximum; thin: unfinished."""
     import altair as alt
 
     base = alt.Chart(alt.NamedData("curve"))
@@ -78,14 +78,14 @@ def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt
 
 
 def _whole() -> "alt.Axis":
-    """An axis of rounds, which are whole."""
+    """Return an axis for rounds, with ticks at whole numbers."""
     import altair as alt
 
     return alt.Axis(tickMinStep=1, format="d")
 
 
 def _reached() -> "alt.LayerChart | alt.FacetChart":
-    """A dot a seed; hollow, at the run's last round, where it missed the target; a bar at the mean."""
+    """Return a chart with one dot per seed (hollow at the last round: target missed) and a bar at the mean."""
     import altair as alt
 
     base = alt.Chart(alt.NamedData("reached"))
@@ -98,4 +98,6 @@ def _reached() -> "alt.LayerChart | alt.FacetChart":
         fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips,
     )  # fmt: skip
     bars = base.mark_tick(thickness=2, size=16).encode(x=alt.X("mean(rounds):Q"), y=rows, color=colour)
-    return alt.layer(dots, bars).properties(width="container", height=100)  # page.js knows how many rows there are
+    return alt.layer(dots, bars).properties(
+        width="container", height=100
+    )  # page.js sets the height from the number of rows

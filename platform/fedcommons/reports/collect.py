@@ -1,4 +1,4 @@
-"""What a report needs of run folders, read once: a frame of runs, and of each run what stands in no frame."""
+"""Read the run folders of a report once: a frame of runs, and for each run the facts that the frame does not have."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,20 +13,20 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
-"""Columns that tell who a run is; None where a run has no such thing, as p before its end."""
+"""Columns that identify a run; None if a run has no such value, as p before the run's end."""
 
 DIGEST = "data digest"
-"""A column: the digest of the content of a run's data set; None in runs of earlier versions."""
+"""A column: hash of the content of a run's data set; None in runs of earlier versions."""
 
 _CURVES = {"accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a run's folder tells besides its row. late: replies that came late or not at all, over all rounds.
+    """Facts of a run that its row does not have. late: number of late or missing replies, over all rounds.
 
-    curve: by name one value for each evaluated round; ``round``, ``accuracy``, ``loss``, and ``bytes`` until then, in
-    MB. words: the privacy statement. facts: of the environment.
+    curve: by name, one value per evaluated round: ``round``, ``accuracy``, ``loss``, and cumulative ``bytes`` in MB.
+    words: sentences of the privacy statement. facts: content of environment.json.
     """
 
     folder: Path
@@ -37,55 +37,55 @@ class Told:
 
 
 def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[Told]]":
-    """The frame of ``load_runs`` with a column ``DIGEST``, and for each of its rows what else there is.
+    """Return the frame of ``load_runs`` with a column ``DIGEST``, and for each row the run's further facts.
 
-    ``say`` and errors: as in ``load_runs``.
+    ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
-    rows, told = [], []
+    rows, facts_of_runs = [], []
     for run in read(folders, say):
         digest, fingerprint = _identity(run.folder)
-        found = row(run)
-        rows.append({"partition": fingerprint, **found, DIGEST: digest})
-        told.append(_told(run))
+        columns = row(run)
+        rows.append({"partition": fingerprint, **columns, DIGEST: digest})
+        facts_of_runs.append(_facts_of_run(run))
     runs = pd.DataFrame(rows)
-    return runs.reindex(columns=[*runs.columns, *(name for name in WHO if name not in runs)]), told
+    return runs.reindex(columns=[*runs.columns, *(name for name in WHO if name not in runs)]), facts_of_runs
 
 
 def _identity(folder: Path) -> tuple[str | None, str | None]:
-    """The digest of the data and the fingerprint of the partition, with which a run's partition.json begins."""
+    """Return the hashes of the data and of the partition from the beginning of a run's partition.json, or None."""
     try:
         with safe_read.opened(folder / "partition.json", safe_read.LARGEST_JSON) as file:
             head = file.read(300).decode(errors="replace") if file else ""
     except (safe_read.UnreadableError, OSError):
         head = ""
-    found = [re.search(rf'"{name}": "([0-9a-f]{{8,64}})"', head) for name in ("data", "fingerprint")]
-    digest, fingerprint = (match[1] if match else None for match in found)
+    matches = [re.search(rf'"{name}": "([0-9a-f]{{8,64}})"', head) for name in ("data", "fingerprint")]
+    digest, fingerprint = (match[1] if match else None for match in matches)
     return digest, fingerprint
 
 
-def _told(run: Recorded) -> Told:
-    said = run.summary.get("privacy", {}).get("in_words", ())
-    words = tuple(text for text in said if isinstance(text, str)) if isinstance(said, list) else ()
+def _facts_of_run(run: Recorded) -> Told:
+    statement = run.summary.get("privacy", {}).get("in_words", ())
+    words = tuple(text for text in statement if isinstance(text, str)) if isinstance(statement, list) else ()
     late = sum(len(line["late"]) for line in run.lines if isinstance(line.get("late"), list))
     return Told(run.folder, _curve(run.lines), words, late, _facts(run.folder))
 
 
 def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """The rounds that were evaluated."""
-    kept = [line for line in lines if line.get("test/accuracy") is not None or line.get("test/loss") is not None]
-    curve: dict[str, list[float | None]] = {"round": [line["round"] for line in kept]}
+    """Return the curve of the evaluated rounds."""
+    evaluated = [line for line in lines if line.get("test/accuracy") is not None or line.get("test/loss") is not None]
+    curve: dict[str, list[float | None]] = {"round": [line["round"] for line in evaluated]}
     for name, metric in _CURVES.items():
-        curve[name] = [line.get(metric) for line in kept]
-    curve["bytes"] = [None if found is None else found / 1e6 for found in curve["bytes"]]
+        curve[name] = [line.get(metric) for line in evaluated]
+    curve["bytes"] = [None if nbytes is None else nbytes / 1e6 for nbytes in curve["bytes"]]
     return curve
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
-    """What environment.json says, with texts that a page can show; nothing where it is damaged."""
+    """Return environment.json with texts that a page can show, or an empty mapping if the file is damaged."""
     try:
-        found = safe_read.cleaned(safe_read.json_of(folder / "environment.json"))
+        environment = safe_read.cleaned(safe_read.json_of(folder / "environment.json"))
     except (safe_read.UnreadableError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return environment if isinstance(environment, dict) else {}

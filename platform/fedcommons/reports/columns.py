@@ -1,4 +1,4 @@
-"""What tables and pictures say of a cell: the papers' columns, and one for every other field that varies."""
+"""Columns that describe a cell in tables and pictures: the papers' columns, and every other field that varies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,80 +10,80 @@ from fedcommons.reports.series import value
 _OF_SETTING = ("sharing.", "generator.")
 
 _HEADS = {full: short for short, full in SHORT_NAMES.items() if short != "p"} | IDENTIFYING
-"""What a field is called in short. ``p`` stands for the share that the clients got, not for what was asked for."""
+"""Short names of fields. ``p`` is the share that the clients got, not the requested share."""
 
 
 def others(cell: Cell) -> list[str]:
-    """The fields besides those of the papers' columns in which this cell may differ from the others of its table."""
+    """Return the varying fields of a cell that are not among the papers' columns (``IDENTIFYING``)."""
     return [name for name in cell.fields if name not in IDENTIFYING]
 
 
 def identified(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """The first columns of a table: their heads, and the values of each cell. Other fields have their short name."""
+    """Return the first columns of a table: their heads, and each cell's values as texts."""
     names = [*IDENTIFYING, *others(of[0])]
     return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in of]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
-    """What the papers know a cell by: the values of ``IDENTIFYING``."""
+    """Return the values of the papers' columns (``IDENTIFYING``), which identify a cell in the papers."""
     return tuple(value(cell, name) for name in IDENTIFYING)
 
 
 def text(found: object) -> str:
-    """A value in short; ``-`` where there is none."""
+    """Format a value in short, ``-`` for None."""
     if isinstance(found, tuple):
         return "-".join(map(str, found))
     return "-" if found is None else f"{found:g}" if isinstance(found, float) else str(found)
 
 
 def of_clients(of: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Columns of accuracies over clients, and their heads: those that ``evaluate.clients`` gave these runs.
+    """Return names and heads of the accuracies over clients that these cells have from ``evaluate.clients``.
 
-    Heads say which model, and where it was not on test examples.
+    A head names the model, and marks accuracies on training data.
     """
     whats = {"mean": "mean", "worst_decile": "worst tenth", "std": "std"}
     names = {
-        f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {said}"
+        f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {label}"
         for which, head in (("clients", "clients'"), ("personal", "personal"))
         for rows in ("", "train_")
-        for what, said in whats.items()
+        for what, label in whats.items()
     }
     return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in of)]
 
 
 def place(cell: Cell) -> str:
-    """The federation: ``digits, N = 10, C = 1, alpha = 0.1``, and other fields that methods have to cope with."""
+    """Describe the environment: ``digits, N = 10, C = 1, alpha = 0.1``, and varying fields of ``ENVIRONMENT``."""
     dataset, *names = [name for name in (*IDENTIFYING, *others(cell)) if name.startswith(ENVIRONMENT)]
     return ", ".join([value(cell, dataset), *(f"{head(name)} = {text(value(cell, name))}" for name in names)])
 
 
 def method(cell: Cell) -> str:
-    """The algorithm, and the other fields that vary but for those of sharing: ``fedprox fedprox.mu 0.1``."""
+    """Describe the algorithm and the varying fields, without fields of sharing: ``fedprox fedprox.mu 0.1``."""
     return _named(cell, "algorithm", [name for name in others(cell) if not name.startswith(_OF_SETTING)])
 
 
 def setting(cell: Cell) -> str:
-    """The data setting, and the fields of sharing and generators that vary: ``shuffled_synthetic rho 0.5``."""
+    """Describe the sharing strategy and varying fields of sharing and generators: ``shuffled_synthetic rho 0.5``."""
     return _named(cell, "sharing.setting", [name for name in others(cell) if name.startswith(_OF_SETTING)])
 
 
 def variant(cell: Cell) -> str:
-    """The data setting, and all other fields that vary."""
+    """Describe the sharing strategy and all varying fields that are not in the papers' columns."""
     return _named(cell, "sharing.setting", others(cell))
 
 
 def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
-    known = [f"{head(name)} {text(found)}" for name in more if (found := value(cell, name)) is not None]
-    return " ".join([value(cell, first), *known])
+    texts = [f"{head(name)} {text(field_value)}" for name in more if (field_value := value(cell, name)) is not None]
+    return " ".join([value(cell, first), *texts])
 
 
 def head(name: str) -> str:
-    """What a field is called in short."""
+    """Return the short name of a field."""
     return _HEADS.get(name, name)
 
 
 def without_sharing(of: Sequence[Cell]) -> list[Cell | None]:
-    """For each cell the one of setting real that differs from it in sharing only."""
+    """Return for each cell the cell without sharing (``real``) that differs in sharing only, or None."""
     names = [name for name in of[0].fields if not name.startswith(_OF_SETTING)] if of else []
     keys = [tuple(value(cell, name) for name in names) for cell in of]
     real = {k: cell for k, cell in zip(keys, of, strict=True) if value(cell, "sharing.setting") == "real"}

@@ -1,4 +1,4 @@
-"""What a report tells of runs besides tables of numbers: what was run, partitions, pools, privacy, late clients."""
+"""Sections of a report besides the number tables: sweeps, partitions, pools, privacy, stragglers, environments."""
 
 import base64
 import io
@@ -24,43 +24,55 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 SHOWN = 12
-"""The most partitions, and the most pools."""
+"""Maximum number of partitions, and of pools, that a report shows."""
 
 CLIENTS, CLASSES = 40, 20
-"""The most rows and columns of a partition's picture."""
+"""Maximum number of rows and columns of a partition's picture."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
-"""Bytes and pixels of a picture of a pool that W&B was given."""
+"""Maximum bytes, and maximum pixels per side, of a pool's picture that was logged to W&B."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A fact and the numbers of the runs that share it."""
+    """A fact and the indices of the runs that share this fact."""
 
     text: Any
     runs: Sequence[int]
 
 
 def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[Facts]:
-    """Each different value once, with the numbers of the runs that have it; numbers: of the runs, if not 0, 1, ..."""
-    found: dict[Any, list[int]] = {}
+    """Return each distinct value with the indices of its runs. numbers: run index of each value; None: 0, 1, ..."""
+    runs_by_value: dict[Any, list[int]] = {}
     for number, value in zip(numbers if numbers is not None else range(len(values)), values, strict=True):
         if value is not None:
-            found.setdefault(value, []).append(number)
-    return [Facts(value, runs) for value, runs in found.items()]
+            runs_by_value.setdefault(value, []).append(number)
+    return [Facts(value, runs) for value, runs in runs_by_value.items()]
 
 
 def sweeps(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """A line for each folder that runs stand in: what was run, in how many runs, with which seeds, when."""
+    """Return one line per parent folder of runs: the experiments, numbers of runs, seeds and dates."""
     facts = {"data": "dataset", "methods": "algorithm", "settings": "setting", "seeds": "seed"}
     fields = ("partition.n_clients", "federation.participation", "partition.alpha")
     lines = []
-    for parent, of in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
-        told = {name: ", ".join(map(str, dict.fromkeys(of[column].tolist()))) for name, column in facts.items()}
-        where = [f"{columns.head(name)} {_listed(of[name].tolist())}" for name in fields if name in of]
-        state = ", ".join(f"{count} {status}" for status, count in Counter(of["status"].tolist()).items())
+    for parent, runs_of_folder in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
+        values = {
+            name: ", ".join(map(str, dict.fromkeys(runs_of_folder[column].tolist()))) for name, column in facts.items()
+        }
+        where = [
+            f"{columns.head(name)} {_listed(runs_of_folder[name].tolist())}"
+            for name in fields
+            if name in runs_of_folder
+        ]
+        state = ", ".join(f"{count} {status}" for status, count in Counter(runs_of_folder["status"].tolist()).items())
         lines.append(
-            {"folder": parent, "runs": state, "where": "; ".join(where), **told, "when": _when(of["run"].tolist())}
+            {
+                "folder": parent,
+                "runs": state,
+                "where": "; ".join(where),
+                **values,
+                "when": _when(runs_of_folder["run"].tolist()),
+            }
         )
     return lines
 
@@ -70,7 +82,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _when(folders: Sequence[str]) -> str:
-    """The dates of the runs' last lines; a run does not record when it ran, so its files say it."""
+    """Return the dates on which rounds.jsonl of these runs last changed, because runs do not record their dates."""
     times = []
     for folder in folders:
         try:
@@ -82,7 +94,7 @@ def _when(folders: Sequence[str]) -> str:
 
 
 def privacy(groups: Sequence[Group], told: Sequence[Told]) -> list[dict[str, Any]]:
-    """By cell: the epsilon of the commons, and the statement's words, where runs differ each with its runs."""
+    """Return one line per cell: epsilon of the commons, and each distinct privacy statement with its runs."""
     lines: list[dict[str, Any]] = []
     for group in groups:
         for cell in group.cells:
@@ -95,7 +107,7 @@ def privacy(groups: Sequence[Group], told: Sequence[Told]) -> list[dict[str, Any
 
 
 def said(words: Sequence[Facts]) -> str:
-    """The sentences of a cell in one text."""
+    """Join the privacy statements of a cell into one text."""
     return " / ".join(" ".join(fact.text) for fact in words)
 
 
@@ -104,25 +116,25 @@ def _epsilon(cell: Cell) -> str:
 
 
 def name(cell: Cell) -> str:
-    """A cell in words: its algorithm and setting, and the fields besides that vary."""
+    """Describe a cell: algorithm, sharing strategy, and varying fields."""
     return f"{columns.method(cell)}, {columns.setting(cell)}"
 
 
 def trouble(runs: "pd.DataFrame", told: Sequence[Told]) -> list[dict[str, Any]]:
-    """A line for each run that had late clients or rejected replies."""
+    """Return one line for each run that had stragglers or rejected replies."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
     lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
-    for number, (told_of, why, bytes_lost) in enumerate(zip(told, rejected, lost, strict=True)):
-        said = why if isinstance(why, str) else ""
+    for number, (facts, sentence, bytes_lost) in enumerate(zip(told, rejected, lost, strict=True)):
+        rejection = sentence if isinstance(sentence, str) else ""
         megabytes = intervals.number(bytes_lost / 1e6, None) if bytes_lost > 0 else "-"
-        if told_of.late or said or bytes_lost > 0:
-            lines.append({"run": number, "late": told_of.late, "lost": megabytes, "rejected": said or "-"})
+        if facts.late or rejection or bytes_lost > 0:
+            lines.append({"run": number, "late": facts.late, "lost": megabytes, "rejected": rejection or "-"})
     return lines
 
 
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
-    """The first ``SHOWN`` partitions as counts by client and class, and how many there are in all."""
+    """Return the first ``SHOWN`` partitions as counts by client and class, and the number of all partitions."""
     every, pictures = shared(runs["partition"].where(runs["partition"].notna(), None).tolist()), []
     for fact in every[:SHOWN]:
         first = runs.iloc[fact.runs[0]]
@@ -131,7 +143,7 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
         except UserError as error:
             say(f"left out: {error}")
             continue
-        if not counts:  # labels are no classes
+        if not counts:  # the labels are not classes
             continue
         most = max(map(max, counts)) or 1
         rows = [[(n, f"{n / most:.2f}") for n in row[:CLASSES]] for row in counts[:CLIENTS]]
@@ -146,56 +158,62 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
 
 
 def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
-    """The first ``SHOWN`` pictures of pools that runs were asked to keep for W&B, each once, and how many there are."""
+    """Return the first ``SHOWN`` distinct pool pictures that runs stored for W&B, and the number of all pictures."""
     files = []
     for number, run in enumerate(runs["run"]):
         if runs["setting"].iloc[number] != "real":
-            found = sorted(Path(run).glob("wandb/*run-*/files/media/images/media/pool_*.png"))
-            files += [(number, found[-1])] if found else []
-    shown, seen = [], dict[str, dict[str, Any]]()
+            images = sorted(Path(run).glob("wandb/*run-*/files/media/images/media/pool_*.png"))
+            files += [(number, images[-1])] if images else []
+    pictures, seen = [], dict[str, dict[str, Any]]()
     for number, file in files:
-        key = file.name.rpartition("_")[2]  # a digest of the picture
+        key = file.name.rpartition("_")[2]  # a hash of the picture
         if key in seen:
             seen[key]["runs"].append(number)
-        elif len(shown) < SHOWN and (picture := _png(file)):
+        elif len(pictures) < SHOWN and (picture := _png(file)):
             first = runs.iloc[number]
             title = (
                 f"{first['setting']}, {first['dataset']}, alpha = {columns.text(first['alpha'])}, seed {first['seed']}"
             )
             seen[key] = {"data": picture, "runs": [number], "title": title}
-            shown.append(seen[key])
-    return shown, len({file.name for _, file in files})
+            pictures.append(seen[key])
+    return pictures, len({file.name for _, file in files})
 
 
 def _png(file: Path) -> str | None:
-    """The picture as a data URL, written anew so that only its pixels come along; None if it is none of ours."""
+    """Return the picture as a data URL, encoded again so that only pixels are copied; None if it is not such a PNG."""
     from PIL import Image
 
     try:
-        found = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder from the run's on is a link
-        if max(int.from_bytes(found[16:20]), int.from_bytes(found[20:24])) > SIDE:  # before anything is unpacked
+        content = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder below the run's folder may be a link
+        if (
+            max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE
+        ):  # checked before Pillow decodes the file
             return None
-        picture = Image.open(io.BytesIO(found), formats=["PNG"])
-        made = io.BytesIO()
-        picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(made, "PNG", optimize=True)
-    except (OSError, ValueError, SyntaxError):  # UnreadableError is a ValueError; Pillow says SyntaxError of bad chunks
+        picture = Image.open(io.BytesIO(content), formats=["PNG"])
+        encoded = io.BytesIO()
+        picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(encoded, "PNG", optimize=True)
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+    ):  # UnreadableError is a ValueError; Pillow raises SyntaxError for bad chunks
         return None
-    return "data:image/png;base64," + base64.b64encode(made.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
 
 
 def environments(told: Sequence[Told]) -> list[Facts]:
-    """Each environment that runs were made in, as names and values, with its runs."""
-    return shared([_environment(one.facts) for one in told])
+    """Return each distinct software and hardware environment as (name, value) pairs, with its runs."""
+    return shared([_environment(run.facts) for run in told])
 
 
 def _environment(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
     packages = facts.get("packages")
     versions = ", ".join(f"{n} {v}" for n, v in packages.items()) if isinstance(packages, dict) else ""
     names = ("python", "machine", "cpu", "gpus", "gpu_kinds", "code_hashes", "commit", "uncommitted_changes")
-    told = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name) not in (None, [])]
-    return (*told, *([("packages", versions)] if versions else [])) or None
+    pairs = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name) not in (None, [])]
+    return (*pairs, *([("packages", versions)] if versions else [])) or None
 
 
 def command(folder: Path) -> str:
-    """The command that plays a run again, from the fields in its folder, into another one."""
+    """Return the command that repeats a run from its config.yaml and writes to another folder."""
     return shlex.join(["fedcommons", "run", "--config", str(folder / "config.yaml"), "--out", f"{folder}-again"])

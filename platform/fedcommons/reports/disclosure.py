@@ -1,4 +1,4 @@
-"""Accuracy against what was given away, and against the epsilon of what was shared: points, table, picture."""
+"""Accuracy against the disclosed share of examples, and against the epsilon of shared data: points, table, picture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,9 +20,9 @@ ACCURACY = "accuracy_then"
 
 
 def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "pd.DataFrame":
-    """The finished runs of these folders, each once, with their accuracy after ``round``.
+    """Return the finished runs of these folders, without duplicates, with their test accuracy after ``round``.
 
-    Shorter runs are left out, and named.
+    Runs with fewer rounds are left out; ``say`` is called with the name of each such run.
     """
     runs, rounds = (load(*folders, say=say) for load in (load_runs, load_rounds))
     runs = once(runs.loc[runs["status"] == "finished", :], say)
@@ -34,7 +34,7 @@ def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "
 
 
 def table(found: Sequence[Cell], round: int) -> str:
-    """A line a cell, those that give away least first."""
+    """Return a markdown table with one line per cell, sorted by federation, method and disclosed share."""
     head = ["federation", "algorithm", "setting", "given away", f"accuracy after round {round}", "MB exchanged once"]
     with_epsilon = private(found)
     head += ["ε of the commons"] * with_epsilon
@@ -52,25 +52,25 @@ def table(found: Sequence[Cell], round: int) -> str:
 
 
 def private(found: Sequence[Cell]) -> bool:
-    """Whether some of them have an epsilon of what they shared."""
+    """Check whether a cell has an epsilon of the shared data."""
     return any(map(tables.has_epsilon, found))
 
 
 def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
-    """A panel for each federation; a series for each algorithm and way of sharing. x: disclosed, or pool_epsilon."""
+    """Write a picture: one panel per federation, one series per algorithm and sharing. x: disclosed or pool_epsilon."""
     from fedcommons.reports import epsilon
 
     several = len({cell.runs["algorithm"].iloc[0] for cell in found}) > 1
     panels = []
     for place in dict.fromkeys(map(columns.place, found)):
-        shown = []
+        points_of_panel = []
         for cell in sorted((c for c in found if columns.place(c) == place), key=epsilon_place):
             setting = str(cell.runs["sharing.setting"].iloc[0])
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
             point = series.point(cell, "disclosed", ACCURACY, name)
             if point:
-                shown.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
-        panels.append(series.Panel(place, words(x), shown))
+                points_of_panel.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
+        panels.append(series.Panel(place, words(x), points_of_panel))
     title = f"{title}, after round {round}"
     if x == "disclosed":
         series.draw(path, panels, "test accuracy", "way of sharing", title, smoke)
@@ -79,6 +79,6 @@ def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
 
 
 def epsilon_place(cell: Cell) -> float:
-    """The epsilon of what a cell shared; 0 where it shared nothing, inf where no epsilon covers it."""
-    said = tables.commons_epsilon(cell)
-    return {"-": 0.0, "none": inf}.get(said, tables.largest_epsilon(cell) or 0.0)
+    """Return the epsilon of a cell's shared data: 0 if the cell shared nothing, inf if no epsilon covers the data."""
+    words_of_epsilon = tables.commons_epsilon(cell)
+    return {"-": 0.0, "none": inf}.get(words_of_epsilon, tables.largest_epsilon(cell) or 0.0)

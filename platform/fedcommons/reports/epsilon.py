@@ -1,7 +1,7 @@
-"""A picture of accuracy against epsilon: a true axis, with a place of its own on either side of it.
+"""A picture of accuracy against epsilon: a logarithmic axis, with a separate shaded area on either side of it.
 
-On the left stand runs that shared nothing (x = 0), on the right those that shared something which no epsilon covers
-(x = inf). Neither is a small or a large epsilon, so that both places are shaded, and lie off the axis.
+The left area has the runs that shared nothing (x = 0). The right area has the runs whose shared data no epsilon covers
+(x = inf). Neither case is a small or a large epsilon; so both areas are shaded, outside the axis.
 """
 
 from collections.abc import Sequence
@@ -18,46 +18,46 @@ NOTHING, NO_GUARANTEE = "nothing\nshared", "no\nguarantee"
 
 
 def draw(path: Path, panels: Sequence[Panel], title: str, smoke: bool = False) -> None:
-    """Write the picture; x of a point: epsilon, 0 or inf."""
+    """Write the picture to ``path``. The x of a point is its epsilon, 0 or inf."""
     plots.save(figure(panels, title), path, 120, smoke)
 
 
 def figure(panels: Sequence[Panel], title: str) -> Figure:
-    """The picture: a panel beside the other, a colour for each series."""
+    """Return the picture: panels side by side, one colour per series."""
     every = [p for panel in panels for p in panel.points]
     names = list(dict.fromkeys(p.series for p in every))
     finite = [x for p in every if 0 < (x := float(p.x)) < inf] or [1.0]
     low, high = floor(log10(min(finite))), ceil(log10(max(finite)))
-    high += high == low  # 10^low ... 10^high is the axis
-    drawn, (grid,) = plots.panels(1, len(panels), (2.6 + 4.6 * len(panels), 4), sharey=True)
+    high += high == low  # the axis ranges from 10^low to 10^high
+    picture, (grid,) = plots.panels(1, len(panels), (2.6 + 4.6 * len(panels), 4), sharey=True)
     for axes, panel in zip(grid, panels, strict=True):
         _frame(axes, low, high)
         for i, name in enumerate(names):
-            mine = [p for p in panel.points if p.series == name]
-            at = [_place(p, low, high) + 0.025 * (high - low) * (i - (len(names) - 1) / 2) for p in mine]
-            ys, bars = [p.y for p in mine], [p.sd for p in mine]
+            points = [p for p in panel.points if p.series == name]
+            at = [_place(p, low, high) + 0.025 * (high - low) * (i - (len(names) - 1) / 2) for p in points]
+            ys, bars = [p.y for p in points], [p.sd for p in points]
             look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i // len(COLOURS) % len(MARKERS)]}
             axes.errorbar(at, ys, bars, ms=5, lw=1, ls="none", capsize=3, label=name, **look)
         axes.set_xlabel(panel.x)
         axes.set_title(panel.title, fontsize=9)
     grid[0].set_ylabel("test accuracy")
-    drawn.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="way of sharing")
-    drawn.suptitle(title, fontsize=10)
-    drawn.supxlabel(
+    picture.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="way of sharing")
+    picture.suptitle(title, fontsize=10)
+    picture.supxlabel(
         f"{BARS}; without a bar: one seed. Points of one epsilon stand side by side.", fontsize=8, color="0.3"
     )
-    return drawn
+    return picture
 
 
 def _slot(low: int, high: int) -> float:
-    """How wide the place on either side is, in powers of ten."""
+    """Return the width of the area on either side of the axis, in powers of ten."""
     return 0.28 * (high - low)
 
 
 def _place(point: Point, low: int, high: int) -> float:
-    """Where a point stands: log10 of its epsilon, or the middle of a place beside the axis."""
-    x, beside = float(point.x), 0.7 * _slot(low, high)
-    return low - beside if x == 0 else high + beside if x == inf else log10(x)
+    """Return the x position of a point: log10 of its epsilon, or the middle of an area next to the axis."""
+    x, offset = float(point.x), 0.7 * _slot(low, high)
+    return low - offset if x == 0 else high + offset if x == inf else log10(x)
 
 
 def _frame(axes: Axes, low: int, high: int) -> None:

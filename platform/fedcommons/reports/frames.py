@@ -1,4 +1,4 @@
-"""Run folders as pandas frames: a row a run, or a row a round."""
+"""Load run folders as pandas frames: one row per run, per round, or per client and round."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
-"""Who a run is: columns that every frame has."""
+"""Columns that identify a run; every frame has these columns."""
 
 _CONVERGENCE = "convergence/"
 
@@ -46,36 +46,36 @@ _FIELDS = (
 )
 _SIGMA = ("dp.noise_multiplier",)
 _NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
-"""What the config and the summary of every run have."""
+"""``_FIELDS`` and ``_SIGMA``: fields that every config has. ``_NUMBERS``: numbers that every summary has."""
 
 _CENTRAL = {
     "data.name": "dataset", "partition.n_clients": "n_clients", "federation.participation": "participation",
     "partition.alpha": "alpha", "sharing.setting": "setting", "lr": "learning_rate",
 }  # fmt: skip
-"""Columns of a run, and what they are called in the summary of a central model."""
+"""Map each column of a run to its name in the summary of a central model."""
 
 Say = Callable[[str], None]
 
 
 def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """A row for each run in these folders, each a run folder or one with run folders at any depth.
+    """Return one row for each run in ``folders``: run folders, or folders with run folders at any depth.
 
-    A run that cannot be read is left out, and ``say`` is told which, and why. What a run does not have is missing.
-    The columns are:
+    A run that cannot be read is left out, and ``say`` is called with its name and the reason. A value that a run does
+    not have is missing in its row. The columns are:
 
-    - ``run``: its folder. ``status``: finished, stopped (by a scheduler), failed or unfinished.
-    - ``dataset``, ``algorithm``, ``setting``, ``seed``, and every field of what was chosen by its dotted name.
-    - ``alpha``, ``p``, ``rho``, ``sigma``, ``lr`` that took effect. p: the share that the clients got; rho: with a
-      generator only; sigma: with DP-SGD only.
-    - Every number and text of the summary. ``rejections``: a sentence, where replies were rejected.
-    - ``MB``: 10^6 bytes, all clients, both ways. ``epsilon``: of all messages, where it was earned;
-      ``pool_epsilon``: of what was put into a commons, the largest of all clients'; ``epsilon_local_training``. With
-      seeded noise these are missing, and ``epsilon_if_secret`` and so on are there. ``commons``: nothing, covered or
-      uncovered.
+    - ``run``: the run's folder. ``status``: finished, stopped (by a scheduler), failed or unfinished.
+    - ``dataset``, ``algorithm``, ``setting``, ``seed``, and every field of the run's config by its dotted name.
+    - ``alpha``, ``p``, ``rho``, ``sigma``, ``lr`` that took effect. p: the share of shared data that the clients got;
+      rho: with a generator only; sigma: with DP-SGD only.
+    - Every number and text of the summary. ``rejections``: a sentence if the server rejected replies.
+    - ``MB``: 10^6 bytes, all clients, both directions. ``epsilon``: of all messages, if the noise was secret;
+      ``pool_epsilon``: of the data shared in a commons, the largest over clients; ``epsilon_local_training``. With
+      seeded noise these three columns are missing, and ``epsilon_if_secret`` etc. replace them. ``commons``:
+      nothing, covered or uncovered.
     - ``sigma_min``, ``sigma_max``, ``q_min``, ``q_max``, ``steps_min`` and ``steps_max`` over clients, ``clip`` and
-      ``accountant``: of the updates, where something covers them; with ``pool_`` in front, of what was shared.
-    - Every metric of the last round that has it. Convergence parameters have no prefix (``zeta_hat_sq``);
-      ``zeta_hat_sq_mean`` is the mean over the rounds that have it.
+      ``accountant``: of the updates, if releases cover them. With the prefix ``pool_``: of the shared data.
+    - Every metric, from the last round that has this metric. Convergence parameters have no prefix
+      (``zeta_hat_sq``); ``zeta_hat_sq_mean`` is the mean over the rounds that have the parameter.
 
     Raises:
         UserError: one of the folders does not exist or holds no run.
@@ -86,9 +86,9 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """A row for each round of each run: whose it is (``run``, ``algorithm``, ``alpha``, ...), ``round``, its metrics.
+    """Return one row for each round of each run: the run (``run``, ``algorithm``, ...), ``round`` and the metrics.
 
-    Round 0 is the untrained model. Names, ``say`` and errors: as in ``load_runs``.
+    Round 0 is the untrained model. Column names, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
@@ -100,13 +100,14 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """A row a client and round, of runs with ``evaluate.clients``: whose it is, ``round``, ``client``, its metrics.
+    """Return one row for each client and round of runs with ``evaluate.clients``.
 
-    ``n``: how many test examples of its own the client has; ``accuracy``, ``loss``: of the server model on them;
-    ``personal/accuracy``, ``personal/loss``: of the client's own model, where the method has such models. Where clients
-    have no test examples these are their training examples, and names say it: ``train_accuracy``,
-    ``personal/train_accuracy``. With ``measure.clients`` all is of training examples, under the plain names. Names,
-    ``say`` and errors: as in ``load_runs``.
+    The columns identify the run (as in every frame), the ``round`` and the ``client``, and have the client's metrics. ``n``: number of the
+    client's test examples; ``accuracy``, ``loss``: of the server model on these examples; ``personal/accuracy``,
+    ``personal/loss``: of the client's personal model, if the method has personal models. If clients have no test
+    examples, their training examples are used, and the columns are named ``train_accuracy``,
+    ``personal/train_accuracy``. With ``measure.clients`` all metrics are of training examples, under the plain names.
+    Column names, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
@@ -129,33 +130,35 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_central(*folders: Path) -> "pd.DataFrame":
-    """A row for each central model of figure 3 that is trained: its summary, and by the names of fields what it had."""
+    """Return one row for each trained central model of figure 3: its summary, also under a run's column names."""
     import pandas as pd
 
     rows = []
     for folder in folders:
         summary = read_summary(folder)
-        if summary and all(own in summary for own in _CENTRAL.values()):
-            known = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
-            rows.append({"run": str(folder), **known, **{n: summary[own] for n, own in _CENTRAL.items()}})
+        if summary and all(summary_name in summary for summary_name in _CENTRAL.values()):
+            scalars = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
+            rows.append(
+                {"run": str(folder), **scalars, **{n: summary[summary_name] for n, summary_name in _CENTRAL.items()}}
+            )
     return pd.DataFrame(rows)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run folder holds."""
+    """The content of a run folder."""
 
     folder: Path
     config: Mapping[str, Any]  # flat
     lines: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]  # empty where the run is not finished
+    summary: Mapping[str, Any]  # empty if the run is not finished
 
 
 def folder_path(folder: object) -> Path:
-    """The path of a folder that a program names.
+    """Return the path of a folder that the caller names.
 
     Raises:
-        UserError: it is neither a text nor a path.
+        UserError: ``folder`` is neither a string nor a path.
     """
     if not isinstance(folder, str | Path):
         raise UserError(f"a folder is a str or a Path, got {shown(folder)}.")
@@ -163,13 +166,13 @@ def folder_path(folder: object) -> Path:
 
 
 def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
-    """The runs of these folders, each once, in the order of their names. ``say`` and errors: as in ``load_runs``."""
+    """Yield each run of these folders once, in the order of names. ``say`` and errors are as in ``load_runs``."""
     seen = set()
     for folder in map(folder_path, folders):
-        found = list(runs_below(folder))
-        if not found:
+        paths = list(runs_below(folder))
+        if not paths:
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")
-        for path in found:
+        for path in paths:
             if (real := path.resolve()) in seen:
                 continue
             seen.add(real)
@@ -182,7 +185,7 @@ def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """The run folders at or below ``folder``, in the order of their names."""
+    """Yield the run folders at or below ``folder``, in the order of their names."""
     for path, inner, _ in os.walk(folder):
         inner.sort()
         if is_run(Path(path)):
@@ -191,15 +194,15 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def _run(folder: Path) -> Recorded:
-    """What a run folder holds.
+    """Return the content of a run folder.
 
     Raises:
-        UserError: it is damaged, or of another version.
+        UserError: the folder is damaged, or another version of fedcommons wrote it.
     """
-    summary, found = read_run(folder)
-    if summary is None and found and (flaw := _flaw_of_end(folder, len(found) - 1)):
+    summary, rounds = read_run(folder)
+    if summary is None and rounds and (flaw := _flaw_of_end(folder, len(rounds) - 1)):
         raise UserError(f"{folder} is damaged: {flaw}.")
-    lines = _named(folder / "rounds.jsonl", found)
+    lines = _named(folder / "rounds.jsonl", rounds)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
@@ -214,7 +217,7 @@ def _run(folder: Path) -> Recorded:
 
 
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:
-    """Why a run that has ended cannot be read; None for one that has not. It may go on: then it has more rounds."""
+    """Return why an ended run cannot be read, or None. A continued run may have more rounds than its summary."""
     if not (folder / "summary.json").exists():
         return None
     try:
@@ -227,12 +230,12 @@ def _flaw_of_end(folder: Path, rounds: int) -> str | None:
 
 
 def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The lines, with names that a screen can show.
+    """Return the lines with metric names that are free of control characters.
 
     Raises:
-        UserError: they have numbers that no table can add up.
+        UserError: a line has a value that no table can use.
     """
-    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=False))), None):
+    if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=False))), None):
         raise UserError(f"{file} is damaged: {flaw}.")
     return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
 
@@ -242,26 +245,26 @@ def _has_odd_names(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The lines of clients.jsonl, each with lists by client.
+    """Return the lines of clients.jsonl, each with one list per metric, by client.
 
     Raises:
-        UserError: they cannot be read, or are of another form.
+        UserError: the lines cannot be read, or have another form.
     """
     lines = read_clients(folder)
-    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients=True))), None):
+    if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=True))), None):
         raise UserError(f"{folder / 'clients.jsonl'} is damaged: {flaw}.")
     return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
 
 
 def _first(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """All entries of these; of several with one name the first, so that no metric changes whose it is."""
+    """Merge mappings; the first value of a name wins, so that no metric overwrites a column that identifies the run."""
     return {
         name: next(part[name] for part in parts if name in part) for name in dict.fromkeys(n for p in parts for n in p)
     }
 
 
 def _check(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Refuse a summary that somebody changed: tables rest on its numbers."""
+    """Raise UserError if a summary is damaged or was edited, because tables use its numbers."""
     if flaw := flaw_of_summary(summary):
         raise UserError(f"{folder / 'summary.json'} is damaged: {flaw}.")
     most = sys.float_info.max
@@ -272,12 +275,12 @@ def _check(folder: Path, summary: Mapping[str, Any]) -> None:
     if not isinstance(summary.get("partition"), str):
         raise UserError(f"{folder / 'summary.json'} is damaged: it has no partition.")
     needed = (*_FIELDS, *recorded({**dict.fromkeys(_SIGMA), **summary["config"]}))
-    if lacking := [name for name in needed if name not in summary["config"]]:
-        raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {lacking[0]}.")
+    if missing_fields := [name for name in needed if name not in summary["config"]]:
+        raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {missing_fields[0]}.")
 
 
 def _facts(run: Recorded) -> dict[str, Any]:
-    """Who a run is."""
+    """Return the values that identify a run."""
     c = run.config
     return {
         "run": str(run.folder), "dataset": c["data.name"], "algorithm": c["algorithm"], "setting": c["sharing.setting"],
@@ -286,42 +289,46 @@ def _facts(run: Recorded) -> dict[str, Any]:
 
 
 def row(run: Recorded) -> dict[str, Any]:
-    """The run's row in ``load_runs``."""
+    """Return the run's row in the frame of ``load_runs``."""
     scalars = {n: v for n, v in run.summary.items() if isinstance(v, int | float | str)}
     course = _course(run)
-    found = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
+    columns_of_run = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     for name, value in run.lines[-1].items():
-        if value is None and name.startswith("privacy/"):  # of rounds that are covered no longer
+        if value is None and name.startswith(
+            "privacy/"
+        ):  # the value of an earlier round, which releases no longer cover
             measured.pop(name, None)
-    found = _first(found, {_short(name): values[-1] for name, values in measured.items()})
-    found |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
-    found["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
+    columns_of_run = _first(columns_of_run, {_short(name): values[-1] for name, values in measured.items()})
+    columns_of_run |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
+    columns_of_run["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
     if rejected := run.summary.get("rejected"):
-        found["rejections"] = told(rejected)
-    return found | _spent(run)
+        columns_of_run["rejections"] = told(rejected)
+    return columns_of_run | _spent(run)
 
 
 def _spent(run: Recorded) -> dict[str, Any]:
-    """The epsilons of a run. Those of earlier versions, which said nothing of the noise, were all of seeded noise."""
-    said, last = run.summary.get("privacy", {}), run.lines[-1]
-    old = IF_SECRET if said and "noise" not in said else ""
-    found = {"commons": said.get("commons")}
+    """Return the epsilons of a run. Earlier versions did not record the kind of noise: it was always seeded."""
+    privacy, last = run.summary.get("privacy", {}), run.lines[-1]
+    old = IF_SECRET if privacy and "noise" not in privacy else ""
+    epsilons = {"commons": privacy.get("commons")}
     for end in ("", IF_SECRET):
-        found[f"epsilon{end or old}"] = said.get(f"epsilon_of_messages{end}")
-        found[f"pool_epsilon{end or old}"] = said.get(f"pool_epsilon_max{end}")
-        found[f"epsilon_local_training{end or old}"] = last.get(f"privacy/epsilon_local_training{end}")
+        epsilons[f"epsilon{end or old}"] = privacy.get(f"epsilon_of_messages{end}")
+        epsilons[f"pool_epsilon{end or old}"] = privacy.get(f"pool_epsilon_max{end}")
+        epsilons[f"epsilon_local_training{end or old}"] = last.get(f"privacy/epsilon_local_training{end}")
         if old:
             break
-    return columns(said.get("mechanisms", {})) | {name: value for name, value in found.items() if value is not None}
+    return columns(privacy.get("mechanisms", {})) | {
+        name: value for name, value in epsilons.items() if value is not None
+    }
 
 
 def _course(run: Recorded) -> dict[str, Any]:
-    """What the rounds that are there say; of a finished run the same as its summary."""
+    """Return results computed from the recorded rounds; for a finished run they equal its summary."""
     after = accuracies(run.lines)
     return {
         "rounds": sum(line["round"] >= 1 for line in run.lines),

@@ -1,6 +1,8 @@
-"""Runs that may be averaged: in a group all have the same data, partition for a seed, federation and target.
+"""Groups of runs that may be averaged.
 
-In a group the runs that differ in their seeds only are a cell. Groups stand beside one another and are never averaged.
+All runs of a group have the same data, federation and target, and for each seed the same partition.
+
+Within a group, the runs that differ only in the seed form a cell. Runs of different groups are never averaged.
 """
 
 from collections.abc import Callable
@@ -19,43 +21,43 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 
 @dataclass(frozen=True)
 class Group:
-    """title: what its runs share. cells: in the order of their first runs; the index of their frames is that of all."""
+    """A group of cells. title: fields that its runs share. cells: ordered by first runs; frames keep the full index."""
 
     title: str
     cells: tuple[Cell, ...]
 
 
 def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
-    """The groups of these runs, in the order of their first runs. ``say`` is told of experiments that are there twice.
+    """Return the groups of these runs, in the order of their first runs. ``say`` is called for each duplicate run.
 
-    A run that is not finished belongs to its cell; who averages leaves it out.
+    An unfinished run belongs to its cell; the caller leaves such runs out of averages.
     """
     names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
-    held = {name: [plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
-    varied = [name for name in names if len(set(held[name])) > 1]
+    columns_by_name = {name: [plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
+    varied = [name for name in names if len(set(columns_by_name[name])) > 1]
     places: dict[tuple[Any, ...], list[int]] = {}
-    for place, key in enumerate(zip(*held.values(), strict=True)):
+    for place, key in enumerate(zip(*columns_by_name.values(), strict=True)):
         places.setdefault(key, []).append(place)
-    found = []
-    for key, of in places.items():
+    groups = []
+    for key, rows in places.items():
         several = sum(other[:-1] == key[:-1] for other in places) > 1
         data = f", data {key[-1] or 'of no known digest'}" if several else ""
-        for where, part in _of_one_partition(runs.iloc[of]):
+        for where, part in _of_one_partition(runs.iloc[rows]):
             ordered = part.iloc[(part["status"] != "finished").to_numpy().argsort(kind="stable")]
             title = _title(ordered, varied) + data + where
-            found.append(Group(title, tuple(cells(once(ordered, say)))))
-    return found
+            groups.append(Group(title, tuple(cells(once(ordered, say)))))
+    return groups
 
 
 def plain(value: Any) -> Any:
-    """None for what a frame lacks."""
+    """Return the value, or None for nan (a missing value of a frame)."""
     return None if value is None or value != value else value
 
 
 def _of_one_partition(runs: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
-    """Parts in which runs of one seed have one partition, with what tells them apart: their folder, or the partition.
+    """Split runs so that all runs of a seed in a part have one partition; return (end of title, runs) of each part.
 
-    A run that does not tell its partition goes with the others.
+    The end of the title names the runs' folder or partition. Runs without a recorded partition cause no split.
     """
     if _agree(runs):
         return [("", runs)]
@@ -75,7 +77,7 @@ def _agree(runs: "pd.DataFrame") -> bool:
 
 
 def _title(runs: "pd.DataFrame", varied: list[str]) -> str:
-    """``digits, N = 10, C = 1, alpha = 0.01, target test accuracy >= 0.8``, and what else tells groups apart."""
+    """Return a title: ``digits, N = 10, C = 1, alpha = 0.01, target test accuracy >= 0.8``, and varying fields."""
     shared = {name: runs[name].iloc[0] for name in varied if name != "target" and plain(runs[name].iloc[0]) is not None}
     place = columns.place(Cell(shared, runs)).replace(", alpha = -", "")
     return f"{place}, target {target.in_words(runs['target'].iloc[0])}"

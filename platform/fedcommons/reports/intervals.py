@@ -1,4 +1,4 @@
-"""Means over seeds with their 95 % Student t interval, as a report prints them, as CSV and as LaTeX."""
+"""Means over seeds with 95 % Student t intervals, formatted for a report, as CSV and as LaTeX."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ROUNDS = "rounds_to_target"
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each run. scale: what it is printed times. digits: after the point; None: three that count."""
+    """A number of each run. scale: factor for printing. digits: decimals; None: three significant digits."""
 
     name: str
     head: str
@@ -27,13 +27,13 @@ class Column:
 
     @property
     def most(self) -> float:
-        """The largest value that a run can have, as it is printed: shares are printed in percent."""
+        """Return the largest possible printed value: 100 for shares, which are printed in percent, otherwise inf."""
         return 100.0 if self.scale == 100 else inf
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row: the cell's number, its runs' numbers, texts of its first columns, a text and a number for each other."""
+    """A row: index of its cell, indices of runs, texts of first columns, and text and value of each number column."""
 
     cell: int
     runs: Sequence[int]
@@ -44,9 +44,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """heads: of the first columns. groups: titles and their lines. csv, latex: the table, a text a line.
+    """A table. heads: of the first columns. groups: number, title and lines of each group. csv, latex: lines of text.
 
-    cut: how many of its lines are shown, where these are not all; the CSV has all.
+    tail: last lines of the LaTeX code. cut: a sentence with the number of shown lines, if a page does not show all
+    lines; the CSV always has all lines.
     """
 
     name: str
@@ -63,14 +64,14 @@ class Table:
 
 @cache
 def quantile(n: int) -> float:
-    """Of Student's t with n - 1 degrees of freedom: 97.5 %."""
+    """Return the 97.5 % quantile of Student's t with n - 1 degrees of freedom."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, n - 1))
 
 
 def student(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % Student t interval of the mean of these, as of differences; None of fewer than two."""
+    """Return the 95 % Student t interval of the mean of the values, or None for fewer than two values."""
     if len(values) < 2:
         return None
     half = quantile(len(values)) * stdev(values) / sqrt(len(values))
@@ -78,31 +79,31 @@ def student(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ends(values: Sequence[float], sign: str = "") -> str:
-    """``[low, high]`` of ``student``, a digit after the point; ``-`` of one value. sign: ``+``: of gains too."""
-    found = student(values)
-    return f"[{found[0]:{sign}.1f}, {found[1]:{sign}.1f}]" if found else "-"
+    """Format ``student`` as ``[low, high]`` with one decimal; ``-`` for one value. sign: ``+`` prints plus signs."""
+    limits = student(values)
+    return f"[{limits[0]:{sign}.1f}, {limits[1]:{sign}.1f}]" if limits else "-"
 
 
 def interval(values: Sequence[float], most: float = inf) -> tuple[float, float]:
-    """The 95 % Student t interval of the mean of at least two values, cut off where no mean can lie.
+    """Return the 95 % Student t interval of the mean of at least two values, cut off at impossible values.
 
-    That is below 0, unless a value lies there, and above ``most``.
+    The interval is cut off at 0, unless a value is negative, and at ``most``.
     """
     low, high = student(values) or (-inf, inf)
     return max(low, -inf if min(values) < 0 else 0.0), min(high, most)
 
 
 def number(value: float, digits: int | None) -> str:
-    """A number in short; page.js prints numbers alike."""
+    """Format a number in short, in the same way as page.js. digits: decimals; None: three significant digits."""
     if digits is not None:
         return f"{value:.{digits}f}"
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{float(f'{value:.3g}'):.15g}"
-    return re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", f"{value:.2e}")
+    return re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].replace('+', '')}{match[2]}", f"{value:.2e}")
 
 
 def text(values: Sequence[float], column: Column) -> str:
-    """``83.9 (80.7 to 87.1)``: mean and interval; the value alone where there is one; ``-`` where there is none."""
+    """Format mean and interval as ``83.9 (80.7 to 87.1)``; one value without interval; ``-`` without values."""
     if not values:
         return "-"
     scaled = [column.scale * value for value in values]
@@ -114,15 +115,15 @@ def text(values: Sequence[float], column: Column) -> str:
 
 
 def text_of_rounds(reached: Sequence[float], missed: int, column: Column) -> str:
-    """The same of rounds to the target; where a seed missed it there is no interval, and it is said."""
+    """Format rounds to the target as ``text`` does; if seeds missed it, give their number and no interval."""
     if not missed:
         return text(reached, column)
-    said = f"missed by {missed} of {missed + len(reached)}"
-    return f"{said}, else {number(fmean(reached), column.digits)}" if reached else said
+    note = f"missed by {missed} of {missed + len(reached)}"
+    return f"{note}, else {number(fmean(reached), column.digits)}" if reached else note
 
 
 def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None]:
-    """The text of a cell's finished runs, and the number that it is sorted by: missed targets count with all rounds."""
+    """Return text and sort value of a cell's finished runs. In the sort value a missed target counts all rounds."""
     values, missed = counted(finished, column.name)
     if column.name != ROUNDS:
         return text(values, column), fmean(values) if values else None
@@ -133,9 +134,9 @@ def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None
 
 
 def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
-    """The table's numbers: the columns that it has, seeds, and of each number mean, ends of its interval and missed.
+    """Return the table's numbers as a frame: first columns, seeds, and mean and interval ends of each number.
 
-    finished: by cell, its finished runs.
+    Rounds to the target also have the number of seeds that missed it. finished: the finished runs of each cell.
     """
     import pandas as pd
 
@@ -156,7 +157,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 
 def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> tuple[list[str], list[str]]:
-    """A table in LaTeX, by pandas: its head and a line a row, and what ends it. left: columns that are no numbers."""
+    """Return LaTeX by pandas: the lines of head and rows, and the last lines. left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")

@@ -1,8 +1,8 @@
-"""A report that follows its folders, served on this machine's loopback to who knows the token in its address.
+"""A live report on the loopback interface: the server updates the page when runs change; the address has a token.
 
-Any program of this machine can reach a port of loopback, and so can a page of the web that the same browser shows: so
-the address has a random token, a request for another host (DNS rebinding) is refused, and no answer may be framed or
-read by other pages. Nothing but the page and its state is served.
+Every program of this machine can reach a loopback port, and so can every web page in the same browser. Therefore the
+address has a random token, and requests for another host (DNS rebinding) are refused. Other pages can neither frame
+nor read an answer. The server serves only the page and its state.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from fedcommons.tracking.run_folder import STOPPED
 HOST = "127.0.0.1"
 
 _FILES = ("rounds.jsonl", "summary.json", "error.txt", STOPPED)
-"""What changes in a run folder while it runs."""
+"""Files of a run folder that change during a run."""
 
 _WAITING = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
@@ -33,7 +33,7 @@ _WAITING = (
 
 
 class Watched:
-    """The page of these folders, made anew when it is asked for and they have changed."""
+    """The report page of these folders. A request renders the page again if the folders have changed."""
 
     def __init__(self, folders: Sequence[Path], title: str | None = None) -> None:
         self.folders, self.title = folders, title
@@ -41,33 +41,33 @@ class Watched:
         self._lock = Lock()
 
     def state(self) -> str:
-        """A digest of which runs there are and how far they are."""
-        told = hashlib.sha256()
+        """Return a hash of the runs' names and of the sizes and times of their files."""
+        digest = hashlib.sha256()
         for folder in self.folders:
             for run in runs_below(folder):
                 for name in _FILES:
                     with suppress(OSError):
                         status = os.lstat(run / name)
-                        told.update(f"{run}/{name} {status.st_mtime_ns} {status.st_size}\n".encode(errors="replace"))
-        return told.hexdigest()[:16]
+                        digest.update(f"{run}/{name} {status.st_mtime_ns} {status.st_size}\n".encode(errors="replace"))
+        return digest.hexdigest()[:16]
 
     def html(self) -> str:
-        """The page, or a sentence where there is none yet."""
+        """Return the page, or a page with the error message if no report is possible yet."""
         with self._lock:
             if (now := self.state()) != self._state or not self._html:
                 try:
                     self._html = page(self.folders, self.title, lambda text: None, now)
-                except (UserError, OSError) as error:  # no run yet, one has just begun, or a folder has just gone
+                except (UserError, OSError) as error:  # no run yet, a run without a round, or a deleted folder
                     self._html = _WAITING.format(escape(str(error)))
                 self._state = now
             return self._html
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a ``Watched`` at ``address`` alone.
+    """A server of one ``Watched`` report at ``address``.
 
     Raises:
-        OSError: the port is taken, or not ours to take.
+        OSError: the port is in use, or this user may not open it.
     """
 
     daemon_threads = True
@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = 10  # seconds for a request to be told
+    timeout = 10  # seconds in which a request must arrive
 
     def do_GET(self) -> None:
         port = self.server.server_port
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(HTTPStatus.OK, watched.state() if name else watched.html(), "plain" if name else "html")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Other methods and what is no HTTP: an answer that says nothing."""
+        """Answer requests with other methods or without valid HTTP by an empty page with the status code."""
         self._answer(HTTPStatus(code))
 
     def _answer(self, status: HTTPStatus, text: str = "", kind: str = "plain") -> None:
@@ -111,11 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
         }.items():  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
-        with suppress(OSError):  # who asked has gone
+        with suppress(OSError):  # the browser has closed the connection
             self.wfile.write(content)
 
     def version_string(self) -> str:
         return "fedcommons"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not told: their paths have the token."""
+        """Do not log requests, because their paths contain the token."""

@@ -1,4 +1,4 @@
-"""What runs are judged by: a scalar of their row in ``load_runs``. Which way is better, and what must be measured."""
+"""Metrics that compare runs (scalars in ``load_runs``): their names in words, direction, and required fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
-"""Metrics that are known before a run. What its rounds log has a slash in its name and may be anything: train/loss."""
+"""Metrics that are known before a run. Further metrics that rounds log have a slash in their name, as train/loss."""
 
 WORDS = {
     "validation_accuracy": "validation accuracy", "validation/accuracy": "validation accuracy",
@@ -50,28 +50,28 @@ WORDS = {
     "dp.noise_multiplier": r"noise multiplier $\sigma$", "client.lr": "learning rate",
     "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target", "seed": "seed",
 }  # fmt: skip
-"""What the usual metrics and fields are called on an axis."""
+"""Axis labels of the usual metrics and fields."""
 
 
 def words(name: str) -> str:
-    """A metric or field as an axis names it; its own name where no words are known."""
+    """Return the axis label of a metric or field, or its name if ``WORDS`` has no label."""
     if name.endswith("_mean") and name not in WORDS:
         return f"{words(name.removesuffix('_mean'))}, mean over rounds"
     return WORDS.get(name, WORDS.get(SHORT_NAMES.get(name, ""), name))
 
 
 def is_accuracy(metric: str) -> bool:
-    """Whether it is an accuracy, in [0, 1]."""
+    """Check whether the metric is an accuracy, in [0, 1]."""
     return "accuracy" in metric
 
 
 def mode(metric: str, goal: float | str = 1.0) -> str:
-    """Which way is better: ``max`` for accuracies, ``min`` for all else that is known, and for losses and bytes.
+    """Return the better direction of a metric: ``max`` for accuracies, ``min`` for losses, bytes, epsilons etc.
 
-    goal: the runs' target, which says it of its own metric.
+    goal: the runs' target, which states the direction of its own metric.
 
     Raises:
-        UserError: it is no metric, or one that a module or method logs itself, of which nothing is known.
+        UserError: there is no such metric, or only the user's module or method logs it, so its direction is unknown.
     """
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
@@ -87,16 +87,16 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
 
 
 def sees_test_data(metric: str) -> bool:
-    """Whether who chooses by this metric has chosen on test data."""
+    """Check whether a choice by this metric uses test data."""
     of_clients = metric.startswith(("clients/", "personal/")) and "/train_" not in metric and "/worst" not in metric
     return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:
-    """See that runs of these experiments will have the metric, as far as can be known before.
+    """Check, as far as possible before training, that runs of these experiments will have the metric.
 
     Raises:
-        UserError: it is no metric, or not measured with these fields.
+        UserError: there is no such metric, or an experiment's fields do not measure it.
     """
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
@@ -106,7 +106,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
 
 
 def _needs(metric: str) -> list[tuple[str, Any, str]]:
-    """Fields that must be above a value for the metric to be measured, and how to say it."""
+    """Return (field, value, message) for each field that must be above a value so that a run measures the metric."""
     if metric.startswith("validation"):
         return [("data.validation", 0, "above 0")]
     if metric.startswith(("clients/", "personal/")):

@@ -1,7 +1,7 @@
-"""The report: one HTML file of run folders that carries all it needs, and asks no network for anything.
+"""The report on run folders: one self-contained HTML file that loads nothing from the network.
 
-The file has a policy (Content-Security-Policy): a browser runs its own scripts only, known by their digests, and loads
-nothing. Names and texts of runs, which somebody else may have written, are escaped by Jinja2 or stand in JSON.
+The file has a Content-Security-Policy: a browser runs only the scripts of this file, identified by their hashes, and
+loads nothing. Names and texts of runs, which can come from other users, are escaped by Jinja2 or encoded as JSON.
 """
 
 import base64
@@ -22,7 +22,7 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
 
 MARK = "<!doctype html><!-- fedcommons report -->"
-"""How a report begins: another file is never replaced by one."""
+"""First line of each report. An existing file without this line is never overwritten."""
 
 HERE = Path(__file__).parent / "template"
 
@@ -33,15 +33,15 @@ def report(
     title: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Write a report on the runs in these folders, and give its path: tables, curves, privacy, partitions, commands.
+    """Write a report (tables, curves, privacy, partitions, commands) on the runs in these folders and return its path.
 
-    Each folder is a run folder, or one with run folders at any depth. A run that cannot be read is left out; ``say`` is
-    told which, and the report says it, too. Runs of other data, partitions, federations or targets stand in groups of
-    their own and are never averaged. title: of the page.
+    Each folder is a run folder, or a folder with run folders at any depth. A run that cannot be read is left out;
+    ``say`` is called with its name and the reason, and the report lists it too. Runs with different data, partitions,
+    federations or targets stand in different groups and are never averaged. title: of the page.
 
     Raises:
-        UserError: a folder does not exist or holds no run, no run can be read, or ``out`` cannot be written or is a
-            file that is no report.
+        UserError: a folder does not exist or holds no run, no run can be read, ``out`` cannot be written, or ``out``
+            is an existing file that is not a report.
     """
     path = folder_path(out)
     require_place(path)
@@ -54,10 +54,10 @@ def report(
 
 
 def require_place(path: Path) -> None:
-    """See that a report can be written there, before any work.
+    """Check before any work that a report can be written to ``path``.
 
     Raises:
-        UserError: it cannot, or what stands there is no report.
+        UserError: the path cannot be written, or an existing file there is not a report.
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out names an HTML file such as report.html, got {shown(str(path))}.")
@@ -76,7 +76,7 @@ def require_place(path: Path) -> None:
 
 
 def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
-    """The HTML. state: of folders that are watched; the page asks its server for it, and loads itself anew.
+    """Return the HTML of the report. state: hash of the watched folders; the page reloads when the server's hash changes.
 
     Raises:
         UserError: a folder does not exist or holds no run, or no run can be read.
@@ -89,13 +89,13 @@ def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] 
 
     if not folders:
         raise UserError("name at least one folder with runs.")
-    runs, told = gather(folders, tell)
+    runs, facts_of_runs = gather(folders, tell)
     if runs.empty:
         raise UserError(f"none of the runs in {', '.join(map(str, folders))} can be read.")
     for folder in folders:
         if central := len(load_central(*sorted(folder.glob("central_*")))):
             tell(f"left out: {central} central models in {folder}, which are no federations; its own tables have them.")
-    context = contents(runs, told, tell)
+    context = contents(runs, facts_of_runs, tell)
     name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
     return _html({**context, "title": clean(name), "notes": notes, "state": state})
 
@@ -114,10 +114,10 @@ def _html(context: Mapping[str, Any]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     text = json.dumps(context["data"], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = made.get_template("page.html")
+    template = environment.get_template("page.html")
     now = datetime.now(UTC)
     return MARK + template.render(
         context,

@@ -1,4 +1,4 @@
-"""What a report's template prints of runs, and the data that its script sorts, filters and draws."""
+"""The content of a report: values for the template, and data that the page's script sorts, filters and draws."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 POINTS = 60_000
-"""The most points of all curves: of more, every k-th round is drawn."""
+"""Maximum number of points of all curves. If there are more points, only every k-th round is drawn."""
 
 COMMANDS = 200
-"""The most runs whose commands are printed."""
+"""Maximum number of runs whose commands are printed."""
 
 _WORDS = {
     "dataset": "data set",
@@ -30,14 +30,14 @@ _ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "
 
 
 def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], None]) -> dict[str, Any]:
-    """All that the template prints of these runs, and their data for page.js."""
+    """Return all values that the template prints for these runs, and the data for page.js."""
     runs = _with_numbers(runs)
     groups = grouped(runs, say)
-    of = [cell for group in groups for cell in group.cells]
-    numbers = [[int(n) for n in cell.runs.index] for cell in of]
-    made = cell_tables.made(groups, numbers)
-    known = dict.fromkeys([*_ALWAYS, *(column for table in made for column in table.columns)])
-    shown_columns = [column for column in known if column.name in runs]
+    all_cells = [cell for group in groups for cell in group.cells]
+    numbers = [[int(n) for n in cell.runs.index] for cell in all_cells]
+    number_tables = cell_tables.made(groups, numbers)
+    all_columns = dict.fromkeys([*_ALWAYS, *(column for table in number_tables for column in table.columns)])
+    shown_columns = [column for column in all_columns if column.name in runs]
     rows = _rows(runs, shown_columns)
     dims = _dims(runs)
     partitions, n_partitions = details.partitions(runs, say)
@@ -45,12 +45,12 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
     privacy, trouble = details.privacy(groups, told)[: cell_tables.SHOWN], details.trouble(runs, told)
     files = {"runs": _files(runs)}
     if privacy:
-        said = [[one["group"], one["cell"], one["epsilon"], details.said(one["words"])] for one in privacy]
-        files["privacy"] = _files_of_texts(("group", "runs", "epsilon of the commons", "statement"), said)
+        statements = [[item["group"], item["cell"], item["epsilon"], details.said(item["words"])] for item in privacy]
+        files["privacy"] = _files_of_texts(("group", "runs", "epsilon of the commons", "statement"), statements)
     if trouble:
-        late = [[rows[one["run"]]["name"], one["late"], one["lost"], one["rejected"]] for one in trouble]
+        late = [[rows[item["run"]]["name"], item["late"], item["lost"], item["rejected"]] for item in trouble]
         files["late"] = _files_of_texts(("run", "replies late", "MB for nothing", "rejected"), late)
-    thinned, every = thin([one.curve for one in told])
+    thinned, every = thin([item.curve for item in told])
     data = {
         "runs": [
             {"f": [dim["of"][n] for dim in dims], "s": runs["status"].iloc[n], "n": Path(runs["run"].iloc[n]).name,
@@ -65,21 +65,21 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
         "quantiles": [intervals.quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],
         "curves": thinned,
         "specs": charts.specifications(),
-        "files": {t.name: {"csv": t.csv, "latex": t.latex, "tail": t.tail} for t in made} | files,
+        "files": {t.name: {"csv": t.csv, "latex": t.latex, "tail": t.tail} for t in number_tables} | files,
     }  # fmt: skip
     return {
-        "data": data, "tables": {table.name: table for table in made}, "groups": groups,
+        "data": data, "tables": {table.name: table for table in number_tables}, "groups": groups,
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown_columns, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
         "environments": details.environments(told), "who": [_WORDS[name] for name in WHO],
         "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"},
-        "commands": [details.command(one.folder) for one in told[:COMMANDS]],
+        "commands": [details.command(item.folder) for item in told[:COMMANDS]],
     }  # fmt: skip
 
 
 def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """The frame, with nothing but numbers in the columns of numbers: somebody may have put a text into a summary."""
+    """Return the frame with nan for texts in number columns, because a summary can be edited by hand."""
     import pandas as pd
 
     names = [name for name in runs if name in cell_tables.NUMBERS or str(name).startswith(("clients/", "personal/"))]
@@ -87,62 +87,63 @@ def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
-    """Curves of at most about ``POINTS`` points in all, numbers of five digits; and k: every k-th round is kept.
+    """Return curves with about ``POINTS`` points at most in total, and k: only every k-th round remains.
 
-    A run's last round always is. Each is four lists: rounds, accuracies, losses and MB.
+    A run's last round always remains. A curve is four lists: rounds, accuracies, losses and MB, with five significant
+    digits.
     """
     every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
-    found = []
+    thinned = []
     for curve in curves:
         rounds = curve["round"]
-        kept = [i for i, r in enumerate(rounds) if i == len(rounds) - 1 or (r is not None and r % every == 0)]
-        lists = [[curve[name][i] for i in kept] for name in ("round", "accuracy", "loss", "bytes")]
-        found.append([[None if v is None else float(f"{v:.5g}") for v in one] for one in lists])
-    return found, every
+        indices = [i for i, r in enumerate(rounds) if i == len(rounds) - 1 or (r is not None and r % every == 0)]
+        lists = [[curve[name][i] for i in indices] for name in ("round", "accuracy", "loss", "bytes")]
+        thinned.append([[None if v is None else float(f"{v:.5g}") for v in numbers] for numbers in lists])
+    return thinned, every
 
 
-def _rows(runs: "pd.DataFrame", known: Sequence[Column]) -> list[dict[str, Any]]:
-    """Of each run who it is, and its numbers as they are and as they are printed."""
-    values = [runs[column.name].tolist() for column in known]
+def _rows(runs: "pd.DataFrame", shown_columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Return one row per run: the identifying columns, and each number as an exact text and as a short text."""
+    values = [runs[column.name].tolist() for column in shown_columns]
     who = [[columns.text(plain(v)) for v in runs[name].tolist()] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(plain, runs["p"].tolist())]
-    found = []
+    rows = []
     for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
         numbers = []
-        for column, of in zip(known, values, strict=True):
-            value = plain(of[n])
+        for column, column_values in zip(shown_columns, values, strict=True):
+            value = plain(column_values[n])
             digits = 0 if column.name == intervals.ROUNDS else column.digits
             text = "" if value is None else intervals.number(column.scale * value, digits)
             numbers.append(("" if value is None else repr(value), text))
         name = Path(run).name
-        found.append({"name": name, "folder": run, "status": status, "who": [w[n] for w in who], "numbers": numbers})
-    return found
+        rows.append({"name": name, "folder": run, "status": status, "who": [w[n] for w in who], "numbers": numbers})
+    return rows
 
 
 def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """What can be filtered by: the fields that have several values, these, and of each run the number of its own."""
-    found = []
+    """Return the filters: each identifying column with several values, these values, and each run's value index."""
+    filters = []
     for name in WHO:
         values_of = [plain(value) for value in runs[name].tolist()]
-        if name == "p":  # what clients got of one share that was asked for differs a little
+        if name == "p":  # the share that clients get differs slightly from the requested share
             values_of = [value if value is None else round(value, 2) for value in values_of]
         values = sorted(dict.fromkeys(values_of), key=_order)
         if len(values) > 1:
             place = {value: i for i, value in enumerate(values)}
-            found.append(
+            filters.append(
                 {"name": _WORDS[name], "values": [*map(columns.text, values)], "of": [place[v] for v in values_of]}
             )
-    return found
+    return filters
 
 
 def _order(value: Any) -> tuple[int, Any]:
-    """Numbers first, then texts, none last: an alpha of somebody's own partition may be anything."""
+    """Sort numbers before texts and None last; the alpha of a user-defined partition can have any type."""
     is_number = isinstance(value, int | float)
     return (0, value) if is_number else (2, "") if value is None else (1, str(value))
 
 
 def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
-    """The frame of ``load_runs`` as CSV, and the columns of the papers' CSVs as LaTeX, a text a line."""
+    """Return lines of the ``load_runs`` frame as CSV, and of its columns ``tables.RUN`` as LaTeX."""
     csv = _csv(runs)
     if len(runs) > cell_tables.LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
@@ -153,7 +154,7 @@ def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
 
 
 def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Sequence[str]]:
-    """A table of texts as CSV and LaTeX."""
+    """Return a table of texts as lines of CSV and LaTeX."""
     import pandas as pd
 
     lines, tail = intervals.latex(heads, [[str(value) for value in row] for row in rows], len(heads))
@@ -162,6 +163,6 @@ def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> d
 
 def _csv(frame: "pd.DataFrame") -> list[str]:
     lines = frame.to_csv(index=False, lineterminator="\n").splitlines()
-    if len(lines) != 1 + len(frame):  # a text has a line break, which only somebody's own tracker may have written
+    if len(lines) != 1 + len(frame):  # a text has a line break, which a user-defined tracker can write
         lines = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
     return lines

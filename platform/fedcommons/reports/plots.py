@@ -1,4 +1,4 @@
-"""Pictures, and grids of small pictures with labels over their columns and beside their rows."""
+"""Helpers for pictures, and grids of small images with labels of rows and columns."""
 
 import io
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from fedcommons.storage.atomic_files import write_bytes
 from fedcommons.tracking.run_folder import read_class_counts
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
-"""Of the data settings, as in the Fedssyn paper."""
+"""Colours of the sharing strategies, as in the Fedssyn paper."""
 
 _MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
 
 
 def colour_of(setting: str, settings: Sequence[str]) -> str:
-    """The colour of a data setting; one of the others for a stage of somebody's own."""
-    own = [s for s in settings if s not in COLOURS]
-    return COLOURS[setting] if setting in COLOURS else _MORE[own.index(setting) % len(_MORE)]
+    """Return the colour of a sharing strategy; user-defined strategies get a colour of ``_MORE``."""
+    user_defined = [s for s in settings if s not in COLOURS]
+    return COLOURS[setting] if setting in COLOURS else _MORE[user_defined.index(setting) % len(_MORE)]
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Any]:
-    """An empty figure and its axes, (rows, columns). It is nobody's current figure, as pyplot's are."""
+    """Return an empty figure and its axes (rows, columns). It does not become pyplot's current figure."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
 
 
 def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
-    """The figure as a PNG; ``smoke``: stamped."""
+    """Return the figure as a PNG. smoke: stamp the figure as a smoke test."""
     if smoke:
         figure.text(0.5, 0.5, SMOKE, ha="center", va="center", rotation=20, fontsize=22, color="r", alpha=0.5)
     content = io.BytesIO()
@@ -42,25 +42,25 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 
 
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write the figure as a PNG, atomically."""
     write_bytes(path, png(figure, dpi, smoke))
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    """Set ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, labelled as plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def partition_of(folder: Path) -> None:
-    """Draw ``partition.png`` in a run folder, from its ``partition.json``; not where labels are no classes."""
+    """Draw ``partition.png`` in a run folder from ``partition.json``, if the labels are classes."""
     if counts := read_class_counts(folder):
         class_heatmap(np.array(counts), folder / "partition.png")
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:
-    """How many images of each class each client holds; counts: (clients, classes)."""
+    """Write a heat map of the number of training images per client and class; counts: (clients, classes)."""
     clients, classes = counts.shape
     figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
@@ -83,9 +83,9 @@ def image_grid(
     title: str = "",
     smoke: bool = False,
 ) -> None:
-    """Write a PNG: a row of images (C, H, W) uint8 beside each label, an empty place for None.
+    """Write a PNG with one labelled row of images (C, H, W) uint8 per entry of ``rows``; None: an empty place.
 
-    columns: labels; where a row has more images than there are labels, each label stands over as many of them.
+    columns: labels of columns. With fewer labels than images in a row, each label covers the same number of images.
     """
     wide, labels = max(len(images) for _, images in rows), max(len(label) for label, _ in rows)
     each = wide // len(columns)

@@ -1,4 +1,4 @@
-"""The points of a search, best first in each environment, by the mean of a metric over seeds."""
+"""Rank the points of a hyperparameter search within each environment, by the mean of a metric over seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsilon")
-"""Stand in the table besides the metric that ranks."""
+"""Metrics that the table shows in addition to the ranking metric."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The points of one environment, the best first; environment: the fields in which environments differ."""
+    """The points of one environment, best first. environment: values of the fields in which environments differ."""
 
     environment: Mapping[str, Any]
     points: Sequence[Cell]
 
 
 def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
-    """The points in their environments. way: ``min`` or ``max``, what is better.
+    """Return the points of each environment, best first. way: the better direction, ``min`` or ``max``.
 
-    Points of which a run failed or was stopped come after the finished ones, then those that lack the metric: a run
-    that was stopped early has also sent few bytes.
+    Points with an unfinished run come after finished points, because a run that was stopped early has also sent few
+    bytes. Among points with the same state, a point that lacks the metric for a run comes last.
     """
 
     def worst_last(point: Cell) -> tuple[bool, bool, float, bool]:
@@ -42,16 +42,18 @@ def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for point in cells(runs):
         groups.setdefault(tuple(series.value(point, name) for name in names), []).append(point)
-    return [Group(dict(zip(names, key, strict=True)), sorted(of, key=worst_last)) for key, of in groups.items()]
+    return [
+        Group(dict(zip(names, key, strict=True)), sorted(members, key=worst_last)) for key, members in groups.items()
+    ]
 
 
 def environment(runs: "pd.DataFrame") -> list[str]:
-    """The fields in which the environments of these runs differ."""
+    """Return the fields in which the environments of these runs differ."""
     return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
 
 
 def shown(runs: "pd.DataFrame", metric: str) -> str:
-    """Mean and standard deviation over seeds of a metric, accuracies in percent; ``-`` where no run has it."""
+    """Format a metric's mean and standard deviation over seeds, accuracies in percent; ``-`` if no run has it."""
     values, _ = counted(runs, metric)
     if metric == "rounds_to_target":
         return rounds(runs)
@@ -62,15 +64,15 @@ def shown(runs: "pd.DataFrame", metric: str) -> str:
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
-    """A table for each environment, a line for each point, and what a reader must know."""
+    """Return one table per environment with one line per point, and notes on how to read the tables."""
     every = [point for group in groups for point in group.points]
-    known = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
+    metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
-    head = [*names, *(f"{n}, %" if is_accuracy(n) else n for n in known), "seeds", "runs"]
+    head = [*names, *(f"{n}, %" if is_accuracy(n) else n for n in metrics), "seeds", "runs"]
     text = []
     for group in groups:
         lines = [
-            [*(series.label(series.value(p, n)) for n in names), *(shown(p.runs, n) for n in known), len(p.runs),
+            [*(series.label(series.value(p, n)) for n in names), *(shown(p.runs, n) for n in metrics), len(p.runs),
              ", ".join(dict.fromkeys(p.runs["status"]))]
             for p in group.points
         ]  # fmt: skip
@@ -83,7 +85,7 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
         notes.append("Points are compared within an environment only: a harder one is no worse choice.")
     if sees_test_data(metric):
         notes.append(f"This choice was made on test data ({metric}), which makes its numbers too good.")
-    if "rounds_to_target" in known:
+    if "rounds_to_target" in metrics:
         notes.append(">R: the target was not reached within R rounds; such a seed counts as R in the mean.")
     if any(set(point.runs["status"]) != {"finished"} for point in every):
         notes.append(
@@ -93,10 +95,10 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
 
 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
-    """A panel for each swept field; and what the colours are.
+    """Return one panel per swept field, and the legend title (what the colours mean).
 
-    Colours are the environments, or else the swept field of fewest values, where there are several fields. Points with
-    runs that are not finished are left out.
+    Colours distinguish environments. With a single environment and several swept fields, colours distinguish the
+    values of the field with the fewest values. Points with unfinished runs are left out.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
@@ -108,8 +110,10 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
     def name(point: Cell) -> str:
         return ", ".join(series.label(series.value(point, n)) for n in colours)
 
-    found = []
-    for field in [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]:  # only seeds: a point
+    drawings = []
+    for field in (
+        [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]
+    ):  # if only seeds vary, one panel by algorithm
         points = [series.point(p, field, metric, name(p)) for p in every]
-        found.append(series.Panel("", words(field), [p for p in points if p is not None]))
-    return found, ", ".join(words(n) for n in colours)
+        drawings.append(series.Panel("", words(field), [p for p in points if p is not None]))
+    return drawings, ", ".join(words(n) for n in colours)

@@ -1,4 +1,4 @@
-"""Pictures of a number against another or against names: a panel each, series by colour, error bars over seeds."""
+"""Plot a metric against a number or a name: several panels, series by colour, error bars over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, and --help ne
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
-"""Of Okabe and Ito, which all can tell apart; series beyond the seventh have the next marker."""
+"""The colours of Okabe and Ito, which colour-blind readers can distinguish. After seven series the marker changes."""
 
 Spread = tuple[float, float, float]
-"""Mean, least and most over seeds."""
+"""Mean, minimum and maximum over seeds."""
 
 BOUND = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
 
@@ -29,7 +29,7 @@ BARS = "bars: one standard deviation over seeds, up and down"
 
 @dataclass(frozen=True)
 class Point:
-    """A cell: y and its sample standard deviation over seeds (0 where there is one); ``bound``: y is at least this."""
+    """A cell as a point: y and its sample standard deviation over seeds (0 for one seed). bound: y is a lower bound."""
 
     x: float | str
     y: float
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """x: what stands on the axis, in words."""
+    """A panel of a picture. x: the label of the x axis, in words."""
 
     title: str
     x: str
@@ -48,19 +48,19 @@ class Panel:
 
 
 def value(cell: Cell, name: str) -> Any:
-    """What a cell has in a column: the mean over its seeds of what it measured, the field that they share, or None."""
-    found = [None if v is None or v != v else v for v in cell.runs[name].tolist()] if name in cell.runs else [None]
-    numbers = [v for v in found if isinstance(v, int | float)]
-    return fmean(numbers) if len(set(found)) > 1 and numbers else found[0]
+    """Return a cell's value in a column: the mean over seeds if values differ, the shared value, or None."""
+    values = [None if v is None or v != v else v for v in cell.runs[name].tolist()] if name in cell.runs else [None]
+    numbers = [v for v in values if isinstance(v, int | float)]
+    return fmean(numbers) if len(set(values)) > 1 and numbers else values[0]
 
 
 def label(found: object) -> str:
-    """A value as a legend has it."""
+    """Format a value for a legend."""
     return "none" if found is None else f"{found:.3g}" if isinstance(found, float) else str(found)
 
 
 def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:
-    """The spread of a column of ``load_rounds`` in each round for which all runs have it; empty where none has."""
+    """Return the spread of a ``load_rounds`` column in each round for which all runs have a value; empty without it."""
     if name not in rounds:
         return {}
     wide = rounds.pivot(index="round", columns="run", values=name).dropna()
@@ -68,7 +68,7 @@ def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:
 
 
 def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
-    """The point of a cell; None where no seed has ``y``. Seeds that missed the target count with all their rounds."""
+    """Return the point of a cell, or None if no seed has ``y``. A seed that missed the target counts all its rounds."""
     at, (values, missed) = value(cell, x), counted(cell.runs, y)
     if not values:
         return None
@@ -77,7 +77,7 @@ def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
 
 
 def title(runs: "pd.DataFrame") -> str:
-    """Return the title of a picture: data set, sharing and target, each where all runs agree in it."""
+    """Return the title of a picture: data set, sharing and target, each only if all runs agree in it."""
     words = {
         "data.name": str,
         "sharing.setting": lambda name: "no sharing" if name == "real" else f"sharing {name}",
@@ -88,7 +88,7 @@ def title(runs: "pd.DataFrame") -> str:
 
 
 def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:
-    """Write the picture. y: a metric's name; series: of what the colours are, in words; empty: there is one series."""
+    """Write the picture. y: a metric's name; series: what the colours mean (legend title); empty: only one series."""
     from fedcommons.reports import plots
 
     names = list(dict.fromkeys(p.series for panel in panels for p in panel.points))
@@ -105,7 +105,7 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, s
     for axes in grid:
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
-        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # last
+        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # the entry of bounds comes last
         figure.legend(
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
@@ -126,19 +126,19 @@ def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> N
         axes.xaxis.set_minor_locator(NullLocator())
     names = [name for name in look if any(p.series == name for p in panel.points)]
     for name, (colour, marker) in look.items():
-        mine = [p for p in panel.points if p.series == name]
-        if not mine:
+        points = [p for p in panel.points if p.series == name]
+        if not points:
             continue
-        beside = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # series lie side by side over a name
-        xs = [float(p.x) if places is None else places[label(p.x)] + beside for p in mine]
-        order = sorted(range(len(mine)), key=lambda i: xs[i])
-        xs, mine = [xs[i] for i in order], [mine[i] for i in order]
+        offset = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # shifts series side by side above a name
+        xs = [float(p.x) if places is None else places[label(p.x)] + offset for p in points]
+        order = sorted(range(len(points)), key=lambda i: xs[i])
+        xs, points = [xs[i] for i in order], [points[i] for i in order]
         line = "-" if places is None and len(set(xs)) == len(xs) else "none"
         axes.errorbar(
-            xs, [p.y for p in mine], [p.sd for p in mine], color=colour, marker=marker, ms=5, lw=1, ls=line, capsize=3,
-            label=name or None,
+            xs, [p.y for p in points], [p.sd for p in points], color=colour, marker=marker, ms=5, lw=1, ls=line,
+            capsize=3, label=name or None,
         )  # fmt: skip
-        bounds = [(x, p.y) for x, p in zip(xs, mine, strict=True) if p.bound]
+        bounds = [(x, p.y) for x, p in zip(xs, points, strict=True) if p.bound]
         if bounds:
             axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=BOUND, zorder=3)
     if places is not None:
@@ -150,13 +150,13 @@ def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> N
 
 
 def _places(points: Sequence[Point]) -> dict[str, int] | None:
-    """Where the names on an axis stand; None for numbers."""
+    """Return the position of each name on the x axis, or None if the axis has numbers."""
     if all(isinstance(p.x, float) for p in points):
         return None
     return {name: i for i, name in enumerate(dict.fromkeys(label(p.x) for p in points))}
 
 
 def _spans(values: Iterable[Any], factor: float) -> bool:
-    """Whether these are positive and lie that far apart."""
-    found = list(values)
-    return bool(found) and min(found) > 0 and max(found) / min(found) >= factor
+    """Check whether all values are positive and the largest is at least ``factor`` times the smallest."""
+    numbers = list(values)
+    return bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= factor

@@ -1,4 +1,4 @@
-"""Table 1, and what all tables share: a line a cell, with a column for every field that varies."""
+"""Table 1, and helpers of all tables: one line per cell, with a column for every field that varies."""
 
 import csv
 import io
@@ -20,30 +20,31 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 RUN = ("dataset", "algorithm", "setting", "alpha", "n_clients", "participation", "seed", "learning_rate", "target",
        "rounds_to_target", "rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "p", "bytes_down",
        "bytes_up", "bytes_once", "partition")  # fmt: skip
-"""What the CSV of a table has of each run."""
+"""The columns that the CSV of a table has for each run."""
 
 
 def compared(runs: "pd.DataFrame") -> list[Cell]:
-    """The cells of a table. Of each only the runs at its best learning rate are kept; see ``at_best_rate``.
+    """Return the cells of a table, each with the runs at its best learning rate only; see ``at_best_rate``.
 
     Raises:
-        UserError: runs that should have the same partition do not.
+        UserError: runs of the same data, partition fields and seed have different partitions.
     """
     of_data = varied(runs.loc[:, [name for name in fields(runs) if name.startswith(("data.", "partition."))]])
     for _, same in runs.groupby([*of_data, "seed"], dropna=False):
         if len(set(same["partition"].dropna())) > 1:
-            one, *_, other = (Path(run).name for run in same["run"])
-            raise UserError(f"runs on different partitions cannot be compared: {one} and {other}.")
+            first_run, *_, other_run = (Path(run).name for run in same["run"])
+            raise UserError(f"runs on different partitions cannot be compared: {first_run} and {other_run}.")
     return [Cell(cell.fields, at_best_rate(cell.runs)) for cell in cells(runs.drop(columns="client.lr"))]
 
 
 def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
-    """The runs at the rate (a column) of the highest validation accuracy of the last round, the mean over seeds.
+    """Return the runs at the learning rate with the highest validation accuracy (last round, mean over seeds).
 
-    Ties go to the smaller rate. Rates at which fewer seeds are finished are left out. Test accuracy has no part in it.
+    In a tie the smaller learning rate wins. Learning rates with fewer finished seeds than the others are left out.
+    Test accuracy is not used. rate: the column of the learning rate.
 
     Raises:
-        UserError: there are several rates and no validation accuracy, as of a method without a server model.
+        UserError: there are several learning rates and no validation accuracy (a method without a server model).
     """
     at = {value: runs.loc[runs[rate] == value, :] for value in sorted(set(runs[rate].dropna()))}
     if len(at) < 2:
@@ -54,51 +55,55 @@ def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
             f"{', '.join(f'{value:g}' for value in at)}: compare runs of one rate."
         )
     most = max(map(len, at.values()))
-    scores = {value: fmean(of["validation_accuracy"]) for value, of in at.items() if len(of) == most}
+    scores = {
+        value: fmean(runs_at_value["validation_accuracy"])
+        for value, runs_at_value in at.items()
+        if len(runs_at_value) == most
+    }
     return at[max(scores, key=lambda value: scores[value])]
 
 
 def rounds(runs: "pd.DataFrame") -> str:
-    """Rounds to the target over the seeds of a cell; see ``rounds_needed``. ``-``: no model has an accuracy."""
+    """Return rounds to the target over a cell's seeds (``rounds_needed``), or ``-`` if no model has an accuracy."""
     if "last_accuracy" in runs and runs["last_accuracy"].dropna().empty:
         return "-"
     return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
-    """Rounds to the target over seeds (None: not reached); ``>R`` and how many seeds missed it within ``most``."""
+    """Return mean and sd of rounds to the target (None: not reached), or ``>most`` and how many seeds missed it."""
     if n := reached.count(None):
         return f">{most}" if n == len(reached) else f">{most} (missed by {n} of {len(reached)})"
     return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
 
 
 def mean_rounds(runs: "pd.DataFrame") -> tuple[float, bool]:
-    """Mean rounds to the target, those not reached counted as R; and whether any was so counted."""
-    found, missed = counted(runs, "rounds_to_target")
-    return fmean(found), missed > 0
+    """Return mean rounds to the target, a missed target counted as R, and whether a run missed it."""
+    needed, missed = counted(runs, "rounds_to_target")
+    return fmean(needed), missed > 0
 
 
 def mean_std(values: Sequence[float], digits: int | None) -> str:
-    """``mean +/- sample standard deviation``; the value alone where there is one. digits: after the point; None: .4g"""
+    """Format ``mean ± sample standard deviation``, or one value. digits: decimals; None: four significant digits."""
     form = ".4g" if digits is None else f".{digits}f"
     mean = format(fmean(values), form)
     return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
 
 
 def percent(cell: Cell, accuracy: str) -> str:
-    """An accuracy in percent, mean and deviation over seeds; ``-`` where the model is judged by other metrics."""
-    values = [100 * found for found in cell.values(accuracy)]
+    """Return an accuracy in percent, mean ± deviation over seeds, or ``-`` if the runs have no such accuracy."""
+    values = [100 * fraction for fraction in cell.values(accuracy)]
     return mean_std(values, 1) if values else "-"
 
 
 def share(cell: Cell) -> str:
-    """The share p of shared data that the clients got."""
-    found = value(cell, "p")
-    return "-" if found is None else f"{found:.2f}"
+    """Return the share p of shared data that the clients got."""
+    p = value(cell, "p")
+    return "-" if p is None else f"{p:.2f}"
 
 
 def speed_up(base: Cell, other: Cell) -> str:
-    """How many times fewer rounds ``other`` needs; a bound where one of them did not reach the target."""
+    """Return how many times fewer rounds ``other`` needs; a bound (``>``, ``<``) if one cell missed the target."""
     (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
     if slow_censored and fast_censored:
         return "-"
@@ -107,7 +112,7 @@ def speed_up(base: Cell, other: Cell) -> str:
 
 
 def effect(of: Sequence[Cell]) -> str:
-    """One federation and algorithm in a line: the rounds in each setting, and how many times fewer than with real."""
+    """Return one line for a federation and algorithm: rounds per sharing strategy, and the speed-up over no sharing."""
     _, n, c, alpha, algorithm, _ = key(of[0])
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
     pairs = zip(of, without_sharing(of), strict=True)
@@ -118,14 +123,14 @@ def effect(of: Sequence[Cell]) -> str:
 
 
 def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
-    """The paper's Table 1, a line for each federation and setting; ``published``: the paper's rounds, if comparable."""
-    head, known = identified(of)
+    """Return the paper's Table 1, one line per cell. published: the paper's rounds by ``key(cell)``, if comparable."""
+    head, values_of_cells = identified(of)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     private = any(map(has_epsilon, of))
     more = of_clients(of)
     head += ["ε of the commons"] * private + [name for _, name in more]
     lines = []
-    for cell, line, base in zip(of, known, without_sharing(of), strict=True):
+    for cell, line, base in zip(of, values_of_cells, without_sharing(of), strict=True):
         line += [
             target.in_words(value(cell, 'target')), rounds(cell.runs),
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
@@ -137,43 +142,46 @@ def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnote
 
 
 def numbered(notes: Sequence[str]) -> str:
-    """What stands under a table."""
+    """Return numbered footnotes to print below a table."""
     return "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
 
 
 def rejected_notes(runs: "pd.DataFrame") -> list[str]:
-    """A footnote for each run in which replies were rejected."""
+    """Return a footnote for each run in which the server rejected replies."""
     if "rejections" not in runs:
         return []
-    told = runs.dropna(subset="rejections")
-    return [f"{Path(run).name}: {said}." for run, said in zip(told["run"], told["rejections"], strict=True)]
+    with_rejections = runs.dropna(subset="rejections")
+    return [
+        f"{Path(run).name}: {sentence}."
+        for run, sentence in zip(with_rejections["run"], with_rejections["rejections"], strict=True)
+    ]
 
 
 POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
-"""Columns of the epsilon of what was shared, earned and not."""
+"""Columns of the epsilon of the shared data: with secret noise, and as if the noise were secret."""
 
 
 def has_epsilon(cell: Cell) -> bool:
-    """Whether there is an epsilon of what its runs shared, earned or not."""
+    """Check whether a run of the cell has an epsilon of the shared data, in either column of ``POOL_EPSILON``."""
     return any(cell.values(name) for name in POOL_EPSILON)
 
 
 def largest_epsilon(cell: Cell) -> float | None:
-    """Of what was shared, over clients and seeds, earned or not; None without one."""
+    """Return the largest epsilon of the shared data over clients and seeds, or None if there is no epsilon."""
     return max((e for name in POOL_EPSILON for e in cell.values(name)), default=None)
 
 
 def commons_epsilon(cell: Cell) -> str:
-    """``largest_epsilon`` in words: ``if secret``, if it was not earned; ``none`` without one, ``-`` of nothing."""
+    """Format ``largest_epsilon``; ``if secret``: noise was seeded; ``none``: no guarantee; ``-``: nothing shared."""
     if "uncovered" in cell.values("commons"):
         return "none"
-    found = largest_epsilon(cell)
+    epsilon = largest_epsilon(cell)
     earned = not cell.values(f"pool_epsilon{IF_SECRET}")
-    return "-" if found is None else f"{found:.3g}" if earned else f"{found:.3g} if secret"
+    return "-" if epsilon is None else f"{epsilon:.3g}" if earned else f"{epsilon:.3g} if secret"
 
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
-    """A footnote on the epsilon of what was shared, where one can be stated."""
+    """Return a footnote on the epsilon of the shared data, or no footnote if no run has an epsilon."""
     if all(name not in runs or runs[name].dropna().empty for name in POOL_EPSILON):
         return []
     deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
@@ -186,21 +194,24 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
-    """A footnote for each run in which late clients had downloaded for nothing."""
+    """Return a footnote for each run in which stragglers downloaded but did not reply."""
     if "bytes_lost" not in runs:
         return []
-    told = runs.loc[runs["bytes_lost"] > 0, :]
+    with_losses = runs.loc[runs["bytes_lost"] > 0, :]
     return [
         f"{Path(run).name}: {lost / 1e6:.1f} of the MB exchanged were downloads of late clients, whose replies did not "
         f"come (straggler.rule {rule})."
-        for run, lost, rule in zip(told["run"], told["bytes_lost"], told["straggler.rule"], strict=True)
+        for run, lost, rule in zip(
+            with_losses["run"], with_losses["bytes_lost"], with_losses["straggler.rule"], strict=True
+        )
     ]
 
 
 def spread(of: Sequence[Cell]) -> str:
-    """How far the algorithms lie apart in each federation, with and without shared data; nothing for one algorithm.
+    """Return how much the algorithms differ in each federation and sharing strategy; empty with one algorithm.
 
-    Last accuracy: largest minus least of the means over seeds, in points; rounds: least and most of the means.
+    Last accuracy: maximum minus minimum of the means over seeds, in percentage points. Rounds: minimum and maximum of
+    the means.
     """
     places: dict[str, dict[str, list[Cell]]] = {}
     for cell in of:
@@ -222,7 +233,7 @@ def spread(of: Sequence[Cell]) -> str:
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """A markdown table whose columns line up."""
+    """Return a markdown table with aligned columns."""
     rows = [[str(v) for v in row] for row in [head, *lines]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     out = ["| " + " | ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + " |" for row in rows]
@@ -231,20 +242,20 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 
 def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]]:
-    """These columns of each run as plain values, None for what it does not have; and its folder's name."""
+    """Return these columns of each run as plain values, None for a missing value, and the name of its folder."""
     if runs.empty:
         return []
-    whole = ("n_clients", "rounds_to_target", "generator.epochs")  # gaps make them floats
-    found = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
-    plain = found.astype(object).where(found.notna(), None)
+    whole = ("n_clients", "rounds_to_target", "generator.epochs")  # a missing value turns these columns into floats
+    selected = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
+    plain = selected.astype(object).where(selected.notna(), None)
     return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")
 
 
 def to_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each of these, lists left out."""
+    """Return ``lines`` as CSV, one line per mapping; columns whose values are lists or mappings are left out."""
     names = [name for name, value in lines[0].items() if not isinstance(value, list | dict)]
-    made = io.StringIO()
-    writer = csv.DictWriter(made, names, extrasaction="ignore", lineterminator="\n")
+    content = io.StringIO()
+    writer = csv.DictWriter(content, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
-    return made.getvalue()
+    return content.getvalue()

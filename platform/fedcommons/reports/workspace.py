@@ -1,7 +1,7 @@
-"""A W&B workspace as code: the panels by which runs are compared, for those of their metrics that were logged.
+"""A W&B workspace as code: panels that compare runs, for the metrics that the runs have logged.
 
-W&B holds of each run what ``WandbTracker`` told it: metrics by round, ``effective/alpha`` and so on in its config, its
-summary, and pictures (``wandb_media``).
+``WandbTracker`` logs for each run the metrics by round, the config (with ``effective/alpha`` etc.), the summary, and
+pictures (``wandb_media``).
 """
 
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # an optional package
     from wandb_workspaces import workspaces
 
 AXES = {"alpha": True, "p": False, "rho": False, "noise_multiplier": False, "lr": True}
-"""Of the parallel coordinates: values that took effect in a run (``WandbTracker``), and whether by their logarithm."""
+"""Axes of the parallel coordinates: values that took effect in a run (``WandbTracker``); True: logarithmic axis."""
 
 LINES = {
     "Accuracy": [
@@ -40,14 +40,14 @@ LINES = {
     ],
     "Bytes": [("round", ["comm/up_bytes"]), ("round", ["comm/down_bytes"]), ("round", ["comm/lost_bytes"])],
 }  # fmt: skip
-"""Of each section: what stands below a picture, and the metrics in it, where some run has them."""
+"""Line plots of each section: the x axis and the metrics. A metric that no run has is left out."""
 
 BARS = {
     "Accuracy": ["rounds_to_target", "best_accuracy", "last_accuracy"],
     "Privacy": ["disclosed", "privacy/overall", "privacy/epsilon_of_messages_if_secret", "privacy/pool_epsilon_max",
                 "privacy/pool_epsilon_max_if_secret", "audit/pixels/closer"],
 }  # fmt: skip
-"""Of each section: numbers of the summary, a bar a run."""
+"""Bar plots of each section: numbers of the summary, one bar per run."""
 
 TITLES = {
     "comm/up_bytes": "bytes from clients", "comm/down_bytes": "bytes to clients",
@@ -60,23 +60,23 @@ TITLES = {
     "privacy/pool_epsilon_max_if_secret": "epsilon of the pool, were the noise secret",
     "audit/pixels/closer": "made images nearer to seen ones than to held-out ones",
 }  # fmt: skip
-"""Of panels whose metric has no words elsewhere."""
+"""Titles of panels whose metric has no label in ``metrics.WORDS``, or another label there."""
 
 WHO = ("preset", "data.name", "partition.name", "algorithm", "sharing.setting")
-"""Fields of W&B's config that runs of a group share, besides the axes."""
+"""Fields of W&B's config that the runs of a group share, in addition to ``AXES``."""
 
 RESULTS = ("zeta_hat_sq_mean", "rounds_used")
-"""Of the parallel coordinates: what a run's values led to."""
+"""Result axes of the parallel coordinates, on the right."""
 
 PICTURES = dict(
     zip(KEYS, ("Pools", "Training examples by client and class", "Training examples of clients"), strict=True)
 )
-"""What W&B's media browser shows."""
+"""Panel titles of W&B's media browser, by media key."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Names at W&B. metrics: of rounds. ends: of numbers in summaries, and of pictures. shared: ends of all runs."""
+    """Names logged to W&B. metrics: of rounds. ends: summary numbers, pictures. shared: summary numbers of all runs."""
 
     metrics: Collection[str]
     ends: Collection[str]
@@ -86,11 +86,11 @@ class Logged:
 EVERYTHING = Logged(
     {name for lines in LINES.values() for _, y in lines for name in y}, {*chain(*BARS.values()), *RESULTS, *KEYS}
 )
-"""Where it is not known what runs have."""
+"""All names, for the case that the names logged by the runs are unknown."""
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """What these runs have; ``say`` is told in one sentence which are of another version of fedcommons."""
+    """Return the names that these runs logged; ``say`` is called once per other fedcommons version among the runs."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
@@ -98,10 +98,10 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
             others[made_by].append(folder)
         if summary := read_summary(folder):
             try:
-                found = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
-            except KeyError:  # an earlier version had no such value
-                found = summary
-            of_each.append({name for name, value in found.items() if isinstance(value, int | float)})
+                values = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
+            except KeyError:  # an earlier version did not record such a value
+                values = summary
+            of_each.append({name for name, value in values.items() if isinstance(value, int | float)})
     for made_by, of_it in others.items():
         more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
         say(
@@ -112,38 +112,38 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
 
 
 def _version(folder: Path) -> str:
-    """The version of fedcommons by which a run was made."""
+    """Return the version of fedcommons that wrote a run, or ``(unknown)``."""
     try:
-        found = safe_read.json_of(folder / "environment.json")
-        told = found["packages"]["fedcommons"]
+        environment = safe_read.json_of(folder / "environment.json")
+        recorded = environment["packages"]["fedcommons"]
     except (safe_read.UnreadableError, ValueError, TypeError, KeyError):
-        told = ""
-    return told if isinstance(told, str) and re.fullmatch(r"[\w.+]{1,40}", told) else "(unknown)"
+        recorded = ""
+    return recorded if isinstance(recorded, str) and re.fullmatch(r"[\w.+]{1,40}", recorded) else "(unknown)"
 
 
 def workspace(entity: str, project: str, name: str, known: Logged) -> "workspaces.Workspace":
-    """Sections for accuracy over rounds and over bytes, zeta^2, sigma^2, privacy, bytes and pictures, and what decides.
+    """Return a workspace with sections for parallel coordinates, accuracy, zeta^2, sigma^2, privacy, bytes, pictures.
 
-    A panel of metrics that no run has is left out. Lines are means over runs that differ in the seed only, with their
-    standard deviation.
+    A panel is left out if no run has its metrics. Lines are means over runs that differ in the seed only, with the
+    standard deviation over these runs.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
 
     sections = [_decisive(known)]
     for title, lines in LINES.items():
-        held = [(x, [name for name in y if name in known.metrics]) for x, y in lines]
-        panels: list[Any] = [_line(x, y) for x, y in held if y]
+        plots = [(x, [name for name in y if name in known.metrics]) for x, y in lines]
+        panels: list[Any] = [_line(x, y) for x, y in plots if y]
         panels += [_bar(end) for end in BARS.get(title, ()) if end in known.ends]
         if panels:
             sections.append(workspaces.Section(name=title, panels=panels, is_open=True))
-    shown: list[Any] = [
+    browsers: list[Any] = [
         v2.MediaBrowser(title=title, media_keys=[key], mode="gallery", gallery_axis="run")
         for key, title in PICTURES.items()
         if key in known.ends
     ]
-    if shown:
-        sections.append(workspaces.Section(name="Pictures", panels=shown, is_open=True))
+    if browsers:
+        sections.append(workspaces.Section(name="Pictures", panels=browsers, is_open=True))
     who = [workspaces.Config(field) for field in (*WHO, *(f"effective/{axis}" for axis in AXES))]
     return workspaces.Workspace(
         entity=entity, project=project, name=name, sections=sections,
@@ -152,18 +152,18 @@ def workspace(entity: str, project: str, name: str, known: Logged) -> "workspace
     )  # fmt: skip
 
 
-def _decisive(known: Logged) -> "workspaces.Section":
-    """Parallel coordinates: what was chosen on the left, what it led to on the right; and zeta^2 against rounds.
+def _decisive(names: Logged) -> "workspaces.Section":
+    """Return parallel coordinates (chosen values left, results right) and a scatter plot of rounds against zeta^2.
 
-    W&B leaves out a run that lacks a value, as zeta^2 where it was not measured: then rounds alone are drawn, too.
+    W&B leaves out a run without one of the values. If some runs did not measure zeta^2, a second panel has rounds only.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
 
-    results = [name for name in RESULTS if name in known.ends]
+    results = [name for name in RESULTS if name in names.ends]
     panels: list[Any] = [_coordinates("What decides", results)]
     if len(results) == 2:
-        if results[0] not in known.shared:
+        if results[0] not in names.shared:
             panels.append(_coordinates("What decides rounds", results[1:]))
         zeta, used = map(v2.SummaryMetric, results)
         panels.append(v2.ScatterPlot(title="Rounds against client dissimilarity", x=zeta, y=used, log_x=True))
@@ -197,5 +197,5 @@ def _bar(end: str) -> Any:
 
 
 def _words(name: str) -> str:
-    """A metric as words, without formulas, which W&B does not render."""
+    """Return the label of a metric without formulas, which W&B does not render."""
     return TITLES.get(name) or re.sub(r" ?\$.*?\$", "", words(name.removeprefix("convergence/")))

@@ -1,5 +1,5 @@
-"""For tests of your own methods: the contract that every algorithm keeps, tiny federations, a pretended GPU,
-and the sensitivity test of what claims to be private."""
+"""Tests for user-defined methods: the contract of every algorithm, tiny federations, a pretended GPU,
+and the sensitivity test of private methods, generators and sharing strategies."""
 
 from fedcommons.testing.contract import CHECKS, check_algorithm
 from fedcommons.testing.federations import Federation, LeastSquares, Regression, digits, least_squares

@@ -1,25 +1,26 @@
-"""Clients of other frameworks as methods of ours: by the names of their functions, without these frameworks.
+"""Adapters that run clients of other frameworks as fedcommons methods, without an import of these frameworks.
 
-What is adapted is a class, or a function that builds its object, called with those of these names that it takes:
+The user passes a class, or a function that builds a client object. The adapter calls it with the following arguments,
+as far as its signature names them:
 
-module      a torch module of the untrained weights, a copy of its own: ``module(x)`` are logits, or predictions
-loss        ``loss(module(x), y)``: mean cross entropy, or half the mean square where y are floats
+module      a torch module with the untrained weights, a separate copy: ``module(x)`` returns logits or predictions
+loss        ``loss(module(x), y)``: mean cross entropy, or half the mean squared error if y are floats
 x, y        tensors, the client's examples, (n, ...) and (n,)
-rate, epochs, batch_size, seed      of the local training
+rate, epochs, batch_size, seed      of the local training; rate: learning rate
 
 Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``, lists of arrays in the order
                         of ``module.parameters()``; config: ``{"server_round": round}``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
-An object is built anew for each client and round. The generators of torch, numpy and Python are keyed before it is
-built, and again before it trains: PFLlib's clients seed torch with 0 when they are built, and would draw the same
-batches in every round and for every seed. Generators that the object or its loaders hold are keyed too, unless it takes
-``seed``.
+The adapter builds a new object for each client and round. It seeds the generators of torch, numpy and Python before it
+builds the object, and again before training: PFLlib's clients seed torch with 0 when they are built, and would draw
+the same batches in every round and for every seed. Generators of the object or of its data loaders are seeded too,
+unless the object takes ``seed``.
 
-The server averages by examples, or asks a strategy, of which one object is kept for a run: its method
+The server averages models weighted by examples, or calls a strategy, whose object lasts for a run: its method
 ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. A result is a pair of a client's name and
-what has ``.parameters``, ``.num_examples`` and ``.metrics``. Other than in Flower, parameters are lists of arrays
-throughout.
+an object with ``.parameters``, ``.num_examples`` and ``.metrics``. Unlike in Flower, parameters are always lists of
+arrays.
 """
 
 import random
@@ -56,7 +57,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Result:
-    """What a strategy sees of a client."""
+    """The result of a client, as a strategy receives it."""
 
     parameters: list[np.ndarray]
     num_examples: int
@@ -65,7 +66,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Adapted:
-    """See ``adapted``. server: the strategy's object of this run, if there is a strategy."""
+    """A client of another framework as a method; see ``adapted``. server: the strategy's object of this run."""
 
     build: Callable[..., Any]
     strategy: Callable[[], Any] | None = None
@@ -76,8 +77,8 @@ class Adapted:
 
     @property
     def takes_loss(self) -> bool:
-        """Whether it trains by the loss that it is given, so that it can be asked to solve least squares."""
-        return "loss" in _handed(self.build, HANDED)
+        """Check whether the client trains by the ``loss`` argument, so that it can solve least squares in a test."""
+        return "loss" in _accepted_names(self.build, HANDED)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         self.server.clear()
@@ -95,7 +96,7 @@ class Adapted:
         x = flat(message.common, "model")
         with keyed_globals(seed, "built"):
             theirs = self.made(work, data, seed)
-        if "seed" not in _handed(self.build, HANDED):
+        if "seed" not in _accepted_names(self.build, HANDED):
             _key_generators(theirs, seed)
         with keyed_globals(seed, "adapted"):
             if _has(theirs, FLOWER):
@@ -119,7 +120,7 @@ class Adapted:
         x = flat(state, "model")
         if not self.strategy:
             return {"model": weighted_mean(x, total, replies)}
-        if not self.server:  # a run that goes on from a checkpoint
+        if not self.server:  # the run continues from a checkpoint
             self.server.append(self._server(int(scalar(state, "seed"))))
         results = [
             (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
@@ -129,40 +130,41 @@ class Adapted:
         return {"model": x if arrays is None else flat_of(arrays, x), "seed": state["seed"]}
 
     def _server(self, seed: int) -> Any:
-        """Build the strategy's object, whose draws the run's seed decides."""
+        """Build the strategy's object with generators that are seeded by the run's seed."""
         if self.strategy is None:
             raise ValueError("the client has no strategy to build")
         with keyed_globals(seed, "strategy built"):
             return self.strategy()
 
     def made(self, work: Work, data: ClientData, seed: int) -> Any:
-        """The client's object."""
+        """Build the object of a client."""
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
         values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
         values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
-        names = _handed(self.build, HANDED)
+        names = _accepted_names(self.build, HANDED)
         return self.build(**{name: value for name, value in values.items() if name in names}, **self.constants)
 
 
 def adapted(
     build: Callable[..., Any], strategy: Callable[[], Any] | None = None, constants: Mapping[str, Any] = NOTHING
 ) -> Adapted:
-    """A client of Flower's or PFLlib's form as a method; ``build``: its class, or a function that builds its object.
+    """Return a client with Flower's or PFLlib's interface as a method.
 
-    strategy: builds a server of Flower's form; None: the average by examples. constants: are passed to ``build`` too.
+    build: the client's class, or a function that builds its object. strategy: builds a strategy with Flower's
+    interface; None: the server averages, weighted by examples. constants: further arguments of ``build``.
 
     Raises:
-        UserError: it is of no form that is known, or cannot be built for a client of ten digits.
+        UserError: the client has no known interface, or cannot be built for a client of the digits federation.
     """
-    known = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
-    unknown = UserError(f"{name_of(build)} has none of the interfaces that are known: {known}.")
+    interfaces = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
+    unknown = UserError(f"{name_of(build)} has none of the interfaces that are known: {interfaces}.")
     if isclass(build) and not (_has(build, FLOWER) or _has(build, PFLLIB)):
         raise unknown
     for name, parameter in _parameters(build).items():
         is_free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if not (is_free or parameter.default is not parameter.empty or name in (*HANDED, *constants)):
             raise UserError(f"{name_of(build)} asks for {name}; what it can get is {', '.join(HANDED)} and constants.")
-    if odd := [name for name in constants if name in HANDED or not _handed(build, [name])]:
+    if odd := [name for name in constants if name in HANDED or not _accepted_names(build, [name])]:
         raise UserError(f"{name_of(build)} takes no constant {shown(odd[0])}.")
     result, federation = Adapted(build, strategy, constants), digits(linear=True)
     with before_any_work(), somebodys(build):
@@ -176,27 +178,27 @@ def adapted(
 
 
 def arrays_of(x: Flat) -> list[np.ndarray]:
-    """Copies of its parts, in their order."""
+    """Return copies of the parts of ``x`` as arrays, in order."""
     return [part.detach().cpu().clone().numpy() for part in x.values()]
 
 
 def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
-    """A copy of these arrays as a ``Flat`` of the same layout and type.
+    """Return a copy of the arrays as a ``Flat`` with the layout and type of ``like``.
 
     Raises:
-        ValueError: they are not as many, or not of these shapes.
+        ValueError: the number or the shapes of the arrays differ from ``like``.
     """
-    shapes = [tuple(np.shape(one)) for one in arrays]
+    shapes = [tuple(np.shape(array)) for array in arrays]
     if shapes != [*like.layout.shapes]:
         raise ValueError(f"it gives arrays of shapes {shown(shapes)}, the model's are {shown([*like.layout.shapes])}")
     result = copy(like)
-    for one, part in zip(arrays, result.values(), strict=True):
-        part.copy_(torch.as_tensor(np.asarray(one)))
+    for array, part in zip(arrays, result.values(), strict=True):
+        part.copy_(torch.as_tensor(np.asarray(array)))
     return result
 
 
 def _module(work: Work, weights: Flat) -> nn.Module:
-    """A copy of the worker's module with these weights, of which nothing is shared."""
+    """Return a copy of the worker's module with these weights; no memory is shared."""
     module = deepcopy(work.module)
     with torch.no_grad():
         for name, parameter in trained(module).items():
@@ -205,21 +207,21 @@ def _module(work: Work, weights: Flat) -> nn.Module:
 
 
 def _key_generators(theirs: object, seed: int) -> None:
-    """Key the generators of random numbers that a client's object and its data loaders hold."""
-    held = dict(getattr(theirs, "__dict__", {}))
-    for name, loader in [(name, one) for name, one in held.items() if isinstance(one, DataLoader)]:
-        held |= {f"{name}.generator": loader.generator}
-        held |= {f"{name}.sampler.generator": getattr(loader.sampler, "generator", None)}
-    for name, one in held.items():
+    """Seed the random generators that are attributes of a client's object or of its data loaders."""
+    attributes = dict(getattr(theirs, "__dict__", {}))
+    for name, loader in [(name, value) for name, value in attributes.items() if isinstance(value, DataLoader)]:
+        attributes |= {f"{name}.generator": loader.generator}
+        attributes |= {f"{name}.sampler.generator": getattr(loader.sampler, "generator", None)}
+    for name, value in attributes.items():
         key = seed_for(seed, "generator", name)
-        if isinstance(one, torch.Generator):
-            one.manual_seed(key)
-        elif isinstance(one, np.random.Generator):
-            one.bit_generator.state = type(one.bit_generator)(key).state  # pyright: ignore[reportCallIssue]
-        elif isinstance(one, np.random.RandomState):
-            one.seed(key % 2**32)
-        elif isinstance(one, random.Random):
-            one.seed(key)
+        if isinstance(value, torch.Generator):
+            value.manual_seed(key)
+        elif isinstance(value, np.random.Generator):
+            value.bit_generator.state = type(value.bit_generator)(key).state  # pyright: ignore[reportCallIssue]
+        elif isinstance(value, np.random.RandomState):
+            value.seed(key % 2**32)
+        elif isinstance(value, random.Random):
+            value.seed(key)
 
 
 def _loss_of(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -241,8 +243,8 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
         raise UserError(f"{name_of(build)}: Python does not tell what parameters it has.") from None
 
 
-def _handed(build: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Those of these names that it takes."""
-    found = _parameters(build)
-    has_any = any(one.kind is one.VAR_KEYWORD for one in found.values())
-    return [name for name in names if has_any or name in found]
+def _accepted_names(build: Callable[..., Any], names: Sequence[str]) -> list[str]:
+    """Return the names that ``build`` takes as parameters."""
+    parameters = _parameters(build)
+    has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [name for name in names if has_any or name in parameters]

@@ -1,4 +1,4 @@
-"""Clients that are trained at once, beside the same clients one after another."""
+"""Compare clients that are trained in one batch (``client.batched``) with the same clients trained one by one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +14,15 @@ from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.spy import Spy
 
 MOST = 1e-5
-"""The largest relative difference of what a client sends."""
+"""Maximum relative difference between the sent tensors of a client."""
 
 
 def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: LocalSGD) -> None:
-    """In each of four rounds, from the same state, clients send with ``client.batched`` what they send without.
+    """Check that clients send equal tensors with and without ``client.batched`` in four rounds, from equal states.
 
-    Up to rounding, which a server's own training may carry far; so states are not compared. So may a ReLU or a pool,
-    where rounding decides on which side of a kink a number lies: the module is softmax regression, which has none. One
-    that cannot be batched is left out, as such a run is refused.
+    Tensors are equal up to rounding. Training on the server may amplify rounding, so states are not compared. A ReLU
+    or a pooling layer may amplify rounding too, at its kinks; so the module is softmax regression. A method or module
+    that cannot be batched is not checked, because the engine refuses such a run.
     """
     federation = digits(sizes=(13, 20, 20, 7, 16), linear=True, method=algorithm).training(local)
     if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
@@ -39,14 +39,14 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
 def differences(
     algorithm: Algorithm, one: Federation, other: Federation, rounds: int = 4
 ) -> Iterator[tuple[str, float]]:
-    """What clients send in each of so many rounds, which begin from the same state: by name, ||x - y|| / ||x||."""
+    """Yield name and ||x - y|| / ||x|| of each tensor that clients send in ``rounds`` rounds from equal states."""
     spies, plan = (Spy(algorithm), Spy(algorithm)), one.plan(rounds, blocks=1)
     standing = one.start(algorithm, plan)
     for now, _ in one.play(spies[0], plan):
         other.play(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
         standing = now
     for a, b in zip(spies[0].calls, spies[1].calls, strict=True):
-        for here, there in ((a.reply.sums, b.reply.sums), (a.reply.each, b.reply.each)):
-            for name in here:
-                x, y = data(here[name]).double(), data(there[name]).double()
+        for payload, other_payload in ((a.reply.sums, b.reply.sums), (a.reply.each, b.reply.each)):
+            for name in payload:
+                x, y = data(payload[name]).double(), data(other_payload[name]).double()
                 yield name, float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x).clamp(min=1e-30))

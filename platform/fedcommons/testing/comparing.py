@@ -1,4 +1,4 @@
-"""Copies of numbers, to compare bit for bit, and the sentence for a difference."""
+"""Helpers that copy tensors as bytes, compare them bit for bit, and report differences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from fedcommons.flat_tensors import Payload, data
 
 
 def require(condition: object, sentence: str) -> None:
-    """An assertion that `python -O` does not remove.
+    """Assert ``condition``; unlike ``assert``, `python -O` does not remove this check.
 
     Raises:
         AssertionError: ``condition`` does not hold.
@@ -20,23 +20,23 @@ def require(condition: object, sentence: str) -> None:
 
 
 def raw(payload: Payload, prefix: str = "") -> dict[str, bytes]:
-    """A copy of all numbers, as ``PREFIXNAME``."""
+    """Return a copy of all tensors as bytes, by ``PREFIXNAME``."""
     return {prefix + name: data(x).reshape(-1).view(torch.uint8).numpy().tobytes() for name, x in payload.items()}
 
 
 def bits(standing: Standing) -> dict[str, bytes]:
-    """A copy of all numbers, as ``state/NAME`` (the server's), ``memory/CLIENT/NAME`` and ``buffers``."""
-    found = raw(standing.state, "state/") | raw({"buffers": standing.buffers})
-    for client, kept in standing.memory.items():
-        found |= raw(kept, f"memory/{client}/")
-    return found
+    """Return a copy of all tensors as bytes: ``state/NAME`` (the server's), ``memory/CLIENT/NAME`` and ``buffers``."""
+    copies = raw(standing.state, "state/") | raw({"buffers": standing.buffers})
+    for client, memory in standing.memory.items():
+        copies |= raw(memory, f"memory/{client}/")
+    return copies
 
 
 def differing(a: Mapping[Any, object], b: Mapping[Any, object]) -> list[Any]:
-    """Keys that are not in both with the same value."""
+    """Return the sorted keys that are missing in one mapping or have different values."""
     return sorted(key for key in a.keys() | b.keys() if key not in a or key not in b or a[key] != b[key])
 
 
 def listed(names: Sequence[Any]) -> str:
-    """The first of them, for a sentence."""
+    """Join the first six names for a sentence."""
     return ", ".join(map(str, names[:6])) + (", ..." if len(names) > 6 else "")

@@ -1,9 +1,9 @@
-"""What every algorithm promises, as checks on a tiny federation of handwritten digits.
+"""The contract of every algorithm, as checks on a tiny federation of handwritten digits.
 
     check_algorithm(MyAlgorithm(my_constant=0.1))
 
-No check knows an algorithm by name. None is a bare ``assert``: what was violated must be said outside of pytest too,
-and ``python -O`` leaves assertions out.
+No check depends on the name of an algorithm. No check is a bare ``assert``: the error must describe the violation
+outside of pytest too, and ``python -O`` removes assertions.
 """
 
 import pickle
@@ -38,7 +38,7 @@ from fedcommons.testing.spy import Spy, received, sent
 Check = Callable[[Algorithm, LocalSGD], None]
 
 LOCAL = LocalSGD(epochs=2, batch_size=5)
-"""Enough for the loss to fall in every check."""
+"""Local training that is long enough for the loss to fall in every check."""
 
 
 @fresh_torch()
@@ -51,17 +51,18 @@ def check_algorithm(
     private: bool = False,
     only: Collection[str] = (),
 ) -> None:
-    """Play ``algorithm`` on a tiny federation for some seconds and check every promise in ``CHECKS``.
+    """Run ``algorithm`` on a tiny federation for some seconds and check every promise in ``CHECKS``.
 
-    ``only``: run the checks of these names only, for example while fixing one.
-    ``actors``: compare with so many real Ray actors too, bit for bit; seconds more. ``local``: how clients train.
-    ``device``: train there too: "pretend", a GPU that is not there (see ``on_device``), or torch's name of a real one.
-    ``private``: play it with DP-SGD on neighbouring data too. With the same noise its noisy sums may move by their
-    sensitivities and all else not at all, so false releases show (see ``sensitivity``).
+    ``only``: names of the checks to run, for example while fixing a violation; empty: all checks.
+    ``actors``: number of real Ray actors whose results are also compared, bit for bit; takes more seconds.
+    ``local``: local training of the clients.
+    ``device``: also train on this device: "pretend", a simulated GPU (see ``on_device``), or torch's name of a device.
+    ``private``: also run the method with DP-SGD on neighbouring data. With the same noise, noisy sums may move by
+    their sensitivities and all other values must be equal, so false releases are detected (see ``sensitivity``).
 
     Raises:
-        UserError: there is no such check or device, or no room for the actors.
-        AssertionError: a sentence for each check that failed, after the check's name.
+        UserError: there is no such check or device, or the machine has no room for the actors.
+        AssertionError: the message has the name of each failed check and a sentence on the violation.
     """
     names = [only] if isinstance(only, str) else list(only)
     for name in names:
@@ -73,8 +74,10 @@ def check_algorithm(
             a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
         )
     if device:
-        there, federation = check_on(device), digits(batch_norm=True, method=algorithm)
-        checks[there.__name__] = lambda a, loop: there(a, federation.training(replace(loop, augment=True)))
+        check_device, federation = check_on(device), digits(batch_norm=True, method=algorithm)
+        checks[check_device.__name__] = lambda a, loop: check_device(
+            a, federation.training(replace(loop, augment=True))
+        )
     if private:
         checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
     violations: list[str] = []
@@ -83,10 +86,10 @@ def check_algorithm(
         try:
             check(algorithm, local)
         except UserError:
-            raise  # this machine's fault: it has no room for the actors
+            raise  # the machine, not the method, is the cause: it has no room for the actors
         except Exception as error:
-            said = str(error) if isinstance(error, AssertionError) else f"it failed: {sentence(error)}"
-            violations.append(f"- {name}: {said}")
+            violation = str(error) if isinstance(error, AssertionError) else f"it failed: {sentence(error)}"
+            violations.append(f"- {name}: {violation}")
             errors.append(error.__cause__ if isinstance(error, ClientError) else error)
     if violations:
         title = f"{type(algorithm).__name__} fails {len(violations)} of {len(checks)} checks"
@@ -109,7 +112,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
-    """On softmax regression, which is convex: there no sound method may fail, while on a deep network it may."""
+    """Check the loss on softmax regression, which is convex; on a deep network a sound method may fail."""
     federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     ends = federation.start(algorithm, plan), federation.play(algorithm, plan, executor)[-1][0]
@@ -122,7 +125,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """The second run is on a worker that has trained for another federation before."""
+    """Check seeds; the worker that repeats the run with seed 0 has trained in a run with seed 1 before."""
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -147,7 +150,7 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
-    """The next client trains in the same buffer, so memory and replies that alias it would change."""
+    """Check for aliases: the next client trains in the worker's buffer, so a returned view of it would change."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
@@ -160,14 +163,16 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
-    """No message to or from a client holds what it kept from earlier rounds (numbers and zeros may coincide)."""
+    """Check that no message contains a tensor of the client's memory, except scalars and zeros, which may coincide."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(3))
     for call in spy.calls:
-        kept = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
+        memory_bytes = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
         travelled = (call.message.common, call.message.own, call.reply.sums, call.reply.each)
-        found = [name for payload in travelled for name, value in raw(payload).items() if value in kept]
-        require(not found, f"{listed(found)}, which travelled in round {call.round}, is what the client had in memory")
+        leaked = [name for payload in travelled for name, value in raw(payload).items() if value in memory_bytes]
+        require(
+            not leaked, f"{listed(leaked)}, which travelled in round {call.round}, is what the client had in memory"
+        )
 
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -180,17 +185,17 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
     for parts in calls:
         for what, payload in parts.items():
             try:
-                there = pickle.loads(pickle.dumps(payload))
+                unpickled = pickle.loads(pickle.dumps(payload))
             except Exception as error:
                 raise AssertionError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
-            require(raw(there) == raw(payload), f"{what} has other numbers after pickling")
+            require(raw(unpickled) == raw(payload), f"{what} has other numbers after pickling")
 
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
-    """``common`` is sent once, with the first client's message; what is for one client belongs in ``own``."""
+    """Check that ``common`` is equal for all clients: it is sent once. Values for one client belong in ``own``."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
-    first = dict(reversed(spy.common))  # reversed, so that the first of each round wins
+    first = dict(reversed(spy.common))  # reversed, so that the first message of each round wins
     for round, common in spy.common:
         unequal = differing(first[round], common)
         require(not unequal, f"message.common differs from client to client in {listed(unequal)}: use message.own")
@@ -208,10 +213,10 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     for number, (_, facts) in enumerate(played):
         for way, sizes in (("down", down), ("up", up)):
             first = sum(answers[:number])
-            counted, there = facts[f"comm/{way}_bytes"], sum(sizes[first : first + answers[number]])
-            require(counted == there, f"{counted} bytes {way} were counted, and the tensors have {there}")
+            counted, expected = facts[f"comm/{way}_bytes"], sum(sizes[first : first + answers[number]])
+            require(counted == expected, f"{counted} bytes {way} were counted, and the tensors have {expected}")
     traffic = played[-1][0].traffic
-    once = plan.facts.counts_nbytes  # every client sends its class counts where they are read
+    once = plan.facts.counts_nbytes  # every client sends its class counts if the method reads them
     require(
         (traffic.down, traffic.up, traffic.once) == (sum(down), sum(up), once),
         f"the totals of bytes are wrong: {traffic}",
@@ -232,20 +237,20 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
 
 
 def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Two of five take part in a round."""
+    """Check memory when two of five clients take part in a round."""
     federation = digits(method=algorithm).training(local)
     play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Three of five are drawn, and one in two does not answer; in one round nobody does."""
+    """Check rounds in which three of five clients are sampled and half do not reply; in one round none replies."""
     federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)
 
 
 def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Memory, and bits after a stop and elsewhere, under each rule of ``LATE`` in turn, partial work taken."""
+    """Check memory, restarts and other workers under each straggler rule of ``LATE``, with partial work accepted."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     plan = replace(federation.plan(5, participation=0.8, blocks=4, seed=8, late=LATE), take_partial=True)
     play_with_absent_clients(algorithm, federation, plan)
@@ -253,7 +258,7 @@ def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: Local
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
-    """The checkpoint holds all that counts: a fresh worker and an unused copy of the algorithm continue from it."""
+    """Check that a fresh worker and an unused copy of the algorithm continue from a checkpoint with equal bits."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
 
@@ -261,7 +266,7 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
 def _require_the_same_after_a_stop(
     algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
 ) -> None:
-    """After the stop on ``executor``, if there is one."""
+    """Check equal results after a stop at round 2. executor: runs the later rounds; None: the serial executor."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -270,7 +275,7 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.play(algorithm, federation.plan(1, seed=1))  # what a module holds is now another federation's
+        federation.play(algorithm, federation.plan(1, seed=1))  # now global variables come from another run
         rest = federation.play(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
@@ -291,7 +296,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Training, evaluation and measurement of a module with a noise layer, by workers with another past."""
+    """Check training, evaluation and measurement of a module with a noise layer, on workers with different pasts."""
     federation = digits(noise=0.5, method=algorithm).training(local)
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
     at = ModelTask(federation.model, seed=1)
@@ -301,17 +306,17 @@ def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: Loca
         ("evaluation", lambda executor: evaluate(executor, at, sizes)),
         ("measurement", lambda executor: Laboratory(executor, federation.data, 0.0, 2).measure(at)),
     ):
-        here, there, again = (look(executor) for executor in (*executors, executors[0]))
-        unequal = sorted({*differing(here, there), *differing(here, again)})
+        in_process, elsewhere, again = (look(executor) for executor in (*executors, executors[0]))
+        unequal = sorted({*differing(in_process, elsewhere), *differing(in_process, again)})
         require(not unequal, f"the {what} of a module that draws gives other {listed(unequal)} in another process")
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Averaged buffers travel with the model; kept ones stay with their client. The algorithm never sees them."""
+    """Check BatchNorm: averaged buffers travel with the model, local buffers stay local; methods see neither."""
     federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
     if not len(initial):
-        return  # it refuses BatchNorm
+        return  # the method refuses BatchNorm
     sent = {}
     for keep in (False, True):
         spy, plan = Spy(algorithm), replace(federation.plan(2), keep_buffers=keep)
@@ -320,9 +325,9 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         played = federation.play(spy, plan, executor, start)
         now, answers = played[-1][0], rounds_of(federation, algorithm, plan, played, start)
         seen = {client for _, present in answers for client in present}
-        held = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
+        statistics = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
         require(
-            all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in held),
+            all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in statistics),
             "after two rounds BatchNorm's statistics are those of the untrained module, or not finite",
         )
         require(
@@ -338,12 +343,12 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         clients = len(answers[0][0])
     for way in ("down", "up"):
         more = sent[False][f"comm/{way}_bytes"] - sent[True][f"comm/{way}_bytes"]
-        said = f"the statistics of {clients} clients are counted as {more} bytes {way}"
-        require(more == clients * data(initial).nbytes, said)
+        message = f"the statistics of {clients} clients are counted as {more} bytes {way}"
+        require(more == clients * data(initial).nbytes, message)
 
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
-    """By a release that says what protects it, or that nothing does; without one it could have been forgotten."""
+    """Check that releases name each sent tensor, protected or not; a tensor without a release may be forgotten."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     for call in spy.calls:
@@ -385,4 +390,4 @@ CHECKS: dict[str, Check] = {
         clients_at_once_train_as_one_after_another,
     )
 }
-"""What ``check_algorithm`` checks, by name."""
+"""The checks of ``check_algorithm``, by name."""

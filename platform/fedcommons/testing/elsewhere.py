@@ -1,4 +1,4 @@
-"""Clients trained by other workers, in another order, or by real Ray actors: the bits must be the same."""
+"""Check that other workers, another order, or real Ray actors give the same bits."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,32 +18,32 @@ from fedcommons.testing.federations import Federation
 def require_the_bits_of_one_process(
     algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
 ) -> None:
-    """Check that the rounds of ``plan``, by default three, give on ``executor`` the bits of the serial one.
+    """Check that the rounds of ``plan`` (default: three) give the same bits on ``executor`` and the serial executor.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: bits or metrics differ.
     """
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
-    there, here = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
-    unequal = differing(bits(there[-1][0]), bits(here[-1][0]))
+    elsewhere, in_process = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
+    unequal = differing(bits(elsewhere[-1][0]), bits(in_process[-1][0]))
     require(
         not unequal,
         f"clients trained elsewhere, or in another order, give other bits of {listed(unequal)}: a client's round "
         "depends on more than message, memory, data and seed",
     )
     require(
-        [facts for _, facts in there] == [facts for _, facts in here],
+        [facts for _, facts in elsewhere] == [facts for _, facts in in_process],
         "clients trained elsewhere, or in another order, report other metrics",
     )
     if isinstance(algorithm, Personal):
-        at, now = ModelTask(federation.model, seed=1), here[-1][0]
+        at, now = ModelTask(federation.model, seed=1), in_process[-1][0]
         played = ((federation.serial(algorithm), plan), (executor, replace(plan, blocks=2)))
-        one, other = (evaluate_personal(algorithm, e, at, now, p, on_tests=False) for e, p in played)
-        require(one == other, "clients' own models, evaluated elsewhere, have other metrics")
+        serial_metrics, other_metrics = (evaluate_personal(algorithm, e, at, now, p, on_tests=False) for e, p in played)
+        require(serial_metrics == other_metrics, "clients' own models, evaluated elsewhere, have other metrics")
 
 
 class Apart:
-    """Two workers that share nothing, as if in processes of their own; they take jobs in turn, the last job first."""
+    """An executor with two workers that share nothing, like two processes; they alternate, the last job first."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm) -> None:
         self.workers = [federation.build(deepcopy(algorithm))(federation.data) for _ in range(2)]
@@ -58,7 +58,7 @@ class Apart:
 
 
 def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors: int) -> None:
-    """The same with so many real actors, in the Ray that runs or else in one for this only."""
+    """Check that real Ray actors give the bits of the serial executor; starts Ray if it is not running."""
     import ray
     from ray import cloudpickle
 

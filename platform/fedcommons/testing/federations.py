@@ -1,4 +1,4 @@
-"""Two tiny federations: handwritten digits, and least squares, for which everything has a closed form."""
+"""Two tiny federations for tests: handwritten digits, and least squares with closed-form solutions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from lightning_modules.networks import CNN, Linear
 
 @dataclass(frozen=True)
 class Federation:
-    """Data, the recipe of the module that clients train, and shortcuts to play rounds with them."""
+    """A federation: its data, a function that builds the module, and shortcuts to run rounds."""
 
     data: RunData
     module: Callable[[], LightningModule]  # the same initial weights at every call
@@ -44,24 +44,24 @@ class Federation:
     keep_buffers: bool = False  # see ``Plan``
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
-        """The same clients with this local training and weighting."""
+        """Return a federation of the same clients with this local training and weighting."""
         return replace(self, loop=loop, weighting=weighting)
 
     def on(self, device: torch.device) -> Self:
-        """The same clients, who train on ``device``."""
+        """Return a federation of the same clients, which train on ``device``."""
         return replace(self, device=device)
 
     @property
     def model(self) -> Flat:
-        """The untrained model."""
+        """Return the weights of the untrained model."""
         return flatten(trained(self.module()))
 
     def work(self) -> Work:
-        """What one process trains with."""
+        """Return the module and training settings of one worker process."""
         return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
-        """What executors get. It does not refer to the federation's data, which executors get separately."""
+        """Return a function that builds an executor's workers, without the data, which executors get separately."""
         module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
 
         def build(data: RunData) -> Worker:
@@ -70,13 +70,13 @@ class Federation:
         return build
 
     def serial(self, algorithm: Algorithm) -> Serial:
-        """A fresh worker in this process."""
+        """Return a serial executor: a fresh worker in this process."""
         return Serial(self.build(algorithm), self.data)
 
     def plan(
         self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, late: Rule | None = None
     ) -> Plan:
-        """The schedule of so many rounds."""
+        """Return the plan of ``rounds`` rounds. late: the straggler rule; None: all clients reply."""
         sizes = self.data.clients.rows.totals.tolist()
         n, counts = len(sizes), partial(self.data.clients.counts, 10)
         replied, module = arrival(late, n, joining(n, participation), seed), self.module()
@@ -89,13 +89,13 @@ class Federation:
         return Plan(facts, participation, blocks, seed, late, self.keep_buffers)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
-        """The state of the federation before round 1."""
+        """Return the state of the federation before round 1."""
         return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
 
     def play(
         self, algorithm: Algorithm, plan: Plan, executor: Executor | None = None, start: Standing | None = None
     ) -> list[tuple[Standing, dict[str, float]]]:
-        """All rounds of ``plan`` after ``start``, in this process unless told otherwise."""
+        """Run all rounds of ``plan`` after ``start`` and return state and metrics of each. executor: None: serial."""
         executor = executor or self.serial(algorithm)
         return list(rounds.run(algorithm, executor, plan, start or self.start(algorithm, plan)))
 
@@ -128,7 +128,7 @@ class LeastSquares:
     b: Sequence[np.ndarray]
 
     def federation(self, lr: float, momentum: float = 0.0) -> Federation:
-        """The problem's clients, who train with SGD at this rate."""
+        """Return a federation of the problem's clients, which train by SGD. lr: learning rate."""
         ends = np.cumsum([0, *map(len, self.b)])
         store = Examples(torch.from_numpy(np.concatenate(self.a)), torch.from_numpy(np.concatenate(self.b)))
         clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
@@ -136,18 +136,18 @@ class LeastSquares:
         return Federation(RunData(clients, clients, {}), lambda: Regression(dim, lr, momentum))
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
-        """(N, d): the gradient of each client's mean loss."""
+        """Return the gradient of each client's mean loss at ``w``, shape (N, d)."""
         return np.stack([a.T @ (a @ w - b) / len(b) for a, b in zip(self.a, self.b, strict=True)])
 
     @property
     def optimum(self) -> np.ndarray:
-        """The minimiser of the mean over clients of their mean losses."""
+        """Return the minimiser of the mean over clients of their mean losses."""
         hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
         return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
 
 
 def least_squares(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSquares:
-    """A heterogeneous problem: every client has its own Hessian and its own solution."""
+    """Return a heterogeneous problem, in which clients have different Hessians and different solutions."""
     draw = np.random.default_rng(0)
     a = [draw.normal(size=(n, dim)) * draw.uniform(0.5, 1.5, dim) for n in sizes]
     return LeastSquares(a, [x @ draw.normal(size=dim) + 0.1 * draw.normal(size=len(x)) for x in a])
@@ -168,23 +168,23 @@ def digits(
     method: Algorithm | None = None,
     noise: float = 0.0,
 ) -> Federation:
-    """Handwritten digits and a tiny CNN; client i holds digits 2i and 2i + 1 (modulo ten) only.
+    """Return a federation of handwritten digits and a tiny CNN; client i holds only digits 2i and 2i + 1 (modulo ten).
 
-    All clients share each client's mean image and the frequencies of its labels. ``linear``: softmax regression in
-    place of the CNN (and no dropout), so that the loss is convex. ``batch_norm``: in the CNN; also
-    where ``method`` keeps it with the clients, never where it refuses it. ``method``: if it needs more of a module than
-    the CNN has, there is an autoencoder in its place (with ``linear``: of two linear layers). If its server needs a
-    pool, that is the clients' data.
-    ``noise``: standard deviation of what is added to the features in every mode, in evaluation too.
+    All clients share each client's mean image and label frequencies. ``sizes``: numbers of examples of the clients.
+    ``linear``: softmax regression without dropout in place of the CNN, so that the loss is convex.
+    ``batch_norm``: use BatchNorm in the CNN. BatchNorm is also used if ``method`` keeps BatchNorm with the clients,
+    and never if ``method`` refuses BatchNorm. ``method``: if the method needs more of a module than the CNN has, an
+    autoencoder takes the CNN's place (with ``linear``: two linear layers). If the method's server needs a pool, the
+    pool is the clients' data. ``noise``: standard deviation of noise on the features in every mode, also in evaluation.
     """
     everything = _dataset()
     labels = everything.train.y.numpy()
-    taken: set[int] = set()
+    used: set[int] = set()
     rows = []
     for i, n in enumerate(sizes):
-        mine = [r for r in np.flatnonzero(labels // 2 == i % 5).tolist() if r not in taken][:n]
-        taken.update(mine)
-        rows.append(np.array(mine))
+        rows_of_client = [r for r in np.flatnonzero(labels // 2 == i % 5).tolist() if r not in used][:n]
+        used.update(rows_of_client)
+        rows.append(np.array(rows_of_client))
     store = everything.train[np.concatenate(rows)]
     ends = np.cumsum([0, *sizes])
     clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
@@ -216,7 +216,7 @@ def digits(
 
 
 class Noise(nn.Module):
-    """Adds N(0, sd^2) in every mode, as a VAE does that samples its codes in evaluation too."""
+    """A layer that adds N(0, sd^2) in every mode, as a VAE that samples its codes in evaluation too."""
 
     def __init__(self, sd: float) -> None:
         super().__init__()
@@ -229,14 +229,16 @@ class Noise(nn.Module):
 def _autoencoder(
     dropout: float, lr: float, momentum: float, linear: bool, batch_norm: bool, noise: float
 ) -> VAEClassifier:
-    """A tiny one for images of 8x8; see ``digits``."""
+    """Return a tiny autoencoder for images of 8x8; see ``digits``."""
     if linear:
         decoder = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
-        made = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
-        nn.init.constant_(made.log_variance.bias, -4.0)  # codes without much noise, so that few rounds learn
-        return made
-    made = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
-    first, *rest = made.encoder.children()
+        model = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
+        nn.init.constant_(
+            model.log_variance.bias, -4.0
+        )  # codes with little noise, so that a few rounds are enough to learn
+        return model
+    model = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
+    first, *rest = model.encoder.children()
     norm = nn.BatchNorm2d(3) if batch_norm else nn.Identity()
-    made.encoder = nn.Sequential(first, norm, *rest, nn.Dropout(dropout), *([Noise(noise)] if noise else []))
-    return made
+    model.encoder = nn.Sequential(first, norm, *rest, nn.Dropout(dropout), *([Noise(noise)] if noise else []))
+    return model

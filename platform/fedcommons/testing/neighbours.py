@@ -1,14 +1,13 @@
-"""Neighbouring data: the same but for one example of each client, which is blanked out or replaced.
+"""Neighbouring data sets, which differ in one example of each client: the example is blanked out or replaced.
 
-blanked: the example is nan. Clipping takes what is not finite for zero (``dp_sgd.clipped``), so the example keeps its
-place and adds nothing, as in ``privacy/ledger.py``; and whatever else reads it shows. A release moves by at most
-its sensitivity. Floating examples only.
-zeroed: the image is black, which is as good as nan where pixels are summed up. uint8 images only.
-replaced: another example stands there, with another label where ``labels`` says so. It is blanked out and filled
-again, so a release moves by at most twice its sensitivity.
+blanked: the example is nan. Clipping treats non-finite gradients as zero (``dp_sgd.clipped``), so the example keeps
+its place and adds nothing, as in ``privacy/ledger.py``. All other code that reads the example gives nan, which the test
+detects. A release moves by at most its sensitivity. Floating examples only.
+zeroed: the image is black, which has the effect of nan if pixels are summed. uint8 images only.
+replaced: another example takes the place, with another label if ``labels`` is True. A replacement is a removal and an
+addition, so a release moves by at most twice its sensitivity.
 
-On the first side the example is loud (of large norm, so that clipping matters), and the one in its place is its
-opposite.
+On the first side the example has a large norm, so that clipping has an effect. The replacement is its negative.
 """
 
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ from fedcommons.data.examples import Examples
 from fedcommons.seeding import numpy_generator
 
 LOUD = 20.0
-"""How much larger the example is than others, where examples are floating."""
+"""Factor by which the example is scaled, for floating examples."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How neighbours differ, in words; times: the sensitivities by which a release may move; see the module."""
+    """A kind of neighbours. said: in words; times: maximum move of a release, in sensitivities; see the module."""
 
     said: str
     times: float
@@ -42,7 +41,7 @@ ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 def neighbouring(
     examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
 ) -> tuple[Examples, Examples]:
-    """Both sides' examples, which differ in ``rows``; others: the new labels there, if labels are replaced."""
+    """Return the examples of both sides, which differ in ``rows``. others: new labels of these rows, if replaced."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
     if first.is_floating_point():
@@ -58,13 +57,16 @@ def neighbouring(
 
 
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
-    """Both sides' clients; an example of each of ``whose`` differs. A new label is one that the client has."""
+    """Return the clients of both sides; one example per client of ``whose`` differs. New labels occur at the client."""
     rows, others = [], []
     for client in whose:
-        mine = clients.rows[client]
-        rows.append(int(numpy_generator(seed, "neighbours", client).choice(mine)))
-        label, held = int(clients.store.y[rows[-1]]), clients.store.y[torch.tensor(mine)].unique().tolist()
-        others.append(next((other for other in held if other != label), label))
+        client_rows = clients.rows[client]
+        rows.append(int(numpy_generator(seed, "neighbours", client).choice(client_rows)))
+        label, client_labels = (
+            int(clients.store.y[rows[-1]]),
+            clients.store.y[torch.tensor(client_rows)].unique().tolist(),
+        )
+        others.append(next((other for other in client_labels if other != label), label))
     return tuple(
         Clients(store, clients.rows, clients.n_own, clients.commons)
         for store in neighbouring(clients.store, rows, others, kind)

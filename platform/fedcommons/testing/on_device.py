@@ -1,4 +1,4 @@
-"""Checks of an algorithm whose clients train on a GPU: a pretended one (``pretend_gpu``) or a real one."""
+"""Checks of an algorithm whose clients train on a GPU: a simulated GPU (``pretend_gpu``) or a real GPU."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 PRETEND = "pretend"
 
 BY_DESIGN = ("core/local_training.py", "privacy/dp_sgd.py", "algorithms/ball.py", "data/transforms.py")
-"""Files that draw orders, noise, weights and flips on the CPU and copy them: every device gets the same draws."""
+"""Files that draw orders, noise, weights and flips on the CPU and copy them, so that all devices use equal draws."""
 
 ROUNDING = 1e-3
-"""Relative difference in norm that two rounds may have on a device that rounds differently."""
+"""Maximum relative difference in norm after two rounds on a device that rounds differently."""
 
 Check = Callable[[Algorithm, Federation], None]
 
 
 def check_on(device: str) -> Check:
-    """The check of an algorithm on this device: "pretend" or torch's name of a real one, such as "cuda".
+    """Return the check of an algorithm on a device: "pretend" or torch's name of a real device, such as "cuda".
 
     Raises:
         UserError: there is no such device.
@@ -41,48 +41,50 @@ def check_on(device: str) -> Check:
         real = torch.device(device)
     except RuntimeError:
         raise UserError(f'device must be "{PRETEND}", "cuda" or another of torch\'s, got {device!r}.') from None
-    here = default_device()  # also turns TF32 off on a GPU
-    if real.type not in ("cpu", here.type):
+    default = default_device()  # also turns TF32 off on a GPU
+    if real.type not in ("cpu", default.type):
         raise UserError(f'device: torch finds no {real.type} on this machine; device="{PRETEND}" needs none.')
 
     def the_device_gives_what_the_cpu_gives(algorithm: Algorithm, federation: Federation) -> None:
-        """Up to rounding, the state and the clients' memory after two rounds are the CPU's."""
-        there, found = two_rounds(algorithm, federation.on(real)), {}
+        """Check that state and clients' memory after two rounds are equal to the CPU's, up to rounding."""
+        on_device, differences = two_rounds(algorithm, federation.on(real)), {}
         for what, x in _vectors(two_rounds(algorithm, federation)).items():
-            off = norm(_vectors(there)[what].double() - x.double())
+            off = norm(_vectors(on_device)[what].double() - x.double())
             if not off <= ROUNDING * max(norm(x), 1):
-                found[what] = off
-        require(not found, f"on {device} it gives other {listed(list(found))} than on the CPU, by {found}")
+                differences[what] = off
+        require(
+            not differences, f"on {device} it gives other {listed(list(differences))} than on the CPU, by {differences}"
+        )
 
     return the_device_gives_what_the_cpu_gives
 
 
 def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, federation: Federation) -> None:
-    """No call that a GPU refuses; nothing stays on the GPU; no local step waits for it or copies to or from it.
+    """Check a simulated GPU: no refused call, no tensor left on the GPU, no local step that waits or copies.
 
     Raises:
-        AssertionError: the first of these that does not hold.
+        AssertionError: the first violation.
     """
     with PretendGPU() as gpu:
-        there = two_rounds(algorithm, federation.on(GPU), gpu)
-    resting = [what for what, x in _vectors(there).items() if place(x) != CPU]
+        on_gpu = two_rounds(algorithm, federation.on(GPU), gpu)
+    resting = [what for what, x in _vectors(on_gpu).items() if place(x) != CPU]
     require(not resting, f"{listed(resting)} rests on the GPU between rounds")
     require(gpu.seen.launches, "nothing ran on the GPU")
-    unequal = differing(bits(there), bits(two_rounds(algorithm, federation)))
+    unequal = differing(bits(on_gpu), bits(two_rounds(algorithm, federation)))
     require(not unequal, f"on a GPU that rounds as the CPU does there are other bits of {listed(unequal)}")
-    waits, copies = (_told(gpu.steps, of) for of in ("waits", "copies"))
+    waits, copies = (_lines_with(gpu.steps, event) for event in ("waits", "copies"))
     require(not waits, f"a local step waits for the GPU (item(), float(), a mask, a copy, ...) in {listed(waits)}")
     require(not copies, f"a local step copies between CPU and GPU in {listed(copies)}")
 
 
-def _told(steps: Sequence[Seen], of: str) -> list[str]:
-    """The lines that do this between two steps of an optimizer, except those that do it by design."""
-    lines = sum((getattr(step, of) for step in steps), Counter[str]())
+def _lines_with(steps: Sequence[Seen], event: str) -> list[str]:
+    """Return the lines with such events between two optimizer steps, except lines that do so by design."""
+    lines = sum((getattr(step, event) for step in steps), Counter[str]())
     return [line for line in sorted(lines) if not line.startswith(BY_DESIGN)]
 
 
 def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | None = None) -> Standing:
-    """Two rounds, the module's buffers averaged; each client is a job."""
+    """Run two rounds with averaged buffers, one job per client, and return the state of the federation."""
     plan = federation.plan(2, blocks=len(federation.data.clients))
     start = replace(federation.start(algorithm, plan), buffers=floating_buffers(federation.module()))
     executor = federation.serial(algorithm) if gpu is None else _Watched(federation, algorithm, gpu)
@@ -90,16 +92,16 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
 
 
 class _Watched:
-    """One worker; ``gpu`` sees each job, and in it each local training, as a training of its own."""
+    """A serial executor that calls ``gpu.begin`` at the start of each job and of each local training."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu
         work = self.executor.worker.work
         inner = work.local
 
-        def local(*given: Any, **named: Any) -> LocalResult:
+        def local(*args: Any, **named: Any) -> LocalResult:
             gpu.begin()
-            return inner(*given, **named)
+            return inner(*args, **named)
 
         work.local = local  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -117,8 +119,8 @@ class _Watched:
 
 
 def _vectors(standing: Standing) -> dict[str, torch.Tensor]:
-    """Server state and clients' memory, by name."""
-    found = {f"state/{name}": data(x) for name, x in standing.state.items()}
-    for client, kept in standing.memory.items():
-        found |= {f"memory/{client}/{name}": data(x) for name, x in kept.items()}
-    return found
+    """Return server state and clients' memory by name."""
+    vectors = {f"state/{name}": data(x) for name, x in standing.state.items()}
+    for client, memory in standing.memory.items():
+        vectors |= {f"memory/{client}/{name}": data(x) for name, x in memory.items()}
+    return vectors

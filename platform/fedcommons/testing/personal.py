@@ -1,4 +1,4 @@
-"""Clients' own models (``Personal``), and what stands for a server model where there is none."""
+"""Checks of personal models (``Personal``), which take the place of a server model if a method has none."""
 
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask, evaluate
@@ -12,7 +12,7 @@ from fedcommons.testing.federations import Federation, digits
 
 
 def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
-    """The server model; of a method without one, all clients' own models."""
+    """Return the server model, or all clients' personal models if the method has no server model."""
     if now.has_model:
         return [now.model]
     n, keeps = plan.facts.n_clients, plan.keep_buffers
@@ -22,20 +22,20 @@ def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
 def losses(
     federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
 ) -> dict[str, float]:
-    """Training losses: of the server model, and the mean over clients' own models on their own examples."""
-    found = dict[str, float]()
+    """Return training losses: of the server model, and the mean of personal models on their clients' examples."""
+    results = dict[str, float]()
     if now.has_model:
         sizes = {"train": len(federation.data.sets["train"])}
-        found["the server model"] = evaluate(executor, ModelTask(now.model), sizes)["train/loss"]
+        results["the server model"] = evaluate(executor, ModelTask(now.model), sizes)["train/loss"]
     if isinstance(algorithm, Personal):
         at = ModelTask(federation.model)
         each = evaluate_personal(algorithm, executor, at, now, plan, on_tests=False)["loss"]
-        found["clients' own models"] = sum(each) / len(each)
-    return found
+        results["clients' own models"] = sum(each) / len(each)
+    return results
 
 
 def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Before round 1 and after each, for clients that have taken part and for others."""
+    """Check the personal models of all clients, before round 1 and after each of three rounds."""
     if not isinstance(algorithm, Personal):
         return
     federation = digits(dropout=0.3, method=algorithm).training(local)
@@ -49,15 +49,15 @@ def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, l
 def _require_whole(algorithm: Algorithm, federation: Federation, plan: Plan, now: Standing, client: int) -> None:
     message = algorithm.down(now.state, now.round + 1, client)
 
-    def handed() -> dict[str, bytes]:
+    def inputs() -> dict[str, bytes]:
         sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
         return sent | raw(now.memory.get(client, {}), "memory: ") | raw(now.state, "the state: ")
 
-    before, where = handed(), f"of client {client} after round {now.round}"
+    before, where = inputs(), f"of client {client} after round {now.round}"
     first, again = (personal_model(algorithm, now, client, keep_buffers=plan.keep_buffers) for _ in range(2))
-    changed = differing(before, handed())
+    changed = differing(before, inputs())
     require(not changed, f"personal changed in place what it was given: {listed(changed)}")
-    same = all(one.buffer.equal(other.buffer) for one, other in zip(first, again, strict=True))
+    same = all(value.buffer.equal(repeated.buffer) for value, repeated in zip(first, again, strict=True))
     require(
         same or not first[0].buffer.isfinite().all(), f"personal gives another model {where} when it is asked again"
     )

@@ -1,20 +1,21 @@
-"""A pretended GPU: tensors of the CPU that are marked as lying on a GPU.
+"""A simulated GPU: CPU tensors that are marked as GPU tensors.
 
     with PretendGPU() as gpu:
         model.to(GPU)
         ...
     gpu.seen.waits  # {"lab/my_method.py:31": 12}
 
-Values, gradients and bits are the CPU's. What a GPU refuses raises here too: operations on tensors of two devices,
-``numpy()`` on a tensor of the GPU, a generator of the wrong device. What makes a program slow there is counted by its
-lines: launches, waits, copies (``Seen``); and the peak of memory.
+Values, gradients and bits are the CPU's. Operations that a GPU refuses raise an error here too: operations on
+tensors of two devices, ``numpy()`` on a GPU tensor, a generator of the wrong device. The simulation counts slow events
+by line of the program (launches, waits, copies; ``Seen``), and records the peak of memory.
 
-Two modes of torch do it. ``_Calls`` sees what the program asks for: it takes the device out of the arguments, as there
-is only the CPU, and marks the result. ``_Kernels`` sees what is computed, the backward pass too: it compares marks.
+Two modes of torch are used. ``_Calls`` intercepts the calls of the program: it removes the device from the arguments,
+because there is only the CPU, and marks the result. ``_Kernels`` intercepts the computed operations, including the
+backward pass, and compares marks.
 
-Not modelled: speed, precision, streams, pinned memory (every copy waits), pickling, sparse tensors, a second GPU. What
-torch's C++ decides by the device it decides as on a CPU. In torch's own Python functions and in the backward pass a
-tensor made from nothing, as by ``torch.zeros``, counts as lying where it is needed.
+Not modelled: speed, precision, streams, pinned memory (every copy waits), pickling, sparse tensors, a second GPU.
+torch's C++ code sees only CPU tensors and decides accordingly. In torch's own Python functions and in the backward
+pass, a tensor created without inputs, as by ``torch.zeros``, belongs to the device that needs it.
 """
 
 import sys
@@ -34,19 +35,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _C: Any = torch._C
-_TENSOR: Any = Tensor  # whose properties have no types
+_TENSOR: Any = Tensor  # as Any, because torch declares no types of its properties
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 LIBRARIES = {"torch", "pytorch_lightning", "lightning_fabric", "diffusers", "contextlib", "functools"}
-"""Packages whose lines do not count as the program's."""
+"""Packages whose lines do not count as lines of the program."""
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
          "allclose", "bincount", "repeat_interleave"}  # fmt: skip
-"""Operations after which the program knows a value, or a shape that depends on values."""
+"""Operations that return a value, or a shape that depends on values, to the program, which must wait for it."""
 
 WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
-"""Operations that accept a CPU scalar beside GPU tensors, as elementwise operations do."""
+"""Operations that accept a CPU scalar together with GPU tensors, as elementwise operations do."""
 
 FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
 """Functions that copy Python numbers to the GPU."""
@@ -64,22 +65,22 @@ GROUPS = "_group_tensors_by_device_and_dtype"
 
 @dataclass
 class Seen:
-    """How often, by line of the program ("folder/file.py:63")."""
+    """Numbers of events by line of the program ("folder/file.py:63")."""
 
     launches: Counter[str] = field(default_factory=Counter)  # operations on the GPU that are not views
-    waits: Counter[str] = field(default_factory=Counter)  # for the GPU: item(), a mask, a copy, ...
-    copies: Counter[str] = field(default_factory=Counter)  # between the devices, either way
+    waits: Counter[str] = field(default_factory=Counter)  # the program waits for the GPU: item(), a mask, a copy, ...
+    copies: Counter[str] = field(default_factory=Counter)  # between the devices, in either direction
 
     def since(self, before: "Seen") -> "Seen":
-        """What has come after ``before``."""
+        """Return the events after ``before``."""
         return Seen(self.launches - before.launches, self.waits - before.waits, self.copies - before.copies)
 
 
 class PretendGPU:
-    """While this context lasts, tensors can lie on ``GPU``; ``seen``: what has been counted.
+    """A context in which tensors can be on ``GPU``. ``seen``: the counted events.
 
-    ``steps``: what was seen from the end of one optimizer's step to the end of the next, in one training. With several
-    trainings, call ``begin`` before each.  ``live``, ``peak``: bytes on the GPU.
+    ``steps``: events between the ends of consecutive optimizer steps of a training; the caller calls ``begin`` before
+    each training.  ``live``, ``peak``: current and maximum bytes on the GPU.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class PretendGPU:
         self._stack.close()
 
     def begin(self) -> None:
-        """A training begins: what is seen until the end of its first step is preparation, and counts as no step."""
+        """Start a training. Events until the end of its first step are preparation and are not in ``steps``."""
         self._before = None
 
     def _end_of_step(self) -> None:
@@ -109,7 +110,7 @@ class PretendGPU:
         self._before = self.seen.since(Seen())
 
     def put(self, t: Tensor, device: torch.device | None) -> None:
-        """Mark ``t``, and all that share its memory; None: not decided."""
+        """Mark ``t`` and all tensors that share its memory. device: None: undecided."""
         storage = _storage(t)
         if device == GPU and place(t) != GPU:
             self.live += storage.nbytes()
@@ -121,12 +122,12 @@ class PretendGPU:
         self.live -= n
 
     def copied(self) -> None:
-        """Count a copy between the devices."""
+        """Count a copy between the devices, which is also a wait."""
         self.seen.copies[_line()] += 1
         self.seen.waits[_line()] += 1
 
     def moved(self, t: Tensor, device: torch.device) -> Tensor:
-        """``t`` on ``device``; ``t`` itself if it is there already."""
+        """Return ``t`` on ``device``: ``t`` itself if it is on ``device`` or undecided, otherwise a counted copy."""
         if place(t) == device:
             return t
         if place(t) is not None:
@@ -138,7 +139,7 @@ class PretendGPU:
 
 
 def place(t: Tensor) -> torch.device | None:
-    """Where ``t`` is marked as lying; the CPU if it has no mark; None: not decided."""
+    """Return the device in the mark of ``t``: the CPU without a mark, None if undecided."""
     return _storage(t).__dict__.get("place", CPU)
 
 
@@ -175,7 +176,7 @@ def _short(path: str) -> str:
 
 
 class _Kernels(TorchDispatchMode):
-    """Sees the operations that are computed."""
+    """A mode that intercepts the computed operations."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -183,28 +184,32 @@ class _Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func._schema.name.removeprefix("aten::")
-        given = _tensors((args, kwargs))
-        places = [place(t) for t in given]
+        tensors = _tensors((args, kwargs))
+        places = [place(t) for t in tensors]
         on = GPU in places
         if on and CPU in places:
             self._compare(func, name, args, kwargs)
         if on:
-            masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in given[1:])
-            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # as masked_fill_
+            masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
+            fills = (
+                name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1
+            )  # a scalar fill, like masked_fill_
             if (masked and not fills) or name in WAITS:
                 self.gpu.seen.waits[_line()] += 1
         out = func(*args, **kwargs)
-        old = {_storage(t)._cdata for t in given}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # else it is a view, or was changed in place
+        old = {_storage(t)._cdata for t in tensors}
+        new = [
+            t for t in _tensors(out) if _storage(t)._cdata not in old
+        ]  # other outputs are views or were changed in place
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.seen.launches[_line()] += 1
-        decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(given, places, strict=True))
+        decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
         for t in new:
             self.gpu.put(t, GPU if on else CPU if decided else None)
         return out
 
     def _compare(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        """Tensors of both devices in one operation: raise as a GPU does, or count the copies that torch makes."""
+        """Handle an operation on tensors of both devices: raise an error as a GPU does, or count torch's copies."""
         if name in ("copy_", "_foreach_copy_"):
             for pair in [args[:2]] if name == "copy_" else zip(*args[:2], strict=True):
                 if {place(t) for t in pair} == {CPU, GPU}:
@@ -218,7 +223,7 @@ class _Kernels(TorchDispatchMode):
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
         strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
-        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # written to
+        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # outputs
         strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
             shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
@@ -229,7 +234,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the functions that the program calls."""
+    """A mode that intercepts the functions that the program calls."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -241,8 +246,8 @@ class _Calls(TorchFunctionMode):
             return GETTERS[func](place(args[0])) if func in GETTERS else func(*args)
         if name in ("to", "cpu", "cuda"):
             return self._to(name, *args, **kwargs)
-        given = _tensors((args, kwargs))
-        places = {place(t) for t in given}
+        tensors = _tensors((args, kwargs))
+        places = {place(t) for t in tensors}
         if func == SET_GRADIENT and places == {CPU, GPU}:
             raise RuntimeError("assigned grad has data located on a different device")
         on = GPU in places
@@ -257,7 +262,7 @@ class _Calls(TorchFunctionMode):
             device = GPU
         out = func(*args, **kwargs)
         if device is not None and isinstance(out, Tensor):
-            out = self._made(name, out, device, given)
+            out = self._mark_result(name, out, device, tensors)
         for t in _tensors(out):
             if place(t) is None:
                 self.gpu.put(t, GPU if on else CPU)
@@ -266,13 +271,13 @@ class _Calls(TorchFunctionMode):
                 raise RuntimeError(f"Expected a '{place(t)}' device type for generator but found '{draws.device}'")
         return out
 
-    def _made(self, name: str, out: Tensor, device: torch.device, given: list[Tensor]) -> Tensor:
-        """The result of a call that asked for ``device``."""
-        if any(_storage(out)._cdata == _storage(t)._cdata for t in given):
+    def _mark_result(self, name: str, out: Tensor, device: torch.device, tensors: list[Tensor]) -> Tensor:
+        """Return the result of a call with a ``device`` argument, marked and counted."""
+        if any(_storage(out)._cdata == _storage(t)._cdata for t in tensors):
             return self.gpu.moved(out, device)
         if device == GPU and name in FROM_PYTHON:
             self.gpu.copied()
-        elif device == GPU and not given and not name.startswith("empty"):
+        elif device == GPU and not tensors and not name.startswith("empty"):
             self.gpu.seen.launches[_line()] += 1
         self.gpu.put(out, device)
         return out
@@ -289,7 +294,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Generator(torch.Generator):
-    """A generator of the CPU that says it is the GPU's if it was asked for there."""
+    """A CPU generator that reports the requested device as its device."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
@@ -303,10 +308,10 @@ class _Generator(torch.Generator):
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Optimizers and clipping ask C++ for groups of tensors that lie on one device."""
+    """Wrap torch's C++ function that groups tensors by device, for optimizers and clipping, so that it uses marks."""
 
     def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
-        found = real(lists, with_indices)
-        return {(place(group[0][0][0]) or GPU, dtype): group for (_, dtype), group in found.items()}
+        groups = real(lists, with_indices)
+        return {(place(group[0][0][0]) or GPU, dtype): group for (_, dtype), group in groups.items()}
 
     return grouped

@@ -1,11 +1,11 @@
-"""CUDA graphs without a GPU: a list of torch's operations with the tensors that they read and write.
+"""Simulated CUDA graphs without a GPU: a list of torch's operations with the tensors that they read and write.
 
     with pretend_graphs():
         ...
 
-As of a graph, what Python decides while it is recorded stays so; launching it computes every operation anew from what
-its tensors hold then, and nothing else. As there, a step that waits for the GPU is refused. Here recording computes,
-too, so what it has changed is put back. Meant to be used with ``PretendGPU``.
+As in a CUDA graph, decisions of Python code are fixed by the recording. A launch computes every recorded operation
+again from the current values of its tensors, and runs no other code. A step that waits for the GPU is refused. Unlike
+in a CUDA graph, recording also computes, so changes by the recording are undone. Use it together with ``PretendGPU``.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from fedcommons.core import cuda_graphs
 from fedcommons.testing.pretend_gpu import WAITS
 
 CHANGES = {"native_batch_norm"}
-"""Operations that change tensors of which torch's schema does not tell it."""
+"""Operations that change tensors although torch's schema does not declare it."""
 
 
 @contextmanager
 def pretend_graphs() -> Iterator[list[int]]:
-    """While this context lasts, ``client.graphs`` needs no GPU; gives the number of operations of each recording."""
+    """Let ``client.graphs`` work without a GPU in this context; yields a list of each recording's operation count."""
     sizes: list[int] = []
 
     def record(play: Callable[[], None]) -> Callable[[], None]:
@@ -45,14 +45,14 @@ def pretend_graphs() -> Iterator[list[int]]:
 
 
 class _Stream:
-    """All are one: what is launched is computed at once."""
+    """A stream that does nothing, because launched operations are computed immediately."""
 
     def wait_stream(self, other: "_Stream") -> None:
         """See ``torch.cuda.Stream``."""
 
 
 class _Tape(TorchDispatchMode):
-    """Records what is computed while it is entered."""
+    """A mode that records the operations computed in its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,17 +72,17 @@ class _Tape(TorchDispatchMode):
         return out
 
     def put_back(self) -> None:
-        """Undo what recording has changed in place."""
+        """Undo the in-place changes of the recording."""
         with torch.no_grad():
             for t, value in self.before.values():
                 t.copy_(value)
 
     def launch(self) -> None:
-        """Compute all of it."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # as recorded, below what Python calls
+        """Compute all recorded operations again."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # below Python's function modes, as when recorded
             for func, args, kwargs, outs in self.calls:
                 for place, value in zip(outs, _tensors([func(*args, **kwargs)]), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # else it was computed where it rests, or is a view
+                    if place.data_ptr() != value.data_ptr():  # equal pointers: computed in place, or a view
                         place.copy_(value)
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm tells of its work, for ``--dry-run``, beside what it does."""
+"""Compare the work that an algorithm declares for ``--dry-run`` with the work that it does."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fedcommons.testing.federations import Federation, digits
 
 
 def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Its pieces are numbers, and its variants play a round and tell all prices apart (``TellsWork``)."""
+    """Check that an algorithm's work units are numbers, and that its variants run and determine all prices."""
     federation = digits(method=algorithm).training(local)
     if not trains_locally(algorithm):
         require(not _local_trainings(algorithm, federation), "trains_locally is False, and clients call work.local")
@@ -33,26 +33,26 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
             small.play(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
-    except UserError as error:  # which would else be taken for this machine's fault
+    except UserError as error:  # a UserError would be taken for a fault of the machine
         raise AssertionError(str(error)) from error
 
 
 def _pieces(algorithm: Algorithm, federation: Federation) -> Mapping[str, float]:
-    """In a round to which all clients reply."""
+    """Return the work units of a round to which all clients reply."""
     return pieces_of(algorithm, federation.plan(1).facts, federation.loop, 1, range(len(federation.data.clients)))
 
 
 def _local_trainings(algorithm: Algorithm, federation: Federation) -> int:
-    """How often clients call ``work.local`` in two rounds."""
+    """Count the clients' calls of ``work.local`` in two rounds."""
     calls: list[int] = []
 
     def build(data: RunData) -> Worker:
         worker = federation.build(algorithm)(data)
         inner = worker.work.local
 
-        def local(*given: Any, **named: Any):
+        def local(*args: Any, **named: Any):
             calls.append(1)
-            return inner(*given, **named)
+            return inner(*args, **named)
 
         worker.work.local = local  # pyright: ignore[reportAttributeAccessIssue]
         return worker

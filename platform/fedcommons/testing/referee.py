@@ -1,19 +1,21 @@
-"""A referee for anybody's method: the contract, and what its author claims of it, each with a verdict in a sentence.
+"""A referee for user-defined methods: one verdict for each check of the contract and for each claim of the author.
 
-What is claimed is tried where the answer is known:
+Each claim is tested on a problem with a known answer:
 
-special case   with these constants it is that other method: the same softmax regression after four rounds on digits, up
-               to rounding, of all clients or some, whether they weigh alike or by their examples
-alike          clients that hold the same data: how near the server's model comes to the solution of their least squares
-exact          clients that differ: it goes to the minimiser of the mean of their losses, with five full-batch steps a
-               round, and goes on nearing it; FedAvg stays at 2 % of the way
-rate           on quadratics its error is never above Corollary I's bound at its rate (``rates.on_quadratics``), and
-               where it is exact it falls linearly; of what the corollary says nothing, this is told
-models         bytes that a client receives and sends in a round at most, in sizes of the model
-private        all that it sends under DP-SGD is covered, moves as declared, and an audit by canaries finds no more
+special case   with these constants the method equals another method: softmax regression on digits gives the same model
+               after four rounds, up to rounding, with full or partial participation and both client weightings
+alike          clients with the same data: distance between the server model and the solution of their least squares
+exact          clients with different data: with five full-batch steps per round the model converges to the minimiser
+               of the clients' mean loss, and comes ever nearer; FedAvg stays at 2 % of the way
+rate           on quadratics the error is never above Corollary I's bound at the learning rate
+               (``rates.on_quadratics``), and an exact method converges linearly; a verdict names methods that
+               the corollary does not cover
+models         maximum bytes that a client receives and sends in a round, in sizes of the model
+private        under DP-SGD releases cover all sent values, these values move as declared, and an audit by canaries
+               finds no larger epsilon
 
-A client of another framework (``adapters``) is asked what is its own doing (``theirs``), with full batches and weighed
-by its examples, and a verdict names what cannot be judged of it.
+A client of another framework (``adapters``) is tested on the checks that depend on the client itself (``theirs``),
+with full batches and weights by examples. A verdict names each property that cannot be judged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,24 +40,24 @@ from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declare
 from fedcommons.testing.spy import Spy, received, sent
 
 ROUNDING = 1e-4
-"""Relative distance of two models that are the same up to rounding."""
+"""Maximum relative distance of two models that are equal up to rounding."""
 
 NEAR = 0.01
-"""Share of the way to the solution that may be left after twice ``ROUNDS``."""
+"""Maximum distance from the solution after twice ``ROUNDS``, as a share of the initial distance."""
 
 ROUNDS = 400
-"""On least squares, at the rate and with the steps of ``rate``."""
+"""Rounds on least squares, with the learning rate and the local steps of ``rate``."""
 
 AUDITED = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=1.0, clip=1.5))
-"""One step of all examples, so that canaries show much."""
+"""One local step on all examples, so that canaries are easy to detect."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What an author says of a method.
+    """Claims of an author about a method.
 
-    special_case: the method with other constants, and the method that it then is. exact, private: see above. down, up:
-    bytes that a client receives and sends, in sizes of the model. rate: it converges as FedAvg does.
+    special_case: the method with special constants, and the method that it then equals. exact, private: see the module.
+    down, up: bytes that a client receives and sends per round, in sizes of the model. rate: it converges as FedAvg.
     """
 
     special_case: tuple[Algorithm, Algorithm] | None = None
@@ -71,7 +73,7 @@ NOTHING = Claims()
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: None where nothing was claimed."""
+    """The verdict of a check. passed: None if the author did not claim it. said: the verdict in words."""
 
     check: str
     passed: bool | None
@@ -83,7 +85,7 @@ class Verdict:
 
 
 def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]:
-    """The verdicts, one after another: on the contract's promises, then on the claims."""
+    """Yield the verdicts: first on the checks of the contract, then on the author's claims."""
     is_theirs = isinstance(algorithm, Adapted)
     for name, check in (theirs.CHECKS if is_theirs else CHECKS).items():
         yield _tried(name.replace("_", " "), partial(check, algorithm, LOCAL), "holds")
@@ -101,7 +103,7 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
     has_claim = claims.down is not None or claims.up is not None
     yield _tried("models", partial(_models, algorithm, claims), "", claimed=has_claim)
     if is_theirs:
-        yield from (Verdict(what, None, f"not judged: {why}") for what, why in theirs.NOT_JUDGED.items())
+        yield from (Verdict(what, None, f"not judged: {reason}") for what, reason in theirs.NOT_JUDGED.items())
     elif claims.private:
         yield _tried("sensitivity", partial(what_leaves_a_client_moves_as_declared, algorithm, LOCAL), "as declared")
         yield _tried("covered", partial(_all_is_covered, algorithm), "all that it sends is covered by a release")
@@ -111,44 +113,45 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
 def _tried(
     check: str, try_it: Callable[[], object], holds: str, *, claimed: bool = True, must_apply: bool = True
 ) -> Verdict:
-    """Its verdict. claimed: else what is seen is told, and no failure. must_apply: a check that cannot be played fails.
+    """Run a check and return its verdict. holds: text of a passed check for which ``try_it`` returns no text.
 
-    ``try_it`` raises an AssertionError where the check fails, and returns what was seen where that is worth a word.
+    ``try_it`` raises an AssertionError if the check fails, and may return a text on the observed values. claimed: if
+    False, the verdict only reports the observed values. must_apply: a check that cannot run counts as failed.
     """
     try:
         with fresh_torch(), somebodys("method"):
-            said = try_it()
-    except BaseException as error:  # whatever somebody's code raises
+            message = try_it()
+    except BaseException as error:  # user code can raise any exception
         if ends(error):
             raise
         cause = error.__cause__ if isinstance(error, ClientError) and error.__cause__ else error
         if isinstance(cause, AssertionError) and str(cause):
             return Verdict(check, False if claimed else None, plain(str(cause)))
-        said = f"it could not be played: {plain(sentence(error))}"
-        return Verdict(check, False if claimed and must_apply else None, said)
-    return Verdict(check, True if claimed else None, said if isinstance(said, str) else holds)
+        message = f"it could not be played: {plain(sentence(error))}"
+        return Verdict(check, False if claimed and must_apply else None, message)
+    return Verdict(check, True if claimed else None, message if isinstance(message, str) else holds)
 
 
 def plain(text: str) -> str:
-    """Somebody's words in one line, without characters that a terminal obeys."""
+    """Return a text in one line, without control characters for a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _alike() -> LeastSquares:
-    one = least_squares(sizes=(8,))
-    return LeastSquares([*one.a] * 4, [*one.b] * 4)
+    single = least_squares(sizes=(8,))
+    return LeastSquares([*single.a] * 4, [*single.b] * 4)
 
 
-def _left(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[float]:
-    """After each round, the distance from the solution over that of the start."""
+def _relative_distances(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[float]:
+    """Yield, after each round, the distance from the solution relative to the initial distance."""
     start, *after = rate.courses(algorithm, problem, rounds)
     first = np.linalg.norm(start - problem.optimum)
-    yield from (float(np.linalg.norm(found - problem.optimum) / first) for found in after)
+    yield from (float(np.linalg.norm(weights - problem.optimum) / first) for weights in after)
 
 
 def _rates(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
-    if why := rate.not_judged(algorithm):
-        yield Verdict("rate", None, f"not judged: {why}, and of that Corollary I says nothing")
+    if reason := rate.not_judged(algorithm):
+        yield Verdict("rate", None, f"not judged: {reason}, and of that Corollary I says nothing")
         return
     yield _tried("rate", partial(rate.within_the_bound, algorithm), "", claimed=claims.rate)
     if claims.exact:
@@ -156,44 +159,46 @@ def _rates(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
 
 
 def _distance(algorithm: Algorithm, problem: LeastSquares) -> str:
-    *_, last = _left(algorithm, problem, ROUNDS)
+    *_, last = _relative_distances(algorithm, problem, ROUNDS)
     return f"{100 * last:.2g} % of the way to the solution are left after {ROUNDS} rounds of least squares"
 
 
 def _nears_the_solution(algorithm: Algorithm) -> str:
-    """A bias shows as a distance that does not shrink any more, however small it is."""
-    left = [*_left(algorithm, least_squares(), 2 * ROUNDS)]
-    half, last = left[ROUNDS - 1], left[-1]
-    said = f"{100 * half:.2g} % of the way to all clients' solution are left after {ROUNDS} rounds, {100 * last:.2g} %"
-    require(last <= NEAR and (last <= half / 2 or last <= ROUNDING**2), f"{said} after twice as many")
-    return f"{said} after twice as many"
+    """Check that the distance keeps shrinking; a biased method stops at some distance, which may be small."""
+    distances = [*_relative_distances(algorithm, least_squares(), 2 * ROUNDS)]
+    half, last = distances[ROUNDS - 1], distances[-1]
+    message = (
+        f"{100 * half:.2g} % of the way to all clients' solution are left after {ROUNDS} rounds, {100 * last:.2g} %"
+    )
+    require(last <= NEAR and (last <= half / 2 or last <= ROUNDING**2), f"{message} after twice as many")
+    return f"{message} after twice as many"
 
 
-def _are_the_same(one: Algorithm, other: Algorithm, loop: LocalSGD, weightings: Sequence[str]) -> None:
-    """Four rounds, of all clients and of some, who weigh alike or by their examples."""
+def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weightings: Sequence[str]) -> None:
+    """Compare two methods over four rounds, for each weighting, with full and partial participation."""
     for weighting in weightings:
         for participation in (1.0, 0.6):
-            federation = digits(linear=True, method=one).training(loop, weighting)
+            federation = digits(linear=True, method=algorithm).training(loop, weighting)
             plan = federation.plan(4, participation)
-            a, b = (federation.play(method, plan)[-1][0].model for method in (one, other))
+            a, b = (federation.play(method, plan)[-1][0].model for method in (algorithm, other))
             off = norm(sub(a, b)) / norm(sub(b, federation.model))
             weigh = "alike" if weighting == "uniform" else "by their examples"
             who = "all take part" if participation == 1 else "some take part"
-            said = f"where clients weigh {weigh} and {who} its model is another: {100 * off:.2g} % of four rounds"
-            require(off <= ROUNDING, said)
+            message = f"where clients weigh {weigh} and {who} its model is another: {100 * off:.2g} % of four rounds"
+            require(off <= ROUNDING, message)
 
 
 def _models(algorithm: Algorithm, claims: Claims) -> str:
-    """The most that a client of two rounds receives and sends, against what is claimed."""
+    """Check the maximum bytes that a client receives and sends in two rounds against the claims."""
     federation, spy = digits(method=algorithm).training(LOCAL), Spy(algorithm)
     federation.play(spy, federation.plan(2))
     size = federation.model.buffer.nbytes
-    down, up = (max(map(of, spy.calls), default=0) / size for of in (received, sent))
-    said = f"a client receives {down:.3g} and sends {up:.3g} models a round"
+    down, up = (max(map(count_bytes, spy.calls), default=0) / size for count_bytes in (received, sent))
+    message = f"a client receives {down:.3g} and sends {up:.3g} models a round"
     for what, value, wanted in (("receives", down, claims.down), ("sends", up, claims.up)):
         if wanted is not None:
-            require(abs(value - wanted) <= 0.01 * max(wanted, 1), f"{said}; claimed: it {what} {wanted:g}")
-    return said
+            require(abs(value - wanted) <= 0.01 * max(wanted, 1), f"{message}; claimed: it {what} {wanted:g}")
+    return message
 
 
 def _all_is_covered(algorithm: Algorithm) -> None:
@@ -205,8 +210,10 @@ def _all_is_covered(algorithm: Algorithm) -> None:
 def _audit(algorithm: Algorithm) -> str:
     epsilon, bounds = audit_method(algorithm, AUDITED, seed=0)
     for name, bound in bounds.items():
-        said = bound.verdict(epsilon)
-        require(said != "above the reported one", f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}")
+        verdict = bound.verdict(epsilon)
+        require(
+            verdict != "above the reported one", f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}"
+        )
     require(epsilon is not None, "nothing that it sends is covered")
     return (
         f"the ledger says epsilon {epsilon:.2f}, canaries show {max((b.bound for b in bounds.values()), default=0):.2f}"

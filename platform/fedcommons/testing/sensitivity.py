@@ -1,13 +1,14 @@
-"""The sensitivity test: does what leaves a client move with its data no further than its releases declare?
+"""The sensitivity test: check that a client's sent values depend on its data no more than its releases declare.
 
-A client's round is played twice, on neighbouring data (``neighbours``), with the same noise; the second side gets
-every message from the server of the first, and its noisy sums in the place of its own (``sides``). Then each noisy sum
-may move by its sensitivity, and all else not at all, unless noise of its own is in it (``judging``). Most of it is a
-comparison of bits, so it needs no luck. From round to round each side keeps its own memory and its own module.
+The test runs a client's round twice, on neighbouring data (``neighbours``), with the same noise. The second side gets
+every server message of the first side, and uses the first side's noisy sums in place of its own sums (``sides``). Then
+each noisy sum may move by its sensitivity, and all other values must be equal, unless they contain separate noise
+(``judging``). Most checks compare bits, so the result is not a matter of chance. Each side has its own module and
+memory for all rounds.
 
-Not found is what these neighbours do not set off: a threshold that they do not cross, a later round, another client.
-Nor what goes other ways: metrics, which are the experimenter's record, files, the time that a client takes. The module
-is one of ours, so what a module of one's own keeps is not seen.
+The test cannot detect faults that these neighbours do not trigger: a threshold that they do not cross, a later round,
+another client. It does not check other channels: metrics (the experimenter's record), files, and training time. The
+module is a built-in module, so the test does not detect data that a user-defined module stores.
 """
 
 from copy import deepcopy
@@ -36,35 +37,35 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
-"""Examples of the clients; all of the last one's are in each of its batches, as these are of 5."""
+"""Numbers of examples of the clients. Batches have 5 examples, so each batch of the last client has all examples."""
 
 ROUNDS = 3
 
 PRIVATE = DPSGD(noise_multiplier=1.0, clip=1.0)
 
 UNLIKELY = 1e-6
-"""Probability with which the honest sampling of an example is called another one."""
+"""Probability with which the test rejects a method that samples examples correctly."""
 
 
 def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD, seed: int = 0) -> None:
-    """On neighbouring data, with the same noise: by its sensitivity at most, and what has no noise not at all."""
+    """Check on neighbouring data, with equal noise: sums move by their sensitivity at most, other values not at all."""
     federation = digits(SIZES, linear=True, method=algorithm).training(replace(local, dp=local.dp or PRIVATE))
     blanked = Play(algorithm, federation, BLANKED, seed)
-    found = blanked.faults()
-    if not found:
-        found = Play(algorithm, federation, REPLACED if blanked.is_bare else RELABELLED, seed).faults()
-    require(not found, told(found))
+    sentences = blanked.faults()
+    if not sentences:
+        sentences = Play(algorithm, federation, REPLACED if blanked.is_bare else RELABELLED, seed).faults()
+    require(not sentences, told(sentences))
 
 
 @dataclass
 class Players:
-    """One side's clients: its worker, and their memory."""
+    """The clients of one side: their worker and their memory."""
 
     worker: Worker
     memory: dict[int, Payload] = field(default_factory=dict)
 
     def reply(self, task: RoundTask, own: Payload, client: int, side: Side) -> Reply:
-        """A client's round, as the engine plays it."""
+        """Run a client's round as the engine does, and return the reply."""
         work, rows = self.worker.work, self.worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)
@@ -72,52 +73,56 @@ class Players:
         message, memory = Message(task.common, own), self.memory.get(client, {})
         with keyed_globals(seed, "client"), playing(side):
             reply = self.worker.algorithm.client(work, message, memory, rows, task.round, seed)
-        kept = None if reply.memory is None else _copied(reply.memory)
-        return replace(reply, sums=_copied(reply.sums), each=_copied(reply.each), memory=kept)
+        new_memory = None if reply.memory is None else _copied(reply.memory)
+        return replace(reply, sums=_copied(reply.sums), each=_copied(reply.each), memory=new_memory)
 
 
 class Play:
-    """Some rounds of both sides. is_bare: whether something was declared as protected by nothing, after ``faults``."""
+    """A few rounds of both sides. is_bare: after ``faults``, whether a release declared a value as unprotected."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation, kind: Kind, seed: int) -> None:
-        own = federation.data.clients
-        scaled = Clients(Examples(own.store.x / 255, own.store.y), own.rows, commons=own.commons)
-        both = apart(scaled, range(len(own)), kind, seed)
+        clients = federation.data.clients
+        scaled = Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows, commons=clients.commons)
+        both = apart(scaled, range(len(clients)), kind, seed)
         self.sides = [replace(federation, data=replace(federation.data, clients=each, own=each)) for each in both]
         self.algorithm, self.kind, self.seed, self.is_bare = algorithm, kind, seed, False
-        self.sampled: dict[int, list[tuple[int, int, float]]] = {}  # of each client: sums it is in, steps, q
+        self.sampled: dict[
+            int, list[tuple[int, int, float]]
+        ] = {}  # by client and round: sums that have the example, steps, q
 
     def faults(self) -> list[str]:
-        """A sentence for each fault of the first round that has one."""
+        """Run the rounds and return a sentence for each fault in the first round with faults."""
         algorithm, plans = self.algorithm, [side.plan(ROUNDS, seed=self.seed) for side in self.sides]
-        now, there = (side.start(algorithm, plan) for side, plan in zip(self.sides, plans, strict=True))
-        if unequal := differing(raw(now.state), raw(there.state)):
+        now, other_start = (side.start(algorithm, plan) for side, plan in zip(self.sides, plans, strict=True))
+        if unequal := differing(raw(now.state), raw(other_start.state)):
             return [f"the server's {listed(unequal)} before round 1 follows the clients' class counts"]
         players = [Players(side.build(deepcopy(algorithm))(side.data)) for side in self.sides]
         executor = self.sides[0].serial(algorithm)
-        if isinstance(algorithm, Shares) and (found := shared_faults(algorithm, self.kind, self.seed)):
-            return found
+        if isinstance(algorithm, Shares) and (sentences := shared_faults(algorithm, self.kind, self.seed)):
+            return sentences
         for number in range(1, ROUNDS + 1):
-            called, found, replies = rounds.call(algorithm, plans[0], now, number), [], {}
+            called, sentences, replies = rounds.call(algorithm, plans[0], now, number), [], {}
             for block in called.blocks:
-                for client, own in zip(block.clients, block.own, strict=True):
-                    replies[client], said = self._compared(players, called.task, own, client)
-                    found += [f"round {number}, client {client}: {each}" for each in said]
-            if found:
-                return found
+                for client, own_payload in zip(block.clients, block.own, strict=True):
+                    replies[client], client_faults = self._compared(players, called.task, own_payload, client)
+                    sentences += [f"round {number}, client {client}: {each}" for each in client_faults]
+            if sentences:
+                return sentences
             total = add_blocks([_total(reply) for reply in replies.values()])
             sent = {i: replace(reply, sums={}, memory=None, metrics={}) for i, reply in replies.items()}
             state = algorithm.merge(executor, now.state, total, sent, number, seed_for(self.seed, "merge", number))
             now = rounds.Standing(number, state)
-        return [said for client in self.sampled if (said := self._of_sampling(client))]
+        return [sentence for client in self.sampled if (sentence := self._of_sampling(client))]
 
-    def _compared(self, players: list[Players], task: RoundTask, own: Payload, client: int) -> tuple[Reply, list[str]]:
-        """The first side's reply, and the faults of both."""
+    def _compared(
+        self, players: list[Players], task: RoundTask, own_payload: Payload, client: int
+    ) -> tuple[Reply, list[str]]:
+        """Run a client on both sides and return the first side's reply and the faults."""
         first, before = Side(self.seed), dict(players[0].memory)
         second = Side(self.seed, follows=first, times=self.kind.times)
-        reply = players[0].reply(task, own, client, first)
+        reply = players[0].reply(task, own_payload, client, first)
         try:
-            other = players[1].reply(task, own, client, second)
+            other = players[1].reply(task, own_payload, client, second)
         except Exception as error:
             return reply, [f"{self.kind.said} it raises {type(error).__name__}: {error}"]
 
@@ -125,26 +130,28 @@ class Play:
             if not first.loose:
                 return {}
             alone = Players(self.sides[0].build(self.algorithm)(self.sides[0].data), before)
-            raised = alone.reply(task, own, client, Side(self.seed, follows=first, times=1.0, raised=1.0))
-            sent, there = {**reply.sums, **reply.each}, {**raised.sums, **raised.each}
-            same = [name for name in sent if name in there and data(sent[name]).shape == data(there[name]).shape]
-            return {name: difference(data(sent[name]), data(there[name])) for name in same}
+            raised = alone.reply(task, own_payload, client, Side(self.seed, follows=first, times=1.0, raised=1.0))
+            sent, noisier = {**reply.sums, **reply.each}, {**raised.sums, **raised.each}
+            same = [name for name in sent if name in noisier and data(sent[name]).shape == data(noisier[name]).shape]
+            return {name: difference(data(sent[name]), data(noisier[name])) for name in same}
 
-        here, there = (Left({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
-        found = faults(here, there, (first, second), self.kind, spread) or too_few(here, there, first, self.kind)
+        first_sent, second_sent = (Left({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
+        sentences = faults(first_sent, second_sent, (first, second), self.kind, spread) or too_few(
+            first_sent, second_sent, first, self.kind
+        )
         self.is_bare |= any(not event.covered for event in reply.releases)
         pairs = zip(first.sums, second.sums, strict=False)
-        steps = [(event.steps, event.q) for event in here.covered]
-        moved = sum(one.release.covered and one.moved(two) > 0 for one, two in pairs)
+        steps = [(event.steps, event.q) for event in first_sent.covered]
+        moved = sum(first_sum.release.covered and first_sum.moved(second_sum) > 0 for first_sum, second_sum in pairs)
         counted = moved, sum(n for n, _ in steps), max((q for _, q in steps), default=1.0)
         self.sampled.setdefault(client, []).append(counted)
         for side, answer in zip(players, (reply, other), strict=True):
             if answer.memory is not None:
                 side.memory[client] = answer.memory
-        return reply, found
+        return reply, sentences
 
     def _of_sampling(self, client: int) -> str:
-        """Of an example that is in more sums than it would be at the declared rate."""
+        """Return a sentence if an example is in more sums than the declared sampling rate allows, or an empty text."""
         from scipy.stats import binom  # half a second to import
 
         of_round = self.sampled[client]

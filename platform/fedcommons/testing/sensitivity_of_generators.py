@@ -1,4 +1,4 @@
-"""The sensitivity test of generators, and of what methods share before round 1."""
+"""The sensitivity test of generators, and of the data that methods share before round 1."""
 
 import inspect
 from collections.abc import Mapping
@@ -23,30 +23,30 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, difference, spread_of
 
 SIZES = (12, 9)
-"""Examples of the clients of a method that shares."""
+"""Numbers of examples of the clients, in the test of a method that shares data."""
 
 N_CLASSES = 10
 
 
 @fresh_torch()
 def check_generator(generator: Generator, examples: Examples | None = None, *, seed: int = 0) -> None:
-    """Train ``generator`` on neighbouring examples with the same noise: do the weights keep what their receipt says?
+    """Train ``generator`` on neighbouring examples with the same noise, and check its weights against its receipt.
 
-    examples: default: 24 handwritten digits. A generator whose receipt covers nothing has nothing to keep.
+    examples: default: 24 handwritten digits. If the receipt covers nothing, the weights are not checked.
 
     Raises:
-        AssertionError: a sentence says what moved, by how much, and what was declared.
+        AssertionError: the message names the values that moved, the distance, and the declared release.
     """
-    given = examples or digits((24,)).data.clients.store
-    floating = Examples(given.x.float(), given.y)  # nan is a floating number
-    for kind, those in ((BLANKED, floating), (RELABELLED, given)):
+    store = examples or digits((24,)).data.clients.store
+    floating = Examples(store.x.float(), store.y)  # nan is a floating number
+    for kind, those in ((BLANKED, floating), (RELABELLED, store)):
         try:
-            found = _faults(generator, those, kind, seed)
+            sentences = _faults(generator, those, kind, seed)
         except (TypeError, ValueError, RuntimeError):
-            if kind is RELABELLED or given.x.is_floating_point():
+            if kind is RELABELLED or store.x.is_floating_point():
                 raise
-            continue  # it takes no floating images
-        require(not found, f"{type(generator).__name__}: {told(found)}")
+            continue  # the generator takes no floating images
+        require(not sentences, f"{type(generator).__name__}: {told(sentences)}")
 
 
 def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:
@@ -54,17 +54,25 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
     both = [each.store for each in apart(clients, [0], kind, seed)]
     first = Side(seed)
     second = Side(seed, follows=first, times=kind.times)
-    one, two = (_fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True))
+    first_sent, second_sent = (
+        _fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True)
+    )
 
     def spread() -> Mapping[str, Tensor]:
         raised = _fitted(generator, both[0], seed, Side(seed, follows=first, times=1.0, raised=1.0)).tensors
-        return {name: difference(data(x), data(raised[name])) for name, x in one.tensors.items()} if first.loose else {}
+        return (
+            {name: difference(data(x), data(raised[name])) for name, x in first_sent.tensors.items()}
+            if first.loose
+            else {}
+        )
 
-    return faults(one, two, (first, second), kind, spread) or too_few(one, two, first, kind)
+    return faults(first_sent, second_sent, (first, second), kind, spread) or too_few(
+        first_sent, second_sent, first, kind
+    )
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Left:
-    """Weights and receipt."""
+    """Train the generator and return its weights and the release of its receipt."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):
@@ -74,18 +82,21 @@ def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> 
 
 
 def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
-    """Of what a method's clients share before round 1; one of them has a neighbour."""
-    own, first = digits(SIZES).data.clients, Side(seed)
+    """Return the faults of data that clients share before round 1; one example of client 0 differs between sides."""
+    clients, first = digits(SIZES).data.clients, Side(seed)
     second = Side(seed, follows=first, times=kind.times)
-    both = apart(Clients(Examples(own.store.x / 255, own.store.y), own.rows), [0], kind, seed)
+    both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)
 
     def played(number: int, side: Side) -> Left:
         with keyed_globals(side.seed, "share"), playing(side):
             common = algorithm.share(both[number], N_CLASSES, side.seed)
         tensors = {"shared examples": common.examples.x, "shared labels": common.examples.y}
-        mine = [event for event in common.releases if event.client == 0] or [Release(0)]
-        return Left(tensors, renamed(mine, tensors))
+        releases = [event for event in common.releases if event.client == 0] or [Release(0)]
+        return Left(tensors, renamed(releases, tensors))
 
-    one, two = played(0, first), played(1, second)
-    spread = spread_of(lambda other: played(0, Side(seed + other)).tensors, one.tensors)
-    return [f"before round 1: {said}" for said in faults(one, two, (first, second), kind, spread, SLACK)]
+    first_sent, second_sent = played(0, first), played(1, second)
+    spread = spread_of(lambda other: played(0, Side(seed + other)).tensors, first_sent.tensors)
+    return [
+        f"before round 1: {sentence}"
+        for sentence in faults(first_sent, second_sent, (first, second), kind, spread, SLACK)
+    ]

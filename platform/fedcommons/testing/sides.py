@@ -1,8 +1,8 @@
-"""Two sides of a play, on data that differ in one example, that draw the same noise.
+"""The two sides of a sensitivity test: runs with equal noise, on data that differ in one example.
 
-Noise is keyed by the order of its calls here, and by no data. A side that follows another one is given that one's
-noisy sums: then each sum is compared as a step of its own, and all that is made from noisy sums alone is the same on
-both sides, bit for bit.
+Here the order of calls determines the noise, not the data. A side that follows another side gets that side's noisy
+sums. So the test compares each sum separately, and values that depend only on noisy sums are equal on both sides, bit
+for bit.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import wide_generator
 
 ROUNDING = 1e-3
-"""Relative: of sums of floating point numbers."""
+"""Relative tolerance for sums of floating point numbers."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A ``NoisySum``: its values before and after its noise, and what it states of itself. what: purpose and number."""
+    """A recorded ``NoisySum``: values before and after its noise, and its release. what: name of the noise."""
 
     what: str
     before: Tensor
@@ -36,31 +36,31 @@ class Sum:
     sd: float  # standard deviation of its noise
 
     def moved(self, other: "Sum") -> float:
-        """||before - other's before||; infinite if one is not finite, or of another shape."""
+        """Return ||before - other.before||, or inf if values are not finite or shapes differ."""
         if self.before.shape != other.before.shape:
             return inf
         distance = float(torch.linalg.vector_norm(self.before.double() - other.before.double()))
         return distance if distance < inf else inf
 
     def keeps(self, other: "Sum", times: float) -> bool:
-        """Whether it is covered, and the other one is like it and at most so many sensitivities away."""
+        """Check that the sum is covered, and ``other`` is like it and at most ``times`` sensitivities away."""
         most = times * self.release.sensitivity * (1 + ROUNDING)
         return self.release.covered and self.is_like(other) and self.moved(other) <= most
 
     def is_like(self, other: "Sum") -> bool:
-        """Whether its clipping and noise are the other's, up to the rounding of norms."""
-        mine, theirs = self.release, other.release
-        bounds = isclose(mine.sensitivity, theirs.sensitivity, rel_tol=ROUNDING)
-        return bounds and isclose(mine.sigma, theirs.sigma, rel_tol=ROUNDING)
+        """Check that both sums have equal clipping and noise, up to rounding of norms."""
+        first, second = self.release, other.release
+        bounds = isclose(first.sensitivity, second.sensitivity, rel_tol=ROUNDING)
+        return bounds and isclose(first.sigma, second.sigma, rel_tol=ROUNDING)
 
 
 @dataclass
 class Side:
-    """What one side drew and summed up, in order.
+    """The draws and noisy sums of one side, in order.
 
-    seed: of its noise. follows: the side whose noisy sums it is given where its own are at most ``times`` sensitivities
-    away. raised: standard deviations that are added to every normal number outside of sums, which shows how much noise
-    is in what they are added to.
+    seed: of the noise. follows: a side whose noisy sums replace this side's sums that are at most ``times`` sensitivities
+    away. raised: number of standard deviations added to every normal number outside of sums; the
+    resulting differences measure the noise in the sent tensors.
     """
 
     seed: int
@@ -71,13 +71,13 @@ class Side:
     sums: list[Sum] = field(default_factory=list)
     loose: int = 0  # normal numbers outside of sums
     calls: int = 0
-    opened: set[str] = field(default_factory=set)  # streams
-    again: list[str] = field(default_factory=list)  # streams that were opened before: they begin anew
+    opened: set[str] = field(default_factory=set)  # names of opened streams
+    again: list[str] = field(default_factory=list)  # streams that were opened twice, and so repeat their noise
     in_sum: bool = False
 
 
 class PlayedStream:
-    """The stream of a side for one key; see ``Stream``."""
+    """The noise stream of a side for one key; see ``Stream``."""
 
     def __init__(self, side: Side, what: str) -> None:
         self.side, self.what, self._draws = side, what, wide_generator(side.seed, what)
@@ -99,13 +99,13 @@ class PlayedStream:
 
 @dataclass(frozen=True)
 class PlayedDraws:
-    """The streams of one call; see ``Draws``."""
+    """The noise streams of one call; see ``Draws``."""
 
     side: Side
     what: str
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """See ``Draws``; a play is seeded."""
+        """See ``Draws``. The test uses seeded noise, so there are no secret seeds."""
         return []
 
     def stream(self, *key: int | str) -> Stream:
@@ -121,7 +121,7 @@ class PlayedDraws:
 
 @contextmanager
 def playing(side: Side) -> Iterator[None]:
-    """Until the end, ``Noise`` and ``NoisySum`` are this side's."""
+    """Patch ``Noise`` and ``NoisySum`` so that within the context this side provides and records all noise."""
     blur = NoisySum.blur
 
     def played_call(noise: Noise, purpose: str, *data: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""How much noise is in what left, and by how much of it something moved."""
+"""Estimate the noise in the tensors that left a client, and express differences in units of this noise."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -9,17 +9,17 @@ from torch import Tensor
 from fedcommons.flat_tensors import Payload, data
 
 SEEDS = 12
-"""Plays with other seeds, which tell how much noise is in what draws it from its seed."""
+"""Number of runs with other seeds, from which the standard deviation of the noise is estimated."""
 
 SLACK = 0.25
-"""Relative: of a standard deviation from so many plays."""
+"""Relative tolerance for a standard deviation that is estimated from ``SEEDS`` runs."""
 
 Spread = Callable[[], Mapping[str, Tensor]]
-"""The standard deviation of the noise in each number of each tensor."""
+"""A function that returns the standard deviation of the noise in each number of each tensor."""
 
 
 def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
-    """From plays with other seeds, which ``play`` is given the numbers of."""
+    """Return a ``Spread`` from ``SEEDS`` runs; ``play`` takes the number of a run, from 1."""
 
     def spread() -> Mapping[str, Tensor]:
         plays = [play(number) for number in range(1, 1 + SEEDS)]
@@ -31,17 +31,17 @@ def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
 
 
 def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
-    """||moved|| over the standard deviation of the noise where it moved; infinite without noise.
+    """Return ||moved|| divided by the standard deviation of the noise in the moved numbers; infinite without noise.
 
-    rounded: to whole numbers after noise, so that each may be off by 1.
+    rounded: the numbers were rounded to whole numbers after the noise, so that each may be off by 1.
     """
-    there = moved != 0
-    of_noise = float(sd[there].square().mean().sqrt())
+    is_moved = moved != 0
+    of_noise = float(sd[is_moved].square().mean().sqrt())
     if not 0 < of_noise < inf:
         return inf
     return float((moved.abs() - int(rounded)).clamp(min=0).norm()) / of_noise
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """b - a."""
+    """Return b - a in float64."""
     return b.detach().double() - a.detach().double()

@@ -1,4 +1,4 @@
-"""An algorithm that watches another one."""
+"""A wrapper that records the calls of an algorithm."""
 
 import random
 from collections.abc import Sequence
@@ -34,28 +34,30 @@ _stirred = count()
 
 @dataclass(frozen=True)
 class Call:
-    """One client's round: what it got and returned, and copies made at that time."""
+    """A client's round: its inputs and its reply, and copies as bytes from the time of the call."""
 
     round: int
     message: Message
     memory: Payload
     reply: Reply
-    handed: dict[str, bytes]  # its memory
-    kept: dict[str, bytes] | None  # its new memory, if it returned one
+    handed: dict[str, bytes]  # a copy of the client's memory
+    kept: dict[str, bytes] | None  # a copy of the new memory; None: the client returned no memory
     each: dict[str, bytes]
 
 
 @dataclass
 class Spy:
-    """Passes every call on, notes which inputs were changed and keeps the clients' rounds.
+    """An algorithm that passes every call to ``inner``, and records changed inputs and the clients' rounds.
 
-    Before each call it reseeds the process-wide generators, so that draws from them show as differences.
+    Before each call the spy reseeds the process-wide generators, so that draws from these generators cause differences.
     """
 
     inner: Algorithm
     changed: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)  # in client order within a round, if the executor is serial
-    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round, and ``common`` of one message
+    common: list[tuple[int, dict[str, bytes]]] = field(
+        default_factory=list
+    )  # the round, and ``common`` of each message
 
     def __post_init__(self) -> None:
         self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
@@ -94,21 +96,21 @@ class Spy:
             sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
             return sent | raw(memory, "memory: ") | raw(_tensors(data), "data: ")
 
-        before, handed = now(), raw(memory)
+        before, old_memory = now(), raw(memory)
         reply = self.inner.client(work, message, memory, data, round, seed)
         self.changed.update(differing(before, now()))
-        kept = None if reply.memory is None else raw(reply.memory)
-        self.calls.append(Call(round, message, memory, reply, handed, kept, raw(reply.each)))
+        new_memory = None if reply.memory is None else raw(reply.memory)
+        self.calls.append(Call(round, message, memory, reply, old_memory, new_memory, raw(reply.each)))
         return reply
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         _stir()
 
         def now() -> dict[str, bytes]:
-            found = raw(state, "the state in merge: ") | raw(total, "total: ")
+            copies = raw(state, "the state in merge: ") | raw(total, "total: ")
             for i, reply in replies.items():
-                found |= raw(reply.each, f"replies[{i}].each: ")
-            return found
+                copies |= raw(reply.each, f"replies[{i}].each: ")
+            return copies
 
         before = now()
         after = self.inner.merge(executor, state, total, replies, round, seed)
@@ -119,22 +121,22 @@ class Spy:
 def _stir() -> None:
     seed = next(_stirred)
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (the one that nobody should draw from)
+    np.random.seed(seed)  # noqa: NPY002 (the global generator, which no method should use)
     random.seed(seed)
 
 
 def _tensors(rows: ClientData) -> dict[str, Tensor]:
-    found = {"x": rows.x, "y": rows.y, "weight": rows.weight, "ids": rows.ids}
-    if rows.commons is not None:  # no copy of the store's rows, as the others are: a change would reach every client
-        found |= {"commons.x": rows.commons.x, "commons.y": rows.commons.y}
-    return {name: values for name, values in found.items() if values is not None}
+    tensors = {"x": rows.x, "y": rows.y, "weight": rows.weight, "ids": rows.ids}
+    if rows.commons is not None:  # unlike the other tensors no copy: a change would reach every client
+        tensors |= {"commons.x": rows.commons.x, "commons.y": rows.commons.y}
+    return {name: values for name, values in tensors.items() if values is not None}
 
 
 def received(call: Call) -> int:
-    """Bytes of the message's tensors."""
+    """Return the number of bytes of the message's tensors."""
     return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.own).values())))
 
 
 def sent(call: Call) -> int:
-    """Bytes of the reply's tensors, one that is summed and seen singly once; memory stays, so it is not counted."""
+    """Return the bytes of the reply's tensors without memory. A tensor in both ``sums`` and ``each`` counts once."""
     return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

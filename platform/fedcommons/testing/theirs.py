@@ -1,6 +1,6 @@
-"""What is asked of a client of another framework (see ``adapters``): of the contract what is its own doing, and more.
+"""Checks for a client of another framework (see ``adapters``): further checks, and the contract's applicable checks.
 
-On softmax regression with full batches, where no order of examples decides anything.
+Clients train softmax regression with full batches, so the order of examples has no effect.
 """
 
 import random
@@ -25,10 +25,10 @@ from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
 
 FULL = LocalSGD(epochs=2, batch_size=1000)
-"""Full-batch steps."""
+"""Local training with full-batch steps."""
 
 ALMOST_ZERO = 1e-6
-"""A rate at which weights stay as they are; 0 would be divided by."""
+"""A learning rate at which weights stay unchanged; a rate of 0 could cause a division by 0."""
 
 NOT_JUDGED = {
     "keyed seeds": "the adapter seeds torch's, numpy's and Python's own generators before each training, so equal bits "
@@ -37,7 +37,7 @@ NOT_JUDGED = {
     "state": "a client's object is built anew in each round, so what it would keep in itself is lost (and --exact may "
     "accuse it unjustly), and no checkpoint holds what a strategy keeps",
 }
-"""What cannot be judged, and why."""
+"""Properties that cannot be judged, and the reasons."""
 
 NO_LOSS = "it takes no loss=, and its own is hardly that of least squares, on which exactness and rates are known"
 
@@ -50,7 +50,7 @@ def it_counts_its_examples(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSGD) -> None:
-    """At a rate of almost zero it gives them back."""
+    """Check that a client returns the server's weights at a learning rate of almost zero."""
     federation = _federation(ALMOST_ZERO)
     for round in (1, 2):
         x = _another(federation.model, round)
@@ -76,7 +76,7 @@ def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
-    """The same client before and after another one, which begins elsewhere."""
+    """Check that a client returns the same model before and after another client with other weights."""
     federation, work = _federation(), _federation().work()
     x = federation.model
     first, _ = _trained(algorithm, work, x, federation, 0)
@@ -87,22 +87,22 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
-    """Torch's, numpy's and Python's generators end elsewhere for another seed, unless training seeds them itself."""
+    """Check that the generators' final states differ between seeds; if not, the client seeds the generators itself."""
     federation, ends = _federation(), list[tuple[object, ...]]()
 
     @wraps(algorithm.build)
-    def build(*given: Any, **values: Any) -> Any:
-        theirs = algorithm.build(*given, **values)
+    def build(*args: Any, **values: Any) -> Any:
+        theirs = algorithm.build(*args, **values)
         name = "fit" if hasattr(theirs, "fit") else "train"
         inner = getattr(theirs, name)
 
         @wraps(inner)
-        def trained(*given: Any, **values: Any) -> Any:
-            result = inner(*given, **values)
+        def trained(*args: Any, **values: Any) -> Any:
+            result = inner(*args, **values)
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
             return result
 
-        with suppress(AttributeError):  # an object with __slots__ takes no other function: it is not judged
+        with suppress(AttributeError):  # an object with __slots__ cannot be patched and is not judged
             setattr(theirs, name, trained)
         return theirs
 
@@ -131,7 +131,7 @@ CHECKS = {
         contract.stragglers_change_nothing,
     )
 }
-"""The checks by name; the contract's others are of what the adapter does."""
+"""The checks by name; the contract's further checks test code of the adapter, not of the client."""
 
 
 def _federation(lr: float = 0.1) -> Federation:
@@ -145,14 +145,14 @@ def _loss(work: Work, weights: Flat, data: ClientData) -> float:
 
 
 def _another(x: Flat, number: int) -> Flat:
-    """Other weights."""
+    """Return random weights with the layout of ``x``."""
     result = copy(x)
     result.buffer.normal_(generator=generator("another", number))
     return result
 
 
 def _trained(algorithm: Adapted, work: Work, x: Flat, federation: Federation, client: int) -> tuple[Flat, float]:
-    """The model that a client returns, and its weight."""
+    """Train a client and return its model and its weight."""
     reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], 1, 0)
     if "model" in reply.each:
         return flat(reply.each, "model"), reply.weight
