@@ -102,10 +102,10 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """Return one row for each client and round of runs with ``evaluate.clients``.
 
-    The columns identify the run (as in every frame), the ``round`` and the ``client``, and have the client's metrics. ``n``: number of the
-    client's test examples; ``accuracy``, ``loss``: of the server model on these examples; ``personal/accuracy``,
-    ``personal/loss``: of the client's personal model, if the method has personal models. If clients have no test
-    examples, their training examples are used, and the columns are named ``train_accuracy``,
+    The columns identify the run (as in every frame), the ``round`` and the ``client``, and have the client's metrics.
+    ``n``: number of the client's test examples; ``accuracy``, ``loss``: of the server model on these examples;
+    ``personal/accuracy``, ``personal/loss``: of the client's personal model, if the method has personal models. If
+    clients have no test examples, their training examples are used, and the columns are named ``train_accuracy``,
     ``personal/train_accuracy``. With ``measure.clients`` all metrics are of training examples, under the plain names.
     Column names, ``say`` and errors are as in ``load_runs``.
     """
@@ -299,9 +299,7 @@ def row(run: Recorded) -> dict[str, Any]:
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     for name, value in run.lines[-1].items():
-        if value is None and name.startswith(
-            "privacy/"
-        ):  # the value of an earlier round, which releases no longer cover
+        if value is None and name.startswith("privacy/"):  # releases no longer cover the last round
             measured.pop(name, None)
     columns_of_run = _first(columns_of_run, {_short(name): values[-1] for name, values in measured.items()})
     columns_of_run |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}

@@ -37,7 +37,7 @@ def report(
 
     Each folder is a run folder, or a folder with run folders at any depth. A run that cannot be read is left out;
     ``say`` is called with its name and the reason, and the report lists it too. Runs with different data, partitions,
-    federations or targets stand in different groups and are never averaged. title: of the page.
+    federations or targets are in different groups and are never averaged. title: of the page.
 
     Raises:
         UserError: a folder does not exist or holds no run, no run can be read, ``out`` cannot be written, or ``out``
@@ -76,7 +76,7 @@ def require_place(path: Path) -> None:
 
 
 def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
-    """Return the HTML of the report. state: hash of the watched folders; the page reloads when the server's hash changes.
+    """Return the HTML of the report. state: hash of the watched folders; the page reloads when the hash changes.
 
     Raises:
         UserError: a folder does not exist or holds no run, or no run can be read.

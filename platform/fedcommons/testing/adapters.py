@@ -6,7 +6,7 @@ as far as its signature names them:
 module      a torch module with the untrained weights, a separate copy: ``module(x)`` returns logits or predictions
 loss        ``loss(module(x), y)``: mean cross entropy, or half the mean squared error if y are floats
 x, y        tensors, the client's examples, (n, ...) and (n,)
-rate, epochs, batch_size, seed      of the local training; rate: learning rate
+rate, epochs, batch_size, seed      of the local training; ``rate`` is the learning rate
 
 Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``, lists of arrays in the order
                         of ``module.parameters()``; config: ``{"server_round": round}``

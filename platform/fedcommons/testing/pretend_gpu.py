@@ -191,16 +191,12 @@ class _Kernels(TorchDispatchMode):
             self._compare(func, name, args, kwargs)
         if on:
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
-            fills = (
-                name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1
-            )  # a scalar fill, like masked_fill_
+            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # fills with a scalar
             if (masked and not fills) or name in WAITS:
                 self.gpu.seen.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [
-            t for t in _tensors(out) if _storage(t)._cdata not in old
-        ]  # other outputs are views or were changed in place
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # neither views nor changed in place
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.seen.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))

@@ -86,9 +86,7 @@ class Play:
         both = apart(scaled, range(len(clients)), kind, seed)
         self.sides = [replace(federation, data=replace(federation.data, clients=each, own=each)) for each in both]
         self.algorithm, self.kind, self.seed, self.is_bare = algorithm, kind, seed, False
-        self.sampled: dict[
-            int, list[tuple[int, int, float]]
-        ] = {}  # by client and round: sums that have the example, steps, q
+        self.sampled: dict[int, list[tuple[int, int, float]]] = {}  # by client: (sums with the example, steps, q)
 
     def faults(self) -> list[str]:
         """Run the rounds and return a sentence for each fault in the first round with faults."""

@@ -58,8 +58,8 @@ class Sum:
 class Side:
     """The draws and noisy sums of one side, in order.
 
-    seed: of the noise. follows: a side whose noisy sums replace this side's sums that are at most ``times`` sensitivities
-    away. raised: number of standard deviations added to every normal number outside of sums; the
+    seed: of the noise. follows: a side whose noisy sums replace this side's sums that are at most ``times``
+    sensitivities away. raised: number of standard deviations added to every normal number outside of sums; the
     resulting differences measure the noise in the sent tensors.
     """
 

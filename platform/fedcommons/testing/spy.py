@@ -55,9 +55,7 @@ class Spy:
     inner: Algorithm
     changed: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)  # in client order within a round, if the executor is serial
-    common: list[tuple[int, dict[str, bytes]]] = field(
-        default_factory=list
-    )  # the round, and ``common`` of each message
+    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` of each message
 
     def __post_init__(self) -> None:
         self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
