@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports.series import COLOURS
 
-if TYPE_CHECKING:  # it takes a second to import
+if TYPE_CHECKING:  # altair takes a second to import
     import altair as alt
 
 LOOKS = [*COLOURS[:6], "#888888"]

@@ -149,7 +149,7 @@ class Recorded:
     """The content of a run folder."""
 
     folder: Path
-    config: Mapping[str, Any]  # flat
+    config: Mapping[str, Any]  # by dotted names
     lines: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]  # empty if the run is not finished
 

@@ -128,7 +128,7 @@ def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None
     if column.name != ROUNDS:
         return text(values, column), fmean(values) if values else None
     if "last_accuracy" in finished and finished["last_accuracy"].dropna().empty and missed == len(values):
-        return "-", None  # no model has an accuracy
+        return "-", None  # the runs have no accuracy
     reached = [float(v) for v in finished[ROUNDS].dropna().tolist()]
     return text_of_rounds(reached, missed, column), fmean(values) if values else None
 

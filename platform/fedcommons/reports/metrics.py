@@ -77,7 +77,7 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
         raise unknown("metric", metric, KNOWN)
     if (aim := target.read(goal)).metric == metric:
         return aim.way
-    if metric.endswith("_std"):  # over clients
+    if metric.endswith("_std"):  # a standard deviation over clients
         return "min"
     if is_accuracy(metric):
         return "max"

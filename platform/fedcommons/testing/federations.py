@@ -40,7 +40,7 @@ class Federation:
     module: Callable[[], LightningModule]  # the same initial weights at every call
     loop: LocalSGD = field(default=LocalSGD(epochs=2, batch_size=5))
     weighting: str = "uniform"
-    device: torch.device = field(default=torch.device("cpu"))  # where clients train
+    device: torch.device = field(default=torch.device("cpu"))  # the device on which clients train
     keep_buffers: bool = False  # see ``Plan``
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:

@@ -35,7 +35,7 @@ def losses(
 
 
 def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check the personal models of all clients, before round 1 and after each of three rounds."""
+    """Check all personal models, and that no input changes, before round 1 and after each of three rounds."""
     if not isinstance(algorithm, Personal):
         return
     federation = digits(dropout=0.3, method=algorithm).training(local)

@@ -150,7 +150,7 @@ class Play:
 
     def _of_sampling(self, client: int) -> str:
         """Return a sentence if an example is in more sums than the declared sampling rate allows, or an empty text."""
-        from scipy.stats import binom  # half a second to import
+        from scipy.stats import binom  # this import takes half a second
 
         of_round = self.sampled[client]
         moved, steps, q = sum(m for m, _, _ in of_round), sum(n for _, n, _ in of_round), max(q for _, _, q in of_round)
