@@ -1,8 +1,8 @@
-r"""Data without labels, and a module with a loss of its own: a beta-VAE.
+r"""Data without labels, and a module that defines its own loss: a beta-VAE.
 
 Higgins et al., "beta-VAE: learning basic visual concepts with a constrained variational framework", ICLR 2017:
 
-    loss = ||x^ - x||^2 + beta KL(N(mu, e^v) || N(0, 1)),   summed over pixels and over the numbers of a code
+    loss = ||x^ - x||^2 + beta KL(N(mu, e^v) || N(0, 1)),   summed over pixels and over the coordinates of a code
 
 python examples/autoencoder.py        trains it for three rounds
 python sweeps/run.py --data examples/autoencoder.py:unlabelled --model examples/autoencoder.py:BetaVAE \
@@ -25,7 +25,7 @@ QUICK = {"federation.rounds": 3, "client.epochs": 2, "measure.every": 0, "wandb"
 
 
 def unlabelled():
-    """scikit-learn's digits, which nobody has named, and a group for each of five pens, from thin to thick."""
+    """Return scikit-learn's digits without labels, and five groups by thickness of the pen, from thin to thick."""
     digits: Any = load_digits()
     ink = digits.images.sum((1, 2))
     pens = np.argsort(np.argsort(ink)) * 5 // len(ink)
@@ -33,10 +33,10 @@ def unlabelled():
 
 
 class BetaVAE(LightningModule):
-    """Two linear layers to the code, two back; it is judged by its loss.
+    """A beta-VAE with two linear layers in the encoder and two in the decoder; its test metric is its loss.
 
     Args:
-        latent: numbers in a code
+        latent: dimension of a code
         beta: weight of the divergence of codes from N(0, 1)
     """
 
@@ -47,7 +47,7 @@ class BetaVAE(LightningModule):
         self.decoder = nn.Sequential(nn.Linear(latent, 64), nn.ReLU(), nn.Linear(64, n), nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The images (B, C, H, W) in [0, 1] that the means of the codes stand for."""
+        """Return the images (B, C, H, W) in [0, 1] that the decoder draws from the means of the codes."""
         return self.decoder(self.encoder(x / 255).chunk(2, 1)[0]).view(-1, *self.shape)
 
     def training_step(self, batch, batch_idx):

@@ -1,6 +1,6 @@
-r"""A character LSTM that learns to write docstrings: tokens, and a client a module of the standard library.
+r"""A character LSTM that learns to write docstrings: token data, one client per module of the standard library.
 
-As the character model of McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+The task follows the character model of McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 2017, whose clients are the roles of Shakespeare's plays.
 
 python examples/characters.py         trains it for two rounds
@@ -31,17 +31,20 @@ MODULES = (argparse, calendar, csv, random, shutil, string, textwrap)
 
 
 def texts(module: ModuleType) -> Iterator[str]:
-    """Its docstring and those of its functions and classes."""
-    for thing in (module, *(one for _, one in getmembers(module) if getattr(one, "__module__", "") == module.__name__)):
+    """Yield the docstrings of the module and of its functions and classes."""
+    for thing in (
+        module,
+        *(member for _, member in getmembers(module) if getattr(member, "__module__", "") == module.__name__),
+    ):
         yield getdoc(thing) or ""
 
 
 def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
-    """Pieces of docstrings as ASCII; the label is the character that comes next, the group the module.
+    """Return pieces of docstrings as ASCII codes; the label is the next character, the group is the module.
 
     Args:
         length: characters in a piece
-        stride: characters from one piece to the next
+        stride: characters from the start of a piece to the start of the next piece
     """
     pieces, following, modules = [], [], []
     for module in MODULES:
@@ -50,7 +53,7 @@ def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
             pieces.append(list(text[first : first + length]))
             following.append(text[first + length])
             modules.append(module.__name__)
-    y = np.array(following)  # most codes below the highest are labels
+    y = np.array(following)  # character codes are the classes; most codes below the highest occur
     return {"x": np.array(pieces), "y": y, "groups": np.array(modules), "n_classes": y.max() + 1}
 
 
@@ -58,7 +61,7 @@ class CharLSTM(nn.Module):
     """An embedding of characters, an LSTM, and a linear layer on its last state.
 
     Args:
-        width: of the embedding and of the LSTM's state
+        width: width of the embedding and of the LSTM's state
     """
 
     def __init__(self, n_classes: int, width: int = 32) -> None:

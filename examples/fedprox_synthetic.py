@@ -11,10 +11,11 @@ python examples/fedprox_synthetic.py [--rounds 2] [--seeds 0]     zeta^2 of the 
 python sweeps/run.py --data examples/fedprox_synthetic.py:Synthetic --data.alpha 1 --data.beta 1 --model linear \
     --partition by_group --client.lr 0.01 --measure.every 1
 
-What they log as "gradient difference" is  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2,  g_w: the mean of clients'
-gradients g_k weighted by examples; g: the plain mean, about which zeta^2 is taken here.
+The quantity that their code logs as "gradient difference" is  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2,  g_w: the mean of clients'
+gradients g_k weighted by examples; g: the plain mean, about which zeta^2 is computed here.
 
-Departs from the paper: no client has more than 3,000 examples, which its largest ones exceed; other draws.
+Departs from the paper: no client has more than 3,000 examples, which the paper's largest clients exceed; random draws
+differ.
 """
 
 import argparse
@@ -39,19 +40,19 @@ FIELDS = {
     "model": "linear", "sharing.setting": "real", "client.lr": 0.01, "client.batch_size": 10, "client.epochs": 20,
     "federation.participation": 1 / 3, "federation.weighting": "samples", "wandb": "off",
 }  # fmt: skip
-"""As in the paper: ten of thirty clients a round, E = 20, B = 10, rate 0.01."""
+"""Settings of the paper: ten of thirty clients per round, E = 20, B = 10, learning rate 0.01."""
 
 
 class Synthetic:
-    """synthetic(alpha, beta).
+    """The data set synthetic(alpha, beta).
 
     Args:
         alpha: how much clients' models differ
         beta: how much clients' inputs differ
-        iid: one model and one distribution of inputs for all; alpha is not used
+        iid: one model and one distribution of inputs for all clients; alpha is not used
     """
 
-    normalised = True  # as the paper has it: nothing is scaled
+    normalised = True  # as in the paper: the inputs are not scaled
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0, iid: bool = False) -> None:
         draws = numpy_generator("fedprox synthetic")
@@ -74,7 +75,7 @@ class Synthetic:
 
 
 def zeta(draw: str, method: str, seed: int, rounds: int) -> tuple[float, float, float]:
-    """zeta^2 before the first and after the last round, and the test accuracy then."""
+    """Run a method; return zeta^2 before the first and after the last round, and the last test accuracy."""
     values = {**FIELDS, **DRAWS[draw], **METHODS[method], "federation.rounds": rounds, "measure.every": rounds}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**values, "seed": seed}), Path(folder, "run"), say=lambda text: None)

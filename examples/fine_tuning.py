@@ -1,4 +1,4 @@
-r"""Fine-tuning: a network whose body is frozen and starts from a file of weights, so that clients send its head alone.
+r"""Fine-tuning: a network whose frozen body starts from a file of weights, so that clients send only its head.
 
 python examples/fine_tuning.py        trains all of it on some clients, then only its head on others that differ more
 python sweeps/run.py --model examples/fine_tuning.py:Body --alpha 10 --out runs/whole
@@ -19,7 +19,7 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 
 class Body(nn.Module):
-    """A hidden layer and a head on it.
+    """A hidden layer and a linear head.
 
     Args:
         frozen: the hidden layer is not trained
@@ -39,7 +39,7 @@ if __name__ == "__main__":
         values = {**QUICK, "model": f"{__file__}:Body", "alpha": 10.0}
         whole = run(experiment("smoke", values=values), Path(folder) / "whole", say=lambda text: None)
         start = Path(folder) / "start.safetensors"
-        save_file(whole.model.state_dict(), start)  # or torch.save, or the weights of a network from elsewhere
+        save_file(whole.model.state_dict(), start)  # torch.save works too, as do the weights of any pretrained network
         values |= {"alpha": 0.1, "model.frozen": True, "model.weights": str(start)}
         head = run(experiment("smoke", values=values), Path(folder) / "head", say=lambda text: None)
         for name, result in (("all of it", whole), ("its head", head)):

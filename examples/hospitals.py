@@ -1,6 +1,6 @@
-r"""A table in a CSV file, with a client a hospital: groups, which `by_group` deals by, and each client's own tests.
+r"""A table in a CSV file with one client per hospital: groups for `by_group`, and local test sets of clients.
 
-The numbers are those of scikit-learn's breast cancer data; hospitals are made up, so that they differ in what they see.
+The measurements are scikit-learn's breast cancer data; the hospitals are invented, so that their patients differ.
 
 python examples/hospitals.py          writes such a table, and trains for two rounds
 python sweeps/run.py --data examples/hospitals.py:Patients --model linear \
@@ -23,7 +23,7 @@ CITIES = ("Bern", "Graz", "Lyon", "Porto", "Turin")
 
 
 def write(path: Path) -> None:
-    """A line for each of 569 patients: hospital, year, four measurements, and whether the tumour is malignant."""
+    """Write a line per patient (569): hospital, year, four measurements, and whether the tumour is malignant."""
     data: Any = load_breast_cancer()
     draws = numpy_generator("hospitals")
     near = np.argsort(np.argsort(data.data[:, 0] + 2 * draws.standard_normal(len(data.target))))
@@ -36,10 +36,10 @@ def write(path: Path) -> None:
 
 
 class Patients:
-    """The table, its columns brought to mean 0 and standard deviation 1.
+    """The table as a data set, with columns scaled to mean 0 and standard deviation 1.
 
     Args:
-        path: the CSV file; default: one that is written for this example
+        path: the CSV file; default: a file that this example writes
     """
 
     normalised = True
@@ -67,6 +67,6 @@ if __name__ == "__main__":
         chosen = {"data": f"{__file__}:Patients", "data.path": str(Path(folder) / "patients.csv"), "model": "linear"}
         described = experiment("smoke", values={**QUICK, **chosen, "partition": "by_group"})
         result = run(described, Path(folder) / "run", say=lambda text: None)
-        dealt = json.loads((Path(folder) / "run" / "partition.json").read_text(encoding="utf-8"))
-        print("patients of each hospital:", *dealt["sizes"], "and to test on:", *dealt["test_sizes"])
+        partition = json.loads((Path(folder) / "run" / "partition.json").read_text(encoding="utf-8"))
+        print("patients of each hospital:", *partition["sizes"], "and to test on:", *partition["test_sizes"])
         print("last accuracy:", round(result.summary["last_accuracy"], 2))

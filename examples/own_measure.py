@@ -1,6 +1,7 @@
-"""A measure of one's own: how much a step in a random direction raises the loss of the server model on the test set.
+"""A user-defined measure: how much a step in a random direction raises the server model's loss on the test set.
 
-Its numbers stand in rounds.jsonl, and in the frames of ``load_rounds`` and ``load_runs``, as ``measure/NAME``.
+The engine writes the numbers to rounds.jsonl, and to the frames of ``load_rounds`` and ``load_runs``, as
+``measure/NAME``.
 
 python examples/own_measure.py        measures before round 1 and after rounds 1 and 2
 python sweeps/run.py --measure.measure examples/own_measure.py:Sharpness --measure.every 1 --sharpness.radius 0.5
@@ -21,12 +22,12 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 @dataclass(frozen=True)
 class Sharpness:
-    """mean_k f(x + r d_k) - f(x),  ||d_k|| = 1."""
+    """Mean rise of the loss:  mean_k f(x + r d_k) - f(x),  ||d_k|| = 1."""
 
     radius: Annotated[float, "(0, inf)"] = 1.0
-    """r, the length of a step"""
+    """r, length of a step"""
     directions: Annotated[int, "[1, 1e6]"] = 5
-    """how many are drawn"""
+    """number of random directions"""
 
     def __call__(self, work: Work, data: RunData, round: int, seed: int) -> Mapping[str, float]:
         x, test, losses = work.snapshot(), data.sets["test"], []

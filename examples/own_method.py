@@ -1,10 +1,10 @@
-"""A method of one's own: FedAvgM, which is FedAvg whose server has momentum.
+"""A user-defined method: FedAvgM, which is FedAvg with momentum on the server.
 
 Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019,
 arXiv:1909.06335.   x: server model;  y_i: client i's model;  v: velocity.
 
-Departs from the paper: every client weighs the same. The package has it too, with weights and a rate of the server
-(``algorithms/server_optimizers.py``).
+Departs from the paper: all clients have equal weight. The package has FedAvgM too, with weights and a server learning
+rate (``algorithms/server_optimizers.py``).
 
 python examples/own_method.py         proves on a tiny federation that it keeps every promise of a method
 python sweeps/run.py --algorithm examples/own_method.py:FedAvgM --fedavgm.beta 0.5

@@ -1,6 +1,6 @@
-"""A model of one's own: a plain network, which is trained with cross entropy.
+"""A user-defined model: a plain network, which clients train with cross entropy.
 
-A LightningModule with ``training_step`` and ``configure_optimizers`` is a model too.
+A LightningModule with ``training_step`` and ``configure_optimizers`` is also accepted as a model.
 
 python examples/own_model.py          trains it for two rounds
 python sweeps/run.py --model examples/own_model.py:Perceptron --perceptron.width 32
@@ -17,7 +17,7 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 
 class Perceptron(nn.Module):
-    """Two layers on the pixels.
+    """A perceptron with one hidden layer on the pixels.
 
     Args:
         width: outputs of the hidden layer

@@ -1,4 +1,4 @@
-"""A sharing stage of one's own: every client gives the mean image of each of its classes to all.
+"""A user-defined sharing strategy: every client sends the mean image of each of its classes to all clients.
 
 python examples/own_stage.py          trains with it for two rounds
 python sweeps/run.py --sharing examples/own_stage.py:MeanImages --meanimages.least 5
@@ -18,10 +18,10 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 @dataclass(frozen=True)
 class MeanImages:
-    """Nothing protects the means, so they count as uncovered."""
+    """Share the mean image per class. No noise protects the means, so the ledger counts them as uncovered."""
 
     least: Annotated[int, "[1, 1e6]"] = 2
-    """examples of a class that a client must hold to give their mean"""
+    """smallest number of examples of a class whose mean a client sends"""
 
     def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
         return Contributions.of_made(dealt, [self.means(client) for client in dealt.own])

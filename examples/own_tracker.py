@@ -1,7 +1,8 @@
-"""A tracker of one's own: a CSV file in the run folder, with some metrics of every round.
+"""A user-defined tracker: a CSV file in the run folder, with some metrics of every round.
 
-A resumed run tells a tracker the earlier rounds again, so this one begins its file anew. What a tracker raises is told
-in one sentence, and the run goes on without it. It changes no result, and no name of a run.
+A resumed run logs the earlier rounds to the tracker again, so this tracker starts its file anew. If a tracker raises an
+error, the engine reports the error in one sentence and continues without the tracker. A tracker changes neither the
+results nor the name of a run.
 
 python examples/own_tracker.py        runs two rounds and prints the file
 python sweeps/run.py --tracking.tracker examples/own_tracker.py:CsvTracker --csvtracker.prefix test/
@@ -22,11 +23,11 @@ FILE = "metrics.csv"
 
 @dataclass
 class CsvTracker:
-    """Writes a line for each metric and round."""
+    """A tracker that writes a line for each metric and round."""
 
-    folder: Path  # of the run; a tracker may ask for ``config`` too
+    folder: Path  # the run folder; a tracker may also declare a field ``config``
     prefix: str = ""
-    """of the names of the metrics that are written"""
+    """prefix of the names of the metrics that are written"""
 
     def __post_init__(self) -> None:
         (self.folder / FILE).write_text("round,name,value\n", encoding="utf-8")
@@ -37,7 +38,7 @@ class CsvTracker:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Nothing is left to do; ``summary`` is None where the run was stopped."""
+        """Do nothing at the end of a run; ``summary`` is None where the run was stopped."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""A regression: labels that are floats are no classes, and a plain network learns them by their mean squared error.
+r"""A regression: float labels are targets instead of classes, and a plain network is trained with mean squared error.
 
 python examples/regression.py         trains a linear model for three rounds
 python sweeps/run.py --data examples/regression.py:diabetes --model linear --lr 0.01 \
@@ -16,7 +16,7 @@ QUICK = {"federation.rounds": 3, "client.epochs": 1, "measure.every": 0, "wandb"
 
 
 def diabetes() -> tuple[Any, Any, Any]:
-    """Ten measurements of 442 patients, how far their disease has come after a year, and a group for each sex."""
+    """Return ten measurements of 442 patients, the progression of their disease after a year, and the sex as group."""
     data: Any = load_diabetes()
     x, y = data.data, data.target
     return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std(), x[:, 1] > 0

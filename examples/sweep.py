@@ -1,4 +1,4 @@
-"""A sweep without a notebook: two methods on unequal and on alike clients, two seeds each, side by side on Ray.
+"""A sweep in a script: two methods on non-IID and nearly IID clients, two seeds each, in parallel on Ray.
 
 python examples/sweep.py              runs the eight; given again, it reads them
 """

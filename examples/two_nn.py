@@ -1,4 +1,4 @@
-r"""The 2NN of McMahan et al. (2017), two hidden layers of 200 units, whose server averages or takes steps of FedAdam.
+r"""The 2NN of McMahan et al. (2017), with two hidden layers of 200 units, trained with FedAvg and with FedAdam.
 
 python examples/two_nn.py             compares the two for some rounds
 python sweeps/run.py --model examples/two_nn.py:TwoNN --algorithm fedadam --fedadam.server_lr 0.03
@@ -19,10 +19,10 @@ SERVERS = {"fedavg": {}, "fedadam": {"fedadam.server_lr": 0.03}}
 
 
 class TwoNN(nn.Module):
-    """Two hidden layers of rectified units.
+    """A network with two hidden layers of rectified linear units.
 
     Args:
-        width: of both
+        width: units of each hidden layer
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, width: int = 200) -> None:

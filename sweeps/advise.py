@@ -1,4 +1,4 @@
-"""How much sharing is enough: what share p of a pool would do, predicted by Corollary I from a short probe.
+"""Predict how much sharing is enough: the effect of a share p of a pool, by Corollary I from a short probe run.
 
 python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: under a minute on a laptop
 python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
@@ -26,7 +26,7 @@ POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the advisor on top of every field of the experiment."""
+    """Parse the options of the advisor and of every field of the experiment."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
         ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted: so many times fewer rounds, > 1"),
@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def configs(options: parse.Options) -> list[Experiment]:
-    """For every alpha the experiment with its pool, of the first seed."""
+    """Return for every alpha the experiment with its pool, with the first seed."""
     seed, base = parse.split("--seeds", options.seeds, int)[0], grid.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
     alphas = parse.split("--alphas", options.alphas, float)
@@ -67,23 +67,23 @@ def configs(options: parse.Options) -> list[Experiment]:
 
 
 def probed(config: Experiment, options: parse.Options) -> Experiment:
-    """What the probe of this experiment plays."""
+    """Return the configuration of this experiment's probe."""
     rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
     return override(config, rounds)
 
 
 def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
-    """The runs of ``--check``: (alpha, p) to one for each seed."""
+    """Return the trials of ``--check``: for each (alpha, p) one trial per seed."""
     shares = dict.fromkeys((0.0, *parse.split("--check-p", options.check_p, float)))
     runs = {}
     for c, p in product(configs(options), shares):
         sharing: dict[str, Any] = (
             {"sharing.setting": options.settings, "sharing.p": p} if p else {"sharing.setting": "real"}
         )
-        if not options.measure.every:  # then samples are of the probe
+        if not options.measure.every:  # then measure.samples applies only to the probe
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**c.flat, **sharing, "seed": seed} for seed in parse.split("--seeds", options.seeds, int)]
-        runs[c.partition.alpha, p] = [authors.cell(options, one) for one in each]
+        runs[c.partition.alpha, p] = [authors.cell(options, fields) for fields in each]
     return runs
 
 
@@ -91,7 +91,7 @@ def advise(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     options = arguments(argv)
     out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
-    several = [one for each in runs.values() for one in each]
+    several = [run for each in runs.values() for run in each]
     with asked(options) as display:
         if options.dry_run:
             probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
@@ -99,19 +99,19 @@ def advise(argv: Sequence[str]) -> int:
             return 0
         mirror = SweepMirror(several, out, display.say)
         mirror.begin(options.resume)
-        left = sweep.todo(several, out, display)
+        todo = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
         from papers.fedssyn.predicting import predictions
 
         ready = [prepare(c) for c in wanted]
-        with sweep.open_sweep(out, options.resume):  # all that cannot be met has been refused
+        with sweep.open_sweep(out, options.resume):  # all invalid requests were refused above
             mirror.claim()
-            found = {one.config.partition.alpha: (one, *predictions(one, options, display)) for one in ready}
-            report(found, {}, options, out, display)
+            predicted = {run.config.partition.alpha: (run, *predictions(run, options, display)) for run in ready}
+            report(predicted, {}, options, out, display)
             if not runs:
                 return 0
-            ended = sweep.run_cells(left, out, display)
-            report(found, runs, options, out, display)
+            ended = sweep.run_cells(todo, out, display)
+            report(predicted, runs, options, out, display)
             code = main.conclude(ended, started, out, "advise", display)
             mirror.end()
             return code

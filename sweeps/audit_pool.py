@@ -1,4 +1,4 @@
-"""Audits the synthetic images of a configuration: do its generators memorise, and does membership show?
+"""Audit the synthetic images of a configuration: do generators memorise, and can an attacker infer membership?
 
 python sweeps/audit_pool.py                    # digits, some minutes on a laptop
 python sweeps/audit_pool.py --preset smoke     # the same code with smaller numbers
@@ -23,7 +23,7 @@ from papers.fedssyn import authors, private_presets
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the audit on top of every field of the experiment."""
+    """Parse the options of the audit and of every field of the experiment."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     setting = {"sharing.setting": "shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Which commons should I choose? Every way of sharing under one protocol: accuracy, bytes, privacy and disclosure.
+"""Compare all sharing strategies under one protocol: accuracy, bytes, privacy and disclosure.
 
 python sweeps/commons.py                       # digits, alpha 0.1, one seed, minutes on a laptop
 python sweeps/commons.py --preset smoke        # the same code with smaller numbers
@@ -6,8 +6,8 @@ python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
-The first seed tries every rate of --lrs and those of a row's own; the other seeds have what was best there by
-validation accuracy, without rates at which a seed diverged. With one rate in --lrs nothing is tried.
+The first seed tries every learning rate of --lrs and further rates of its row. The other seeds use the rates that were
+best by validation accuracy, without rates at which a seed diverged. With one rate in --lrs no rates are tried.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the comparison on top of every field of the experiment."""
+    """Parse the options of the comparison and of every field of the experiment."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors is of one paper: use paper, small or smoke.")
@@ -51,7 +51,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Every row at every alpha, rate and seed; a row that cannot be played has the sentence that says why."""
+    """Return every row at every alpha, learning rate and seed; a row that cannot run has an error sentence as cell."""
     for name in (chosen := parse.split("--ways", options.ways)):
         if name not in WAYS:
             raise unknown("way", name, WAYS)
@@ -59,14 +59,14 @@ def entries(options: parse.Options) -> list[Entry]:
     rates = parse.split("--lrs", options.lrs, float, own_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
     sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
-    found = []
+    result = []
     for alpha, (name, tried) in product(alphas, tries.items()):
-        mine = [_entry(options, name, alpha, of, seed) for of, seed in product(tried, seeds)]
-        refused = [e for e in mine if isinstance(e.cell, str)]
-        found += refused[:1] or mine
-    if all(isinstance(e.cell, str) for e in found):
-        raise UserError(f"none of the rows can be played; {found[0].way}: {found[0].cell}")
-    return found
+        of_row = [_entry(options, name, alpha, rate, seed) for rate, seed in product(tried, seeds)]
+        refused = [e for e in of_row if isinstance(e.cell, str)]
+        result += refused[:1] or of_row
+    if all(isinstance(e.cell, str) for e in result):
+        raise UserError(f"none of the rows can be played; {result[0].way}: {result[0].cell}")
+    return result
 
 
 def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
@@ -88,46 +88,49 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 
 
 def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
-    """What is to be run: all rates with the first seed, and the best ones, not known before, with each other seed."""
+    """Return the trials to run: all learning rates with the first seed, and one trial for each other seed.
+
+    Each trial of another seed stands for the best rates, which are unknown before the first seed has run.
+    """
     first = found[0].seed
-    one = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
-    return _cells([e for e in found if e.seed == first] + list(one.values()))
+    per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
+    return _cells([e for e in found if e.seed == first] + list(per_seed.values()))
 
 
 def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-    """Run the first seed at every rate, then all seeds at the best ones, until none fails there; see ``measured``.
+    """Run the first seed at every learning rate, then all seeds at the best rates, until no trial fails there.
 
-    What failed before is tried again first. A failure at rates that the table does not need is said, and is none of the
-    outcome's.
+    See ``measured``. Trials that failed in an earlier call are tried again first. A failure at rates that the table
+    does not need is reported, but not part of the outcome.
     """
     from papers.commons.measured import at_rates, best_rates, failed
 
-    rest = _cells([e for e in found if e.seed == found[0].seed or failed(e, out)])
+    remaining = _cells([e for e in found if e.seed == found[0].seed or failed(e, out)])
     outcomes: list[sweep.Outcome] = []
     tried: set[str] = set()
     at_best: list[Entry] = []
-    while rest:
-        outcomes.append(sweep.run_cells(sweep.todo(rest, out, display), out, display))
-        tried |= {cell.name for cell in rest}
+    while remaining:
+        outcomes.append(sweep.run_cells(sweep.todo(remaining, out, display), out, display))
+        tried |= {cell.name for cell in remaining}
         at_best = at_rates(found, best_rates(found, grid.finished(_cells(found), out, display.say), out))
-        rest = [cell for cell in _cells(at_best) if cell.name not in tried and not sweep.is_done(cell, out)]
+        remaining = [cell for cell in _cells(at_best) if cell.name not in tried and not sweep.is_done(cell, out)]
     outcome = sweep.together(outcomes)
     has_row = {(e.way, e.alpha) for e in at_best}
     needed = {cell.name for cell in _cells(at_best + [e for e in found if (e.way, e.alpha) not in has_row])}
     for name in outcome.failures.keys() - needed:
         display.say(f"Passed over, with its rates: {name}: {outcome.failures[name]}")
-    return replace(outcome, failures={n: why for n, why in outcome.failures.items() if n in needed})
+    return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
 
 
-def _cells(found: Sequence[Entry]) -> list[sweep.Trial]:
-    """The runs of those that can be played, each once."""
-    return grid.once(e.cell for e in found if isinstance(e.cell, sweep.Trial))
+def _cells(rows: Sequence[Entry]) -> list[sweep.Trial]:
+    """Return the trials of the entries that can run, without duplicates."""
+    return grid.once(e.cell for e in rows if isinstance(e.cell, sweep.Trial))
 
 
 def commons(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "commons", expected(found), partial(report, found, options), play=partial(play, found))
+    rows = entries(options)
+    return main.run(options, "commons", expected(rows), partial(report, rows, options), play=partial(play, rows))
 
 
 if __name__ == "__main__":

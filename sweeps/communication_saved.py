@@ -1,4 +1,4 @@
-"""Table A.2 of Fedssyn: communication that the shuffled synthetic pool saves until a target accuracy, in percent.
+"""Table A.2 of Fedssyn: communication in percent that the shuffled synthetic pool saves until a target accuracy.
 
 python sweeps/communication_saved.py --from sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv
 python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR      # a Table 1 sweep of ours
@@ -16,7 +16,7 @@ from papers.fedssyn import saved
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The options; ``from`` is given."""
+    """Parse the options; ``from`` is required."""
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--from", type=str | None, help="a CSV of rounds, or a folder with runs, such as a Table 1 sweep"
@@ -40,7 +40,7 @@ def communication_saved(argv: Sequence[str]) -> int:
         print(f"{source}: {len(lines)} lines to print")
         return 0
     notes = (*saved.NOTES, *(saved.SWEEP_NOTES if source.is_dir() else saved.ROUNDS_NOTES))
-    table = tables.markdown(list(lines[0]), [list(found.values()) for found in lines])
+    table = tables.markdown(list(lines[0]), [list(line.values()) for line in lines])
     table += tables.numbered(notes)
     if options.out:
         out = Path(options.out)

@@ -1,4 +1,4 @@
-"""Compare runs of any folders: a number against a field or another number, means over seeds, as picture and CSV.
+"""Compare runs of any folders: plot a number against a field or another number, as means over seeds, with a CSV.
 
 python sweeps/compare.py runs/tune runs/mine --x p --y zeta_hat_sq --colour alpha --facet rho --out runs/compare
 """
@@ -32,7 +32,7 @@ AXES = {
 
 
 def arguments(argv: Sequence[str]):
-    """The folders, then the options."""
+    """Parse the folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
@@ -47,12 +47,12 @@ def arguments(argv: Sequence[str]):
 
 
 def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
-    """The columns of the axes that were asked for.
+    """Return the columns of the requested axes.
 
     Raises:
         UserError: a column that no run has, or a y that is no number.
     """
-    found = {}
+    result = {}
     for option in AXES:
         if (name := options[option]) is None:
             continue
@@ -61,36 +61,36 @@ def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
             raise unknown(f"column --{option}", name, runs.columns)
         if full == "seed":
             raise UserError(f"--{option} seed cannot be shown: points are means over seeds.")
-        found[option] = full
-    if any(isinstance(value, str | tuple | bool) for value in runs[found["y"]].tolist()):
+        result[option] = full
+    if any(isinstance(value, str | tuple | bool) for value in runs[result["y"]].tolist()):
         raise UserError(f"--y takes a number, and {options.y} is none.")
-    return found
+    return result
 
 
 def rows(compared: Sequence[Cell], names: dict[str, str]) -> "pd.DataFrame":
-    """A row a cell: the fields that vary, those of the axes, seeds, mean and standard deviation of y."""
-    found = []
+    """Return a table with a row per configuration: varying fields, axes, seeds, mean and standard deviation of y."""
+    lines = []
     for cell in compared:
         values, missed = counted(cell.runs, names["y"])
         row = {**cell.fields, **{n: series.value(cell, n) for n in names.values()}, "seeds": len(cell.runs)}
         row |= {names["y"]: fmean(values) if values else None}
         row |= {f"{names['y']}_sd": stdev(values) if len(values) > 1 else None}
-        found.append(row | ({"not_reached": missed} if names["y"] == "rounds_to_target" else {}))
+        lines.append(row | ({"not_reached": missed} if names["y"] == "rounds_to_target" else {}))
     import pandas as pd
 
-    return pd.DataFrame(found)
+    return pd.DataFrame(lines)
 
 
 def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) -> str | None:
-    """Which fields vary besides, where the axes do not tell the cells apart."""
+    """Return a hint at further varying fields, or None where the axes distinguish all configurations."""
     chosen = [name for option, name in names.items() if option != "y"]
     places: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in compared:
         places.setdefault(tuple(series.label(series.value(cell, n)) for n in chosen), []).append(cell)
-    shared = [of for of in places.values() if len(of) > 1]
+    shared = [group for group in places.values() if len(group) > 1]
     if not shared:
         return None
-    besides = [n for n in varied(runs) if any(len({str(series.value(c, n)) for c in of}) > 1 for of in shared)]
+    besides = [n for n in varied(runs) if any(len({str(series.value(c, n)) for c in group}) > 1 for group in shared)]
     return (
         f"Some cells differ in more than {', '.join(chosen)} and share a place: they also vary in "
         f"{', '.join(besides)}. Use --colour or --facet for it, or name fewer folders."
@@ -98,18 +98,18 @@ def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) 
 
 
 def panels(compared: Sequence[Cell], names: dict[str, str]) -> list[series.Panel]:
-    """A panel for each value of the facet."""
+    """Return a panel for each value of the facet."""
 
     def text(cell: Cell, option: str) -> str:
         return series.label(series.value(cell, names[option])) if option in names else ""
 
-    found = []
+    result = []
     for facet in dict.fromkeys(text(cell, "facet") for cell in compared):
         inside = [cell for cell in compared if text(cell, "facet") == facet]
         points = [series.point(cell, names["x"], names["y"], text(cell, "colour")) for cell in inside]
         title = f"{words(names['facet'])} = {facet}" if facet else ""
-        found.append(series.Panel(title, words(names["x"]), [p for p in points if p is not None]))
-    return found
+        result.append(series.Panel(title, words(names["x"]), [p for p in points if p is not None]))
+    return result
 
 
 def compare(argv: Sequence[str]) -> int:
@@ -125,15 +125,15 @@ def compare(argv: Sequence[str]) -> int:
     runs = once(runs)
     names, out = columns(runs, options), Path(options.out)
     compared = cells(runs)
-    table, drawn = rows(compared, names), panels(compared, names)
-    if not any(panel.points for panel in drawn):
+    table, drawn_panels = rows(compared, names), panels(compared, names)
+    if not any(panel.points for panel in drawn_panels):
         raise UserError(f"no run has a number for --y {options.y}.")
-    if said := hint(runs, compared, names):
-        print(said)
+    if message := hint(runs, compared, names):
+        print(message)
     with sweep_folder.open_folder(out):
         write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
         legend = words(names["colour"]) if "colour" in names else ""
-        series.draw(out / "compare.png", drawn, names["y"], legend, series.title(runs))
+        series.draw(out / "compare.png", drawn_panels, names["y"], legend, series.title(runs))
     print(f"{len(compared)} cells of {len(runs)} runs: {out / 'compare.png'}, {out / 'compare.csv'}.")
     return 0
 

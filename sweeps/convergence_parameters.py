@@ -1,4 +1,4 @@
-"""Figures 5, A.7 and A.8 of Fedssyn: zeta^2, sigma^2 and delta^2 over the rounds, beside what Lemma 1 makes of them.
+"""Figures 5, A.7 and A.8 of Fedssyn: zeta^2, sigma^2 and delta^2 over the rounds, and what Lemma 1 predicts.
 
 python sweeps/convergence_parameters.py                     # digits, FedAvg, some minutes on a laptop
 python sweeps/convergence_parameters.py --preset smoke      # the same code with smaller numbers, under a minute
@@ -18,16 +18,16 @@ from papers.fedssyn.courses_report import NAMED, Figure, report
 
 PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho n_i = 4500 (A.3.5)
 PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho": 0.75}  # p = 1125/(845 + 1125)
-"""Fields of figures 5 and A.7, and of A.8, on top of preset paper, unless they are asked for."""
+"""Fields of figures 5 and A.7, and of A.8, on top of preset paper; the user's own values take precedence."""
 
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
 TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
          "generator.steps": "generator-epochs"}  # fmt: skip
-"""Fields that an option of the sweep sets; generator.steps is free without figure A.8."""
+"""Fields that an option of the sweep sets; without figure A.8 the user may set generator.steps."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the figures on top of every field of the experiment."""
+    """Parse the options of the figures and of every field of the experiment."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def figure_a7(options: parse.Options) -> Figure:
-    """Figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
+    """Return the curves of figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
     for p in sorted(parse.split("--p", options.p, float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
@@ -67,14 +67,14 @@ def figure_a7(options: parse.Options) -> Figure:
 
 
 def figure_a8(options: parse.Options) -> Figure:
-    """Figure A.8: a curve for each number of epochs of the generators; none where it was not asked for."""
-    given, p = options.generator_epochs, options.generator_p
-    if given == "":
+    """Return the curves of figure A.8, one per number of generator epochs; empty where the user leaves A.8 out."""
+    listed, p = options.generator_epochs, options.generator_p
+    if listed == "":
         return {}
     if not 0 < p < 1:
         raise UserError(f"--generator-p must lie in (0, 1), got {p:g}: an empty pool has no delta^2.")
     shares = (max(1, round(share * options.generator.epochs)) for share in CHECKPOINTS)
-    epochs = shares if given is None else parse.split("--generator-epochs", given, int)
+    epochs = shares if listed is None else parse.split("--generator-epochs", listed, int)
     fields = {name: v for name, v in PAPER_A8.items() if options.preset == "paper" and name not in options.asked}
     fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
@@ -90,7 +90,7 @@ def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Tria
 def convergence_parameters(argv: Sequence[str]) -> int:
     options = arguments(argv)
     a7, a8 = figure_a7(options), figure_a8(options)
-    # by name: a run that both figures show is played once
+    # by name: a trial that both figures show runs once
     cells = grid.once(c for figure in (a7, a8) for several in figure.values() for c in several)
     return main.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
 

@@ -1,4 +1,4 @@
-"""A W&B workspace for runs that W&B has or will have: the panels by which they are compared.
+"""Create a W&B workspace with panels that compare runs, which W&B has or will have.
 
 python sweeps/dashboard.py runs/table1 runs/mine                            # writes runs/dashboard.json
 python sweeps/dashboard.py runs/table1 --entity ME --project fedcommons     # makes it on W&B's server
@@ -22,11 +22,11 @@ from fedcommons.tracking.run_folder import read_config
 NAME, PROJECT = "fedcommons: which commons?", "fedcommons"
 
 ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
-"""Names of users, teams and projects at W&B."""
+"""Pattern of names of users, teams and projects at W&B."""
 
 
 def arguments(argv: Sequence[str]):
-    """The folders, then the options."""
+    """Parse the folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
@@ -53,7 +53,7 @@ def arguments(argv: Sequence[str]):
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """The runs in these folders that can be read."""
+    """Return the folders of all readable runs in these folders."""
     from fedcommons.reports.frames import load_runs
 
     runs = load_runs(*folders)
@@ -66,10 +66,12 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 
 
 def project_of(run: Path) -> str:
-    """The W&B project of a run."""
-    with suppress(UserError):  # its config.yaml is of another version
-        if re.fullmatch(ALLOWED, found := read_config(run).tracking.project):  # somebody else may have written it
-            return found
+    """Return the W&B project of a run."""
+    with suppress(UserError):  # config.yaml may be of another version of fedcommons
+        if re.fullmatch(
+            ALLOWED, project := read_config(run).tracking.project
+        ):  # another person may have written config.yaml
+            return project
     return PROJECT
 
 
@@ -83,26 +85,30 @@ def dashboard(argv: Sequence[str]) -> int:
     runs = runs_in(options.folders) if options.folders else []
     project = options.project or (project_of(runs[0]) if runs else PROJECT)
     names = logged(runs, print) if runs else EVERYTHING
-    made = workspace(options.entity or "ENTITY", project, options.name, names)
-    panels = sum(len(section.panels) for section in made.sections)
+    board = workspace(options.entity or "ENTITY", project, options.name, names)
+    panels = sum(len(section.panels) for section in board.sections)
     over = f"{len(runs)} run{'s' if len(runs) > 1 else ''}" if runs else "all runs"
-    said = f"{len(made.sections)} sections, {panels} panels over {over} of project {project}"
+    message = f"{len(board.sections)} sections, {panels} panels over {over} of project {project}"
     if options.entity:
         try:
-            made.save()
-        except Exception as error:  # of W&B's own and of many libraries: no network, no such project, no permission
+            board.save()
+        except Exception as error:  # W&B and its libraries raise many types: no network, no such project, no permission
             raise UserError(f"W&B did not take the workspace: {' '.join(str(error).split())}") from None
-        print(f"{said}: {made.url}")
+        print(f"{message}: {board.url}")
         return 0
     out = Path(options.out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, made._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+        write_text(out, board._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
-    print(f"{said}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
-    given = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
-    print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *given, "--entity", "YOURS"]))
+    print(f"{message}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
+    names_of_workspace = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
+    print(
+        shlex.join(
+            ["python", "sweeps/dashboard.py", *map(str, options.folders), *names_of_workspace, "--entity", "YOURS"]
+        )
+    )
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What disclosed data buy: test accuracy after some rounds against the share of the clients' data that was given away.
+"""Test accuracy after some rounds against the disclosed share of the clients' data.
 
-Where runs share something that an epsilon covers, a second picture has accuracy against this epsilon.
+Where runs release something that an epsilon covers, a second picture shows accuracy against this epsilon.
 
 python sweeps/disclosure.py                     # digits: raw copies, and synthetic images that were shuffled
 python sweeps/disclosure.py --shares 0.1,0.5 --rhos 0.25,0.75 --seeds 0,1,2
@@ -28,7 +28,7 @@ from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the picture on top of every field of the experiment."""
+    """Parse the options of the picture and of every field of the experiment."""
     more = (
         ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples that others get copies of"),
         ("rhos", str, "0.25,0.75", "rho of stages with generators: shares of examples that they see"),
@@ -53,8 +53,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def grid(options: parse.Options) -> list[sweep.Trial]:
-    """A cell for every value of the field by which its stage gives more or less away."""
-    base, found = grids.base(options), []
+    """Return a trial for every value of the field that sets how much a sharing strategy discloses."""
+    base, trials = grids.base(options), []
     shares, rhos = parse.split("--shares", options.shares, float), parse.split("--rhos", options.rhos, float)
     epsilons = parse.split("--epsilons", options.epsilons, float)
     for alpha, algorithm, setting, seed in product(
@@ -64,28 +64,28 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
         }  # fmt: skip
-        sweep.require_few(len(found) + 1)
+        sweep.require_few(len(trials) + 1)
         plain = authors.cell(options, {**base, **values})
         if "c" in plain.config.sharing.constants:
-            found += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
+            trials += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
         elif "target_epsilon" in plain.config.sharing.constants:
-            found += [authors.cell(options, {**base, **values, "sharing.target_epsilon": e}) for e in epsilons]
+            trials += [authors.cell(options, {**base, **values, "sharing.target_epsilon": e}) for e in epsilons]
         elif plain.config.generator is not None:
-            found += [authors.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
+            trials += [authors.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
         else:
-            found.append(plain)
-    return grids.once(found)
+            trials.append(plain)
+    return grids.once(trials)
 
 
 def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and picture from the run folders, and show the table."""
-    own = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
-    if not own and not options.folders:
+    """Write table, CSV and picture from the run folders, and display the table."""
+    folders = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
+    if not folders and not options.folders:
         return
-    runs = points([*own, *options.folders], options.round, display.say)
+    runs = points([*folders, *options.folders], options.round, display.say)
     if runs.empty:
         return
-    found = cells(runs)
+    configurations = cells(runs)
     notes = [
         "Given away: the share of all clients' training examples of which copies were sent, or from which something "
         "that was sent was made, without a differential privacy that can be computed. Model updates, which every run "
@@ -95,18 +95,18 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
         *tables.private_notes(runs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grids.stamped(table(found, options.round) + tables.numbered(notes), options)
+    markdown = grids.stamped(table(configurations, options.round) + tables.numbered(notes), options)
     write_text(out / "disclosure.md", markdown)
-    varied = dict.fromkeys(name for cell in found for name in cell.fields)
+    varied = dict.fromkeys(name for cell in configurations for name in cell.fields)
     epsilon = tuple(name for name in tables.POOL_EPSILON if name in runs)
     records = tables.records(runs, (*varied, "seed", "disclosed", *epsilon, ACCURACY, "bytes_once"))
     write_text(out / "disclosure.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "round": options.round, "cells": records})
     datasets = ", ".join(map(str, runs["data.name"].unique()))
     smoke = grids.is_smoke(options)
-    draw(found, out / "disclosure.png", "disclosed", datasets, options.round, smoke)
+    draw(configurations, out / "disclosure.png", "disclosed", datasets, options.round, smoke)
     if epsilon:
-        draw(found, out / "disclosure_epsilon.png", epsilon[-1], datasets, options.round, smoke)
+        draw(configurations, out / "disclosure_epsilon.png", epsilon[-1], datasets, options.round, smoke)
     display.say("\n" + markdown)
 
 

@@ -1,4 +1,4 @@
-"""Fedssyn on dSprites, its figures A.9 and A.10: accuracy against what the clients' beta-VAEs saw, and for how long.
+"""Figures A.9 and A.10 of Fedssyn, on dSprites: accuracy against the data and the epochs of the clients' beta-VAEs.
 
 python sweeps/dsprites.py                       # sprites of the same factors that are drawn here, not dSprites
 python sweeps/dsprites.py --preset smoke        # the same code with smaller numbers
@@ -21,16 +21,16 @@ from papers.fedssyn.sprites_report import Entry, report
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields that an option sets."""
+"""Fields that an option of the sweep sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     preset = parse.early(argv, "preset", "small")
     if preset not in sprites_presets.FIELDS:
         raise unknown("preset", preset, sprites_presets.FIELDS)
     dataset = parse.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
-    rhos, checkpoints, numbers, of = sprites_presets.LISTS[preset]
+    rhos, checkpoints, numbers, numbers_rhos = sprites_presets.LISTS[preset]
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, sprites_presets.fields(preset, dataset))
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ),
         ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
         ("numbers", str, numbers, "n~/n_i: synthetic images of a client for each of its own"),
-        ("numbers-rhos", str, of, "rho for which all of --numbers are tried; for others only 0.25"),
+        ("numbers-rhos", str, numbers_rhos, "rho for which all of --numbers are tried; for others only 0.25"),
         ("out", str, f"runs/dsprites-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -59,28 +59,28 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """No pool; then for each seed every rho and checkpoint, and every number of images after the last epoch."""
-    base, epochs, found = grids.base(options), options["generator.epochs"], []
+    """Return per seed: no pool, every rho and checkpoint, and every number of images after the last epoch."""
+    base, epochs, result = grids.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
-    of = parse.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
+    numbers_rhos = parse.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
-    grid = list(product(rhos, early, [0.25])) + list(product(of, [epochs], numbers))
+    grid = list(product(rhos, early, [0.25])) + list(product(numbers_rhos, [epochs], numbers))
     for seed in parse.split("--seeds", options.seeds, int):
-        at: dict[str, Any] = {**base, "seed": seed}
-        found.append(Entry(None, 0, 0.0, grids.cell(options, {**at, "sharing.setting": "real"})))
+        fixed: dict[str, Any] = {**base, "seed": seed}
+        result.append(Entry(None, 0, 0.0, grids.cell(options, {**fixed, "sharing.setting": "real"})))
         for rho, epoch, number in dict.fromkeys(grid):
-            sweep.require_few(len(found) + 1)
+            sweep.require_few(len(result) + 1)
             fields = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-            found.append(Entry(rho, epoch, number, grids.cell(options, {**at, **fields})))
-    return found
+            result.append(Entry(rho, epoch, number, grids.cell(options, {**fixed, **fields})))
+    return result
 
 
 def dsprites(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "dsprites", grids.once(e.cell for e in found), partial(report, found, options))
+    rows = entries(options)
+    return main.run(options, "dsprites", grids.once(e.cell for e in rows), partial(report, rows, options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedCVAE: images from decoders that clients send once, against one-shot averaging, DENSE and what rounds buy.
+"""FedCVAE: images from decoders that clients send once, against one-shot averaging, DENSE and FedAvg with rounds.
 
 python sweeps/fedcvae.py --seeds 0,1,2      # digits, some minutes
 python sweeps/fedcvae.py --preset smoke     # the same code with smaller numbers
@@ -21,11 +21,11 @@ TAKEN = {
     "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
     "client.lr": "rates", "fedcvae.local_epochs": "client.epochs", "dense.client_epochs": "client.epochs",
 }  # fmt: skip
-"""Fields that an option sets."""
+"""Fields that an option of the sweep sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     preset = parse.early(argv, "preset", "small")
     dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
     fields, title = presets.fields(preset, dataset), (__doc__ or "").partition("\n")[0]
@@ -53,8 +53,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """A run for each alpha, method, rate and seed; FedCVAE, whose rates are the paper's, has one rate."""
-    base, found = grid.base(options), []
+    """Return a trial for each alpha, method, learning rate and seed; FedCVAE runs only at the paper's rates."""
+    base, result = grid.base(options), []
     alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
     seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)
     for method in methods:
@@ -65,17 +65,17 @@ def entries(options: parse.Options) -> list[Entry]:
     sweep.require_few(len(alphas) * len(methods) * len(rates) * len(seeds))
     for alpha, method in product(alphas, methods):
         row = presets.row(method, options.preset, base, options.asked)
-        of = {**base, **row, "partition.alpha": alpha}
+        fields = {**base, **row, "partition.alpha": alpha}
         for rate, seed in product([None] if row["algorithm"] == "fedcvae" else rates, seeds):
-            at = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
-            found.append(Entry(method, alpha, rate, grid.cell(options, {**of, **at})))
-    return found
+            varied = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
+            result.append(Entry(method, alpha, rate, grid.cell(options, {**fields, **varied})))
+    return result
 
 
 def fedcvae(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "fedcvae", grid.once(e.cell for e in found), partial(report, found, options))
+    rows = entries(options)
+    return main.run(options, "fedcvae", grid.once(e.cell for e in rows), partial(report, rows, options))
 
 
 if __name__ == "__main__":

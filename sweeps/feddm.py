@@ -1,4 +1,4 @@
-"""FedDM: its table 2, figures 1 to 3, its studies of ipc and radius, REAL, and pictures of the synthetic images.
+"""FedDM: table 2, figures 1 to 3, the studies of ipc and radius, REAL, and pictures of the synthetic images.
 
 python sweeps/feddm.py                     # digits, 348 runs of seconds
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
@@ -21,11 +21,11 @@ from papers.feddm.report import Entry, report
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 OF_RATES = {"image_rates": "feddm.image_lr", "rates": "client.lr"}
-"""The options that list rates to choose from, and the field of each."""
+"""Options that list learning rates to choose from, and the field that each option sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     preset, dataset = grid.preset_and_dataset(argv)
     fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
     title = (__doc__ or "").partition("\n")[0]
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError("--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave them empty.")
     for name, field in OF_RATES.items():
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # the one that was asked for
+            options[name] = ""  # only the rate that the user set
         owners |= {field: _option(name)} if options[name] else {}
         if len(_rates(options, name)) > 1 and options.data.validation == 0:
             raise UserError(f"--{_option(name)} chooses by validation accuracy: data.validation must be above 0.")
@@ -71,15 +71,15 @@ def _option(name: str) -> str:
 
 
 def _rates(options: parse.Options, name: str) -> Sequence[float]:
-    """The rates that an option lists."""
+    """Return the learning rates that an option lists."""
     return _numbers(f"--{_option(name)}", options[name], float)
 
 
 def _alpha(options: parse.Options) -> float:
-    """The alpha of the studies.
+    """Return the alpha of the studies.
 
     Raises:
-        UserError: it is not one number.
+        UserError: ``--study-alpha`` is not one number.
     """
     alpha, *others = parse.split("--study-alpha", options.study_alpha, float)
     if others:
@@ -88,27 +88,27 @@ def _alpha(options: parse.Options) -> float:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """All rows with their runs, table by table."""
+    """Return all rows with their trials, table by table."""
     base = grid.base(options)
-    found: list[Entry] = []
+    result: list[Entry] = []
     listed = {field: _rates(options, name) for name, field in OF_RATES.items()}
 
     def add(table: str, method: str, alpha: float, **fields: Any) -> None:
         values = {**base, "partition.alpha": alpha, **fields}
-        own = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
+        rate_field = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
         real = values["algorithm"] == "feddm" and values["feddm.iterations"] == 0
-        rates = [None] if real else listed[own] or [values[own]]
+        rates = [None] if real else listed[rate_field] or [values[rate_field]]
         for rate, seed in product(rates, parse.split("--seeds", options.seeds, int)):
-            at = {"seed": seed} if rate is None else {"seed": seed, own: rate}
-            sweep.require_few(len(found) + 1)
-            found.append(Entry(table, method, alpha, rate, grid.cell(options, {**values, **at})))
+            varied = {"seed": seed} if rate is None else {"seed": seed, rate_field: rate}
+            sweep.require_few(len(result) + 1)
+            result.append(Entry(table, method, alpha, rate, grid.cell(options, {**values, **varied})))
 
     alpha = _alpha(options)
     algorithms = parse.split("--algorithms", options.algorithms)
-    for at, algorithm in product(parse.split("--alphas", options.alphas, float), algorithms):
-        add("methods", algorithm, at, algorithm=algorithm)
+    for alpha_of_row, algorithm in product(parse.split("--alphas", options.alphas, float), algorithms):
+        add("methods", algorithm, alpha_of_row, algorithm=algorithm)
         if algorithm == "feddm":
-            add("methods", "REAL", at, algorithm="feddm", **{"feddm.iterations": 0})
+            add("methods", "REAL", alpha_of_row, algorithm="feddm", **{"feddm.iterations": 0})
     for ipc in _numbers("--ipcs", options.ipcs, int):
         least = max(ipc, base["feddm.least"])
         add(
@@ -125,9 +125,9 @@ def entries(options: parse.Options) -> list[Entry]:
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
-    if levels:  # its images are shown: they are those of the first round of a longer run
+    if levels:  # the report shows this run's images: they equal those of the first round of a longer run
         add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
-    return found
+    return result
 
 
 def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
@@ -136,8 +136,8 @@ def _numbers(option: str, text: str, kind: type) -> Sequence[Any]:
 
 def feddm(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "feddm", grid.once(e.cell for e in found), partial(report, found, options))
+    rows = entries(options)
+    return main.run(options, "feddm", grid.once(e.cell for e in rows), partial(report, rows, options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedDPMS's tables 1, 2, 5, 6 and figures 2, 3: what images decoded from others' noisy codes bring, and what they cost.
+"""Tables 1, 2, 5, 6 and figures 2, 3 of FedDPMS: accuracy and cost of images decoded from other clients' noisy codes.
 
 python sweeps/feddpms.py                     # digits, some minutes on a laptop
 python sweeps/feddpms.py --preset smoke      # the same code with smaller numbers, under a minute
@@ -27,11 +27,11 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "sigmas": ("sigma", float), "quotas": ("quota", int), "privacies": ("privacy", str), "helpers": ("helpers", int),
     "preliminary": ("preliminary_rounds", float),
 }  # fmt: skip
-"""Options that vary a constant of FedDPMS alone, one at a time: table 5 and figure 3."""
+"""Options that vary one constant of FedDPMS at a time: table 5 and figure 3."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the tables on top of every field of the experiment."""
+    """Parse the options of the tables and of every field of the experiment."""
     preset, dataset = grids.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
     more = (
@@ -57,35 +57,37 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def grid(options: parse.Options) -> dict[str, list[sweep.Trial]]:
-    """The cells of each table; a cell may stand in several."""
+    """Return the trials of each table; a trial may be in several tables."""
     algorithms, alphas = parse.split("--algorithms", options.algorithms), parse.split("--alphas", options.alphas, float)
-    found = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
-    found["Table 2"] = [
+    tables = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
+    tables["Table 2"] = [
         cell
         for (n, images), a in product(_federations(options.clients), algorithms)
         for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
     ]
     receives = parse.split("--receives", options.receives) if options.receives else []
     ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
-    found["Ablations"] = [c for alpha, (a, given) in product(alphas, ablated) for c in _cells(options, a, alpha, given)]
-    found |= {"Table 5": [], "Figure 3": []}
+    tables["Ablations"] = [
+        c for alpha, (a, fields) in product(alphas, ablated) for c in _cells(options, a, alpha, fields)
+    ]
+    tables |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
         allowed = "[0, 1)" if option == "preliminary" else ""
         for value in parse.split(f"--{option}", options[option], kind, allowed) if options[option] else ():
             table = "Figure 3" if option == "preliminary" else "Table 5"
             if option == "preliminary":
                 value = _preliminary(value, options.federation.rounds)
-            found[table] += _cells(options, "feddpms", alphas[0], {f"feddpms.{field}": value})
-    return {table: grids.once(of) for table, of in found.items() if of}
+            tables[table] += _cells(options, "feddpms", alphas[0], {f"feddpms.{field}": value})
+    return {table: grids.once(trials) for table, trials in tables.items() if trials}
 
 
 def _federations(text: str) -> list[tuple[int, int]]:
-    """Pairs N:images.
+    """Return the pairs N:images.
 
     Raises:
-        UserError: they are none.
+        UserError: the text is no list of pairs.
     """
-    pairs = [one.split(":") for one in parse.split("--clients", text)] if text else []
+    pairs = [pair.split(":") for pair in parse.split("--clients", text)] if text else []
     try:
         return [(number(int, n), number(int, images)) for n, images in pairs]
     except ValueError:
@@ -93,7 +95,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
-    """T_p; None where it is the default's, so that the run is the same."""
+    """Return T_p, or None where T_p is the default, so that the run keeps its name."""
     last = round(share * rounds)
     return None if last == round(0.4 * rounds) else last
 
@@ -101,11 +103,17 @@ def _preliminary(share: float, rounds: int) -> int | None:
 def _cells(
     options: parse.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
 ) -> list[sweep.Trial]:
-    """One for each rate and seed. All train the same encoder and classifier; autoencoders have a decoder beside it."""
+    """Return a trial per rate and seed. All train the same encoder and classifier; autoencoders add a decoder."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
-    given = {} if "model.name" in options.asked else {"model.name": model}
+    model_field = {} if "model.name" in options.asked else {"model.name": model}
     rates = [options.client.lr] if options.lrs is None else parse.split("--lrs", options.lrs, float)
-    fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **given, **(values or {})}
+    fixed = {
+        "algorithm": algorithm,
+        "partition.alpha": alpha,
+        "sharing.setting": "real",
+        **model_field,
+        **(values or {}),
+    }
     seeds = parse.split("--seeds", options.seeds, int)
     sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
     every = {**grids.base(options), **fixed}

@@ -1,4 +1,4 @@
-"""Figures 3 and 1(c) of Fedssyn: test accuracy on every data setting, against models trained centrally.
+"""Figures 3 and 1(c) of Fedssyn: test accuracy of every sharing strategy, against models trained centrally.
 
 python sweeps/figure3.py                     # digits, FedAvg, some minutes on a laptop
 python sweeps/figure3.py --preset smoke      # the same code with smaller numbers, about a minute
@@ -26,14 +26,14 @@ from papers.fedssyn import central_trials
 if TYPE_CHECKING:
     from papers.fedssyn.central import Central
 
-P = 0.5  # of the paper's shuffled_synthetic: n_total/N images besides as many of the client's own
-SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the figure's
+P = 0.5  # the paper's shuffled_synthetic: n_total/N pool images and n_total/N images of the client itself
+SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the sharing strategies of the figure
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the figure on top of every field of the experiment."""
+    """Parse the options of the figure and of every field of the experiment."""
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
     more = (
@@ -50,10 +50,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def grid(options: parse.Options) -> list[sweep.Trial]:
-    """The federated runs, in the figure's order."""
+    """Return the federated trials, in the figure's order."""
     base = grids.base(options)
-    asked = base.get("sharing.p")
-    shared = P if asked is None else asked
+    p = base.get("sharing.p")
+    shared = P if p is None else p
     p_real = shared if options.p_real is None else options.p_real
     cells = []
     for alpha, algorithm, setting, seed in grids.combined(
@@ -62,14 +62,14 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
-            "sharing.p": p_real if setting == "shuffled_real" else asked,
+            "sharing.p": p_real if setting == "shuffled_real" else p,
         }  # fmt: skip
         cells.append(grids.cell(options, {**base, **values}))
     return grids.once(cells)
 
 
 def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list[Central]":
-    """What the cells are compared with: a model on the real images for each seed, one on each of the cells' pools."""
+    """Return the central models to compare with: one on the real images per seed, and one on each trial's pool."""
     from papers.fedssyn.central import Central
 
     lines = []
@@ -79,11 +79,11 @@ def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list
         lines.append(Central("central_real", config, epochs))
         if config.generator is not None:
             lines.append(Central("central_synthetic", config, epochs))
-    return list({line.name: line for line in lines}.values())  # many cells share a line
+    return list({line.name: line for line in lines}.values())  # many trials share a central model
 
 
 def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     c = cells[0].config
     notes = [
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
@@ -106,7 +106,7 @@ def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], 
 
 
 def report(cells: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, picture and summary from the folders, and show the table."""
+    """Write table, picture and summary from the run folders, and display the table."""
     import pandas as pd
 
     from papers.fedssyn.figures import accuracy_dots, accuracy_table, panels
@@ -115,22 +115,24 @@ def report(cells: Sequence[sweep.Trial], options: parse.Options, out: Path, disp
     central = load_central(*(out / line.name for line in sorted(lines, key=lambda line: line.source)))
     if runs.empty:
         return
-    found = tables.compared(pd.concat([runs, central], ignore_index=True))
-    own, of_central = (tables.records(of, (*CSV, *others(found[0]))) for of in (runs, central))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": own, "central": of_central})
+    rows = tables.compared(pd.concat([runs, central], ignore_index=True))
+    federated, of_central = (tables.records(frame, (*CSV, *others(rows[0]))) for frame in (runs, central))
+    write_json(
+        out / "summary.json", {"name": out.name, "preset": options.preset, "cells": federated, "central": of_central}
+    )
     notes = [*footnotes(cells, of_central, options), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    markdown = grids.stamped(accuracy_table(found, notes), options)
+    markdown = grids.stamped(accuracy_table(rows, notes), options)
     write_text(out / "figure3.md", markdown)
-    write_text(out / "figure3.csv", tables.to_csv([*own, *of_central]))
+    write_text(out / "figure3.csv", tables.to_csv([*federated, *of_central]))
     title = f"Test accuracy after round {cells[0].config.federation.rounds}, seeds {options.seeds}"
-    accuracy_dots(out / "figure3.png", panels(found), title, grids.is_smoke(options))
+    accuracy_dots(out / "figure3.png", panels(rows), title, grids.is_smoke(options))
     display.say("\n" + markdown)
 
 
 def play(
     cells: Sequence[sweep.Trial], options: parse.Options, left: sweep.Todo, out: Path, display: Display
 ) -> sweep.Outcome:
-    """Run what is left, then train the central models."""
+    """Run the remaining trials, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
     failures = {**outcome.failures, **central_trials.train(central_lines(cells, options), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The options, comma lists split; ``pairs``: (q, d); ``shares``: the c, with 0 among them."""
+    """Parse the options and split comma lists; ``pairs``: (q, d); ``shares``: the values of c, which include 0."""
     preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
@@ -60,30 +60,30 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pair(text: str) -> tuple[float, int]:
-    """q and d of ``0.5:3``."""
+    """Return q and d of a text such as ``0.5:3``."""
     q, _, d = text.partition(":")
     try:
-        found = number(float, q), number(int, d)
+        result = number(float, q), number(int, d)
     except (ValueError, OverflowError):
         raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
-    if not (0 <= found[0] < 1 and 1 <= found[1] <= 1e9):
+    if not (0 <= result[0] < 1 and 1 <= result[1] <= 1e9):
         raise UserError(f"--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got {text!r}.")
-    return found
+    return result
 
 
 def settings(options: parse.Options) -> "dict[str, Setting]":
-    """The curves of figures 1 and 2 and the two of figure 3, and the name of the file of each."""
+    """Return the settings of the curves of figures 1 to 3, by the name of their files."""
     from papers.agc.gradient_coding import PARTITIONS, Setting
 
     preset = PRESETS[options.preset]
     common = {"sharing": options.sharing, "per_class": preset.per_class, "rounds": preset.rounds}
-    found = {
+    curves = {
         f"{name}_q{q:g}_d{d}_c{c:g}": Setting(name, q, d, c, **common)
         for name, (q, d), c in product(PARTITIONS, options.pairs, options.shares)
     }
     slow = {**common, "lr": 0.01, "decay": 1.0}
     return {
-        **found,
+        **curves,
         "figure3_a": Setting("single_class", 0.0, 3, 0.0, **slow),
         "figure3_b": Setting("single_class", 0.5, 3, 0.2, **slow),
     }
@@ -110,11 +110,11 @@ def gradient_coding(argv: Sequence[str]) -> int:
         of_all = {name: options[name] for name in ("preset", "dataset", "repetitions", "seed")}
         facts = {name: {**of_all, **asdict(setting)} for name, setting in wanted.items()}
         curves = {name: curve for name in wanted if (curve := cached_results.read(files[name], facts[name], "curve"))}
-        left = {name: setting for name, setting in wanted.items() if name not in curves}
-        for number, (name, played) in enumerate(run_all(problem, left, options), 1):
-            curves[name] = summed_up(left[name], played)
+        remaining = {name: setting for name, setting in wanted.items() if name not in curves}
+        for number, (name, played) in enumerate(run_all(problem, remaining, options), 1):
+            curves[name] = summed_up(remaining[name], played)
             cached_results.write(files[name], facts[name], "curve", curves[name])
-            display.step("curves", number, len(left), name)
+            display.step("curves", number, len(remaining), name)
         write_all([{**curves[name], "lr": wanted[name].lr} for name in wanted], problem, options, display)
     return 0
 

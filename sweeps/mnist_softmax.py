@@ -28,7 +28,7 @@ PRESETS = {"smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The options, comma lists split and values checked."""
+    """Parse the options, split comma lists and check the values."""
     preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
@@ -62,7 +62,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display: Display) -> list[Curve]:
-    """A cell for each curve and seed, in the order of the table; the noise levels are trained together."""
+    """Train and return each curve for each seed, in the order of the table; all noise levels are trained together."""
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]

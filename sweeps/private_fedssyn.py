@@ -1,4 +1,4 @@
-"""Fedssyn with private generators, its figures 6 and A.6: epsilon over epochs, images, accuracy of the pools.
+"""Figures 6 and A.6 of Fedssyn, with differentially private generators: epsilon over epochs, images, accuracy.
 
 python sweeps/private_fedssyn.py                      # digits, minutes on a laptop
 python sweeps/private_fedssyn.py --preset smoke       # the same code with smaller numbers
@@ -21,11 +21,11 @@ from papers.fedssyn.private_report import Entry, report
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment; ``generator.`` is the private one."""
+    """Parse the options of the sweep and of every field of the experiment; ``generator.`` is the private generator."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset not in private_presets.PRIVATE:
-        known = ", ".join(private_presets.PRIVATE)
-        raise UserError(f"--preset must be one of {known}: no code of private generators was released.")
+        names = ", ".join(private_presets.PRIVATE)
+        raise UserError(f"--preset must be one of {names}: no code of private generators was released.")
     paper = preset == "paper"
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset)}
     more = (
@@ -50,54 +50,61 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def _levels(options: parse.Options) -> dict[str, dict[str, Any]]:
-    """The private pools: what each is called, and its fields."""
+    """Return the names of the private pools and the fields of each pool."""
     epsilons, sigmas = (
         parse.split(f"--{name}", text, float) if (text := options[name]) else () for name in ("epsilons", "sigmas")
     )
     last = options["generator.epochs"]
-    found: dict[str, dict[str, Any]] = {}
+    pools: dict[str, dict[str, Any]] = {}
     for e in epsilons:
-        found[f"epsilon {e:g}"] = {"generator.target_epsilon": e, "generator.target_epochs": last}
+        pools[f"epsilon {e:g}"] = {"generator.target_epsilon": e, "generator.target_epochs": last}
     for s in sigmas:
-        found[f"noise multiplier {s:g}"] = {"generator.noise_multiplier": s}
-    return found
+        pools[f"noise multiplier {s:g}"] = {"generator.noise_multiplier": s}
+    return pools
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """No pool, the plain one, the private ones; with the first method private ones at checkpoints too."""
-    base, found, epochs = grid.base(options), [], options["generator.epochs"]
+    """Return the trials without a pool, with the plain pool and with private pools.
+
+    With the first method, private pools are also used after each checkpoint.
+    """
+    base, result, epochs = grid.base(options), [], options["generator.epochs"]
     plain = private_presets.plain(options.preset, base["data.name"])
     early = sorted({max(1, round(share * epochs)) for share in options.shares} - {epochs})
     seeds, algorithms = parse.split("--seeds", options.seeds, int), parse.split("--algorithms", options.algorithms)
     settings = parse.split("--settings", options.settings)
 
     def add(pool: str, last: bool, **fields: Any) -> None:
-        sweep.require_few(len(found) + 1)
-        found.append(Entry(pool, last, grid.cell(options, {**base, **fields})))
+        sweep.require_few(len(result) + 1)
+        result.append(Entry(pool, last, grid.cell(options, {**base, **fields})))
 
     for alpha, algorithm, seed in product(parse.split("--alphas", options.alphas, float), algorithms, seeds):
-        at: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
+        fixed: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
         for setting in settings:
-            mine = {**at, "sharing.setting": setting}
+            fields_of_setting = {**fixed, "sharing.setting": setting}
             if setting in private_presets.OF_SUMS:
                 for e in parse.split("--epsilons", options.epsilons, float):
                     for noise, level in private_presets.of_sums(setting, options.preset, e).items():
-                        add(f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}", True, **{**mine, **level})
+                        add(
+                            f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}",
+                            True,
+                            **{**fields_of_setting, **level},
+                        )
                 continue
-            if "generator.rho" not in grid.cell(options, {**base, **mine, **plain}).config.flat:
-                add("none", True, **mine)
+            if "generator.rho" not in grid.cell(options, {**base, **fields_of_setting, **plain}).config.flat:
+                add("none", True, **fields_of_setting)
                 continue
-            add("plain", True, **mine, **plain)
+            add("plain", True, **fields_of_setting, **plain)
             for name, level in _levels(options).items():
                 for e in (*(early if algorithm == algorithms[0] else ()), epochs):
-                    add(name, e == epochs, **mine, **level, **{"generator.epochs": e})
-    return found
+                    add(name, e == epochs, **fields_of_setting, **level, **{"generator.epochs": e})
+    return result
 
 
 def private_fedssyn(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "private_fedssyn", grid.once(e.cell for e in found), partial(report, found, options))
+    rows = entries(options)
+    return main.run(options, "private_fedssyn", grid.once(e.cell for e in rows), partial(report, rows, options))
 
 
 if __name__ == "__main__":

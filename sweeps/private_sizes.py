@@ -1,4 +1,4 @@
-"""At which size of data does a useful private pool begin? Of n images a client, judged by what its images teach.
+"""How many images n per client does a useful private pool need? Judged by classifiers trained on its images.
 
 python sweeps/private_sizes.py                 # digits, a quarter of an hour on a laptop
 python sweeps/private_sizes.py --preset smoke  # the same code with smaller numbers
@@ -20,20 +20,20 @@ from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
 TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
-"""Fields that an option sets."""
+"""Fields that an option of the sweep sets."""
 
 WAYS = ("plain", "private", "merf", "ndpdc")
-"""Generators without and with privacy, and stages that fit images to clients' noisy sums."""
+"""Generators without and with differential privacy, and strategies that fit images to clients' noisy sums."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options on top of every field of the experiment."""
+    """Parse the options of the study and of every field of the experiment."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     if preset not in private_presets.PRIVATE:
         raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
-    one = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
+    client_fields = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
            "data.validation": 0.0, "generator.target_epsilon": 10.0}  # fmt: skip
-    fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **one}
+    fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields)
     few = preset == "smoke"
     for name, kind, default, text in (
@@ -71,16 +71,16 @@ def private_sizes(argv: Sequence[str]) -> int:
         from fedcommons.tune import dry_run, sweep_folder
         from papers.fedssyn.sizes import jobs, of_sums, seconds, study
 
-        left, pools = jobs(options), sum(1 for _ in of_sums(options))  # refuses what cannot be, before any work
+        todo, pools = jobs(options), sum(1 for _ in of_sums(options))  # raises for impossible requests before any work
         if options.dry_run:
-            needed = duration(dry_run.generators(left) + seconds(of_sums(options)))
-            what = f"{len(left)} generators to make, {pools} pools to fit to noisy sums"
+            needed = duration(dry_run.generators(todo) + seconds(of_sums(options)))
+            what = f"{len(todo)} generators to make, {pools} pools to fit to noisy sums"
             display.say(f"{what}, in about {needed} here on one core.")
             return 0
         with sweep_folder.open_folder(out := Path(options.out)):
             text = ""
-            for found in study(options, display.say, partial(display.step, ends=False)):
-                text = report(found, options, out)  # after each size, so that what is judged is kept
+            for results in study(options, display.say, partial(display.step, ends=False)):
+                text = report(results, options, out)  # after each size: an interrupted study keeps its results
             display.say("\n" + text)
         spent = time.perf_counter() - started
         display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")

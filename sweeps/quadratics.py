@@ -1,4 +1,4 @@
-"""Figures 2 and A.4 of Fedssyn, and B.3 of its first version: FedAvg on heterogeneous quadratics, a share p swapped.
+"""Figures 2 and A.4 of Fedssyn, and B.3 of its first version: FedAvg on quadratics of which a share p is swapped.
 
 python sweeps/quadratics.py                      # the paper's grid, ten seeds, seconds on one core
 python sweeps/quadratics.py --preset smoke       # the same code with fewer p and rounds
@@ -28,7 +28,7 @@ PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The options; ``shares``: the p, with 0 among them, to which theory refers."""
+    """Parse the options; ``shares``: the values of p, which include 0 as the theory refers to p = 0."""
     preset = parse.early(argv, "preset", "paper")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
@@ -60,16 +60,16 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def swapped(options: parse.Options, seed: int, sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
-    """The problem of a seed with each of these shares swapped."""
-    own = q.draw(seed, options.zeta_sq, sigma_sq)
-    return [q.swap(own, p, seed) for p in shares]
+    """Return the problem of a seed with each of these shares swapped."""
+    unswapped = q.draw(seed, options.zeta_sq, sigma_sq)
+    return [q.swap(unswapped, p, seed) for p in shares]
 
 
 def quadratics(argv: Sequence[str]) -> int:
     options = arguments(argv)
     problems = {seed: swapped(options, seed, options.sigma_sq, options.shares) for seed in options.seeds}
-    for some in problems.values():
-        q.check(some[0], options.target, options.rounds, options.models)
+    for of_seed in problems.values():
+        q.check(of_seed[0], options.target, options.rounds, options.models)
     out = Path(options.out)
     if options.dry_run:
         print(f"{out}: {grid(options)} to compute")
@@ -88,15 +88,15 @@ def grid(options: parse.Options) -> str:
 def run_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: parse.Options, display: Display) -> int:
     """Run every configuration, and write the tables, the pictures and the summary."""
     play = partial(q.run, rounds=options.rounds, models=options.models)
-    least = min(options.target, lines.TARGETS.min())  # nothing is asked about the rounds after it
+    least = min(options.target, lines.TARGETS.min())  # the report needs no rounds after the smallest target is reached
     errors, curves = {}, []
-    for number, (seed, some) in enumerate(problems.items(), 1):
-        errors[seed] = play(some, q.STEP_SIZES, seed=seed, until=least)
+    for number, (seed, same_seed) in enumerate(problems.items(), 1):
+        errors[seed] = play(same_seed, q.STEP_SIZES, seed=seed, until=least)
         shares = [options.shares[k] for k in chosen(options, 3)]
         few = [problem for sigma_sq in NOISES for problem in swapped(options, seed, sigma_sq, shares)]
         curves.append(np.reshape(play(few, FIXED, seed=seed), (len(NOISES), len(shares), -1)))
         display.step("seeds", number, len(problems), f"seed {seed}")
-    floors = [(found.min(), seed, k) for seed, every in errors.items() for k, found in enumerate(every)]
+    floors = [(values.min(), seed, k) for seed, every in errors.items() for k, values in enumerate(every)]
     if min(floors)[0] > options.target:
         floor, seed, k = min(floors)
         step, last = np.unravel_index(errors[seed][k].argmin(), errors[seed][k].shape)
@@ -105,11 +105,11 @@ def run_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: 
             f"{options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}, seed {seed}."
         )
     stacked = dict(zip(NOISES, np.stack(curves, axis=1), strict=True))
-    rows = [row for seed, some in problems.items() for row in table(some, errors[seed], seed, options)]
+    rows = [row for seed, same_seed in problems.items() for row in table(same_seed, errors[seed], seed, options)]
     points = [
         {"sigma_sq": sigma_sq, "seed": seed, "p": options.shares[k], "round": r, "error": error}
-        for sigma_sq, found in stacked.items()
-        for seed, of_seed in zip(options.seeds, found, strict=True)
+        for sigma_sq, values in stacked.items()
+        for seed, of_seed in zip(options.seeds, values, strict=True)
         for k, curve in zip(chosen(options, 3), of_seed.tolist(), strict=True)
         for r, error in enumerate(curve)
     ]

@@ -1,4 +1,4 @@
-"""How good synthetic images are, against real ones, without downloads: by generator, training size and epoch.
+"""Quality of synthetic images against real images, without downloads: by generator, training size and epoch.
 
 python sweeps/quality.py                                      # digits, some minutes on a laptop
 python sweeps/quality.py --preset smoke                       # the same code with smaller numbers
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from fedcommons.config.experiment import Experiment
 
 OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator.rho"}
-"""Lists, each of one field: a list that is not given has the field's value alone."""
+"""Options that list values of a field; by default, the list holds only the field's value."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options on top of every field of the experiment, and the experiments whose pools are judged."""
+    """Parse the options of the study and of every field of the experiment, and build the experiments to judge."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     title = (__doc__ or "").partition("\n")[0]
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
@@ -58,15 +58,21 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pools(options: parse.Options) -> "list[Experiment]":
-    """The experiments whose pools are judged: of each seed, generator and rho those after each checkpoint."""
+    """Return the experiments whose pools are judged: each seed, generator, rho and checkpoint."""
     base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")
     rhos, shares = listed("rhos", float, "(0, 1]"), parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
     sweep.require_few(len(seeds) * len(names) * len(rhos) * len(shares))
-    found = []
+    result = []
     for seed, name, rho in product(seeds, names, rhos):
-        own = {} if name == base["generator.name"] else presets.generator(name, options.preset)
-        fields: dict[str, Any] = {**base, **own, "generator.name": name, "generator.rho": rho, "seed": seed}
+        fields_of_generator = {} if name == base["generator.name"] else presets.generator(name, options.preset)
+        fields: dict[str, Any] = {
+            **base,
+            **fields_of_generator,
+            "generator.name": name,
+            "generator.rho": rho,
+            "seed": seed,
+        }
         config = choose(fields, options.fields)
         if shares != (1.0,) and "generator.epochs" not in config.flat:
             raise UserError(f"--checkpoints needs a generator that has epochs, and {registry.label(name)} has none.")
@@ -74,12 +80,12 @@ def pools(options: parse.Options) -> "list[Experiment]":
             raise UserError("--checkpoints are shares of generator.epochs: leave generator.steps out.")
         epochs = config.flat.get("generator.epochs")
         early = [] if epochs is None else sorted({max(1, round(share * epochs)) for share in shares})
-        found += [choose({**fields, "generator.epochs": epoch}, options.fields) for epoch in early] or [config]
-    return found
+        result += [choose({**fields, "generator.epochs": epoch}, options.fields) for epoch in early] or [config]
+    return result
 
 
 def _listed(options: parse.Options, name: str, kind: Any = str, allowed: str = "") -> tuple[Any, ...]:
-    """The values of a list of ``OF_FIELDS``."""
+    """Return the values of an option in ``OF_FIELDS``, or the field's value where the option is empty."""
     return parse.split(f"--{name}", options[name], kind, allowed) if options[name] else (options[OF_FIELDS[name]],)
 
 

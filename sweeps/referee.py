@@ -1,4 +1,4 @@
-"""A referee of anybody's method: the contract's promises and its author's claims, each with a verdict in a sentence.
+"""Check any method against the contract of methods and its author's claims; each check has a verdict in a sentence.
 
 python sweeps/referee.py my_lab.py:FedAvgM
 python sweeps/referee.py my_lab.py:MyProx --constants mu=0.1 --special-case "mu=0 is fedavg" --down 1 --up 1
@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "tracking.wandb": "off"}
-"""The row of table 1: digits of preset small, ten clients, a Dirichlet partition."""
+"""Fields of the row of table 1: digits of preset small, ten clients, a Dirichlet partition."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The method, then the options."""
+    """Parse the method, then the options."""
     named = [word for word in argv[:1] if not word.startswith("-")]
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
@@ -65,7 +65,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def valued(constants: str) -> dict[str, str]:
-    """Constants by name, as they are written."""
+    """Return the constants by name, as unparsed text."""
     try:
         pairs = [part.partition("=") for part in shlex.split(constants)]
     except ValueError as error:
@@ -77,7 +77,7 @@ def valued(constants: str) -> dict[str, str]:
 
 
 def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
-    """The experiment of the row with this method; constants are read as they are on a command line."""
+    """Return the experiment of the row with this method; constants are parsed as on a command line."""
     words = [f"--{registry.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
     parser = parse.parser("", argv, {**presets.preset("small", "digits"), **fields})
@@ -85,17 +85,20 @@ def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] 
 
 
 def is_theirs(method: str) -> bool:
-    """Whether it is a class that has none of our functions, or a function that takes a module and builds a client."""
-    found = registry.find("algorithm", method)
-    if isclass(found):
-        return not any(hasattr(found, name) for name in registry.KINDS["algorithm"].has)
-    with suppress(ValueError, TypeError):  # Python does not tell its parameters
-        return "module" in signature(found).parameters
+    """Return whether the method is a client of another framework.
+
+    It is a class without any function of the contract, or a function that takes a module and builds a client.
+    """
+    candidate = registry.find("algorithm", method)
+    if isclass(candidate):
+        return not any(hasattr(candidate, name) for name in registry.KINDS["algorithm"].has)
+    with suppress(ValueError, TypeError):  # some callables have no signature
+        return "module" in signature(candidate).parameters
     return False
 
 
 def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm":
-    """The method that a client of another framework is: a part of its own, ``sweeps/referee.py:theirs``, of any run."""
+    """Build the method that adapts a client of another framework; ``sweeps/referee.py:theirs`` names it in any run."""
     from fedcommons import adapted
 
     values: dict[str, Any] = {}
@@ -108,7 +111,7 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """The method with these constants."""
+    """Build the method with these constants."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:
@@ -117,39 +120,39 @@ def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm
 
 
 def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None":
-    """The method with the constants of ``--special-case``, and the method that it then is."""
+    """Build the method with the constants of ``--special-case``, and the method that it must then equal."""
     if options.special_case is None:
         return None
     constants, _, other = f" {options.special_case}".partition(" is ")
     if not other:
         raise UserError(f'--special-case is given as "name=value is METHOD", got {options.special_case!r}.')
-    both = f"{options.constants} {constants}"  # the later of two values counts
+    both = f"{options.constants} {constants}"  # of two values of a constant, the later value counts
     return made(options.method, both, options.strategy), made(other.strip(), "")
 
 
 def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
-    """The method's row of table 1, and FedAvg's."""
+    """Run the method's row of table 1 and FedAvg's row."""
     from fedcommons import Verdict, run
 
-    said, fields = [], ROW
+    results, fields = [], ROW
     method, constants = options.method, valued(options.constants)
-    if is_theirs(method):  # whose server averages by examples
+    if is_theirs(method):  # adapted servers average by numbers of examples
         fields = {**ROW, "federation.weighting": "samples"}
         constants = {"of": method, "strategy": options.strategy or "", "constants": options.constants}
         method = f"{Path(__file__)}:{theirs.__name__}"
-    for name, part, its in ((options.method, method, constants), ("fedavg", "fedavg", {})):
-        config = chosen(part, its, fields)
+    for name, part, part_constants in ((options.method, method, constants), ("fedavg", "fedavg", {})):
+        config = chosen(part, part_constants, fields)
         try:
             summary = run(config, out / sweep.cell(config, {}).name, say=display.say).summary
         except (UserError, ClientError) as error:
-            said.append(f"{registry.label(name)}: {sentence(error)}")
+            results.append(f"{registry.label(name)}: {sentence(error)}")
             continue
         reached, rounds = summary["rounds_to_target"], summary["rounds"]
         when = "never" if reached is None else f"in round {reached}"
-        said.append(
+        results.append(
             f"{registry.label(name)}: {100 * summary['last_accuracy']:.1f} % after {rounds} rounds, 80 % {when}"
         )
-    return Verdict("table 1, digits, alpha 0.01, one seed", None, "; ".join(said))
+    return Verdict("table 1, digits, alpha 0.01, one seed", None, "; ".join(results))
 
 
 def referee(argv: Sequence[str]) -> int:
@@ -161,8 +164,8 @@ def referee(argv: Sequence[str]) -> int:
         from fedcommons import referee as judge
 
         method = made(options.method, options.constants, options.strategy)
-        said = options.exact, options.down, options.up, options.private, options.rate
-        claims = Claims(special_case(options), *said)
+        values = options.exact, options.down, options.up, options.private, options.rate
+        claims = Claims(special_case(options), *values)
         name, verdicts = registry.label(options.method), []
         with sweep_folder.open_folder(out := Path(options.out)):
             for verdict in judge(method, claims):
@@ -179,24 +182,26 @@ def referee(argv: Sequence[str]) -> int:
 
 
 def write(out: Path, name: str, verdicts: "Sequence[Verdict]") -> None:
-    """The page, for reading and for a browser."""
+    """Write the page as Markdown and as HTML."""
     write_text(out / "referee.md", markdown(name, verdicts))
     write_text(out / "referee.html", page(name, verdicts))
 
 
 def markdown(name: str, verdicts: "Sequence[Verdict]") -> str:
-    """The page: a line a verdict."""
-    failed = sum(one.passed is False for one in verdicts)
+    """Return the page as Markdown, with one line per verdict."""
+    failed = sum(verdict.passed is False for verdict in verdicts)
     head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: nothing was found"
-    lines = [[one.check, one.word, escape(one.said, quote=False).replace("|", "\\|")] for one in verdicts]
+    lines = [
+        [verdict.check, verdict.word, escape(verdict.said, quote=False).replace("|", "\\|")] for verdict in verdicts
+    ]
     return f"{head}\n\n{tables.markdown(['check', 'verdict', 'what was seen'], lines)}"
 
 
 def page(name: str, verdicts: "Sequence[Verdict]") -> str:
-    """The same as ``referee.md``, for a browser."""
+    """Return the page as HTML, with the content of ``referee.md``."""
     lines = "".join(
-        f'<tr class="{one.word}"><td>{escape(one.check)}</td><td>{one.word}</td><td>{escape(one.said)}</td></tr>\n'
-        for one in verdicts
+        f'<tr class="{v.word}"><td>{escape(v.check)}</td><td>{v.word}</td><td>{escape(v.said)}</td></tr>\n'
+        for v in verdicts
     )
     style = "body{font:16px sans-serif;max-width:60em;margin:2em auto}td{padding:.2em .6em;vertical-align:top}"
     return (

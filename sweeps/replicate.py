@@ -1,4 +1,4 @@
-"""Replications: published numbers of other papers and programs beside ours, each with a verdict.
+"""Replications: compare our numbers with published numbers of other papers and programs, each with a verdict.
 
 python sweeps/replicate.py --data-dir DIR                          # R1, R4, R5, R6 and R10 with five seeds
 python sweeps/replicate.py --data-dir DIR --rows R2 --dry-run      # what another row costs
@@ -21,12 +21,12 @@ from papers.replications.rows import NOT_HERE, ROWS, Quantity
 
 SMALL = "R1,R4,R5,R6,R10"
 VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "lr", "seed": "seed"}
-"""Fields in the names of run folders, and what they are called there."""
+"""Fields in the names of run folders, and their labels there."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a row's variant."""
+    """A trial of a row's variant."""
 
     row: str
     variant: str
@@ -34,7 +34,7 @@ class Entry:
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """The options, rows and seeds split and checked."""
+    """Parse the options; split and check rows and seeds."""
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("rows", str, SMALL, f"which to run, separated by commas, of {', '.join(ROWS)}"),
@@ -57,18 +57,18 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """The runs, in the order of the page."""
-    found = []
+    """Return the trials, in the order of the page."""
+    result = []
     for name in options.rows:
         for variant, fields in ROWS[name].variants.items():
             for seed in parse.split("--seeds", options.seeds, int):
                 values: dict[str, Any] = {**fields, "seed": seed, "data.dir": options.data_dir, "tracking.wandb": "off"}
-                found.append(Entry(name, variant, sweep.cell(presets.experiment("small", "mnist", values), VARIED)))
-    return found
+                result.append(Entry(name, variant, sweep.cell(presets.experiment("small", "mnist", values), VARIED)))
+    return result
 
 
 def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None] | None:
-    """What a finished run has to say of these quantities, accuracies in percent; None: the run is not finished."""
+    """Return these quantities of a finished run, accuracies in percent; None: the run is not finished."""
     if not is_run(folder) or (summary := read_summary(folder)) is None:
         return None
     accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}
@@ -76,23 +76,23 @@ def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | N
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the page from the run folders, and show its table."""
+    """Write the page from the run folders, and display its table."""
     from papers.replications.report import compared, write
 
     runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
     for entry in found:
-        those = [q for q in ROWS[entry.row].quantities if q.variant == entry.variant]
-        if one := numbers(out / entry.cell.name, those):
-            runs.setdefault((entry.row, entry.variant), {})[entry.cell.config.seed] = one
+        quantities = [q for q in ROWS[entry.row].quantities if q.variant == entry.variant]
+        if values := numbers(out / entry.cell.name, quantities):
+            runs.setdefault((entry.row, entry.variant), {})[entry.cell.config.seed] = values
     if runs:
         display.say("\n" + write(compared(runs), options.seeds, out))
 
 
 def replicate(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    cells = grid.once(entry.cell for entry in found)
-    return main.run(options, "replicate", cells, partial(report, found, options))
+    rows = entries(options)
+    cells = grid.once(entry.cell for entry in rows)
+    return main.run(options, "replicate", cells, partial(report, rows, options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A report on runs: one HTML file with tables, curves, privacy, partitions and the runs that each number comes from.
+"""Write a report on runs: one HTML file with tables, curves, privacy, partitions and the source runs of each number.
 
 python sweeps/report.py runs/table1 --out report.html
 python sweeps/report.py runs/table1 runs/tune runs/mine --out report.html --title "Which commons?"
@@ -13,7 +13,7 @@ from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):
-    """The folders, then the options."""
+    """Parse the folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")
@@ -30,8 +30,8 @@ def report(argv: Sequence[str]) -> int:
     options = arguments(argv)
     from fedcommons.reports import page  # pandas takes a second to import, and --help needs none
 
-    made = page.report(*options.folders, out=options.out, title=options.title)
-    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB. It opens in any browser and needs no network.")
+    path = page.report(*options.folders, out=options.out, title=options.title)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB. It opens in any browser and needs no network.")
     return 0
 
 

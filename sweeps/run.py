@@ -1,4 +1,4 @@
-"""Run one experiment and say a line a round, or run one client of a run again.
+"""Run one experiment and print a line per round, or run one client of a run again.
 
 python sweeps/run.py --preset small --sharing.setting shuffled_synthetic --partition.alpha 0.01
 python sweeps/run.py --config FILE.yaml --out runs/mine --resume
@@ -27,9 +27,9 @@ from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options on top of every field of the experiment."""
+    """Parse the options of a run and of every field of the experiment."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
-    defaults = presets.preset(*(parse.early(argv, *one) for one in chosen))
+    defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
     parser = parse.parser(f"Run one federated experiment. {again}", argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
@@ -43,10 +43,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def run(argv: Sequence[str]) -> int:
-    given = parse.named(argv)
-    if "replay" in given:
+    named = parse.named(argv)
+    if "replay" in named:
         return play_again(argv)
-    if "round" in given:
+    if "round" in named:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
     options = arguments(argv)
     config = authors.settled(options.preset, parse.experiment(options), options.asked)
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
-    """Run it, or what is left of it, and say what came of it; the summary."""
+    """Run the experiment, or its remaining rounds, print the results and return the summary."""
     if resume and not is_run(out) and config.storage is None:
         display.say(f"{out} holds no run to resume: it starts from the beginning.")
     display.say("Loading torch and the data ...")
@@ -86,7 +86,7 @@ def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mappi
 
 
 def dry_run(config: Experiment, out: Path, display: Display) -> int:
-    """Say what a run would do and cost."""
+    """Print what a run would do and cost."""
     display.say("Loading torch and the data ...")
     from fedcommons.tune.dry_run import print_costs
     from fedcommons.tune.sweep import Trial
@@ -116,8 +116,8 @@ def play_again(argv: Sequence[str]) -> int:
     from fedcommons.runs import replay
 
     try:
-        own = [options[field] for field in (*choosing, "data.dir")]
-        print(replay.replay(Path(options.replay), options.round, options.client, named=own))
+        named_parts = [options[field] for field in (*choosing, "data.dir")]
+        print(replay.replay(Path(options.replay), options.round, options.client, named=named_parts))
     except ClientError as error:
         if options.pdb and error.__cause__:
             pdb.post_mortem(error.__cause__.__traceback__)

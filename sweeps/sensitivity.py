@@ -1,4 +1,4 @@
-"""Figure 4 of Fedssyn: accuracy against what generators saw, what they drew, how long they trained, and their kind.
+"""Figure 4 of Fedssyn: accuracy against generators' training data, number of samples, training epochs and kind.
 
 python sweeps/sensitivity.py                       # digits, one seed, minutes on a laptop
 python sweeps/sensitivity.py --preset smoke        # the same code with smaller numbers
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields that an option sets."""
+"""Fields that an option of the sweep sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     preset = parse.early(argv, "preset", "small")
     if preset not in presets.FIELDS:
         raise unknown("preset", preset, presets.FIELDS)
@@ -66,8 +66,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """For each seed the pools of (a), (b), (c), and what stands beside them: each federation without a pool."""
-    base, epochs, found = grid.base(options), options["generator.epochs"], []
+    """Return per seed the pools of (a), (b) and (c), and each federation without a pool for comparison."""
+    base, epochs, result = grid.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
     shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
@@ -77,23 +77,32 @@ def entries(options: parse.Options) -> list[Entry]:
     pools = [("a", clients[0], made_by, rho, number, epochs) for rho, number in product(rhos, numbers)]
     pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
     kinds = {g: presets.generator(g, options.preset, epochs) for g in parse.split("--generators", options.generators)}
-    pools += [("c", clients[0], name, 1.0, 1.0, of["generator.epochs"]) for name, of in kinds.items()]
+    pools += [
+        ("c", clients[0], name, 1.0, 1.0, fields_of_kind["generator.epochs"]) for name, fields_of_kind in kinds.items()
+    ]
     for seed in parse.split("--seeds", options.seeds, int):
         federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
         for panel, n in federations:
-            at = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
-            real = grid.cell(options, {**at, "sharing.setting": "real"})
-            found.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
+            federation_fields = {
+                **base,
+                "seed": seed,
+                "partition.n_clients": n,
+                "partition.alpha": presets.ALPHAS[panel],
+            }
+            real = grid.cell(options, {**federation_fields, "sharing.setting": "real"})
+            result.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
             for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
                 fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
                 fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-                found.append(Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**at, **fields})))
-    sweep.require_few(len(found))
-    return found
+                result.append(
+                    Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**federation_fields, **fields}))
+                )
+    sweep.require_few(len(result))
+    return result
 
 
 def central_lines(found: Sequence[Entry]) -> "list[Central]":
-    """For each seed a model on all real images in one place, with as many steps as all clients together."""
+    """Return for each seed a central model on all real images, with the total number of steps of all clients."""
     from papers.fedssyn.central import Central
 
     lines = []
@@ -104,7 +113,7 @@ def central_lines(found: Sequence[Entry]) -> "list[Central]":
 
 
 def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-    """Run what is left, then train the central models."""
+    """Run the remaining trials, then train the central models."""
     outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
     failures = {**outcome.failures, **central_trials.train(central_lines(found), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
@@ -113,11 +122,11 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
 
 def sensitivity(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
+    rows = entries(options)
     return main.run(
-        options, "sensitivity", grid.once(e.cell for e in found),
-        lambda out, display: report(found, [line.name for line in central_lines(found)], options, out, display),
-        play=partial(play, found), extra=lambda: central_trials.extra_jobs(central_lines(found)),
+        options, "sensitivity", grid.once(e.cell for e in rows),
+        lambda out, display: report(rows, [line.name for line in central_lines(rows)], options, out, display),
+        play=partial(play, rows), extra=lambda: central_trials.extra_jobs(central_lines(rows)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""List files that killed writers left in a storage or a folder of artifacts; --remove removes them.
+"""List files that killed writers left behind in a storage or a folder of artifacts; --remove removes these files.
 
 python sweeps/storage_gc.py s3://BUCKET/PREFIX
 python sweeps/storage_gc.py /shared/storage --remove
@@ -36,15 +36,15 @@ def storage_gc(argv: Sequence[str]) -> int:
         files = list(garbage.find(storage))
     except object_store.StorageError as error:
         raise UserError(f"STORAGE: {error}.") from None
-    for one in files:
+    for file in files:
         try:
             if options.remove:
-                storage.remove(one.key)
+                storage.remove(file.key)
         except object_store.StorageError as error:
             raise ClientError(f"not all was removed: {error}.") from None
-        print(f"{'removed ' if options.remove else ''}{one.key}  {one.size:,} bytes, {one.age / 3600:.0f} hours old")
+        print(f"{'removed ' if options.remove else ''}{file.key}  {file.size:,} bytes, {file.age / 3600:.0f} hours old")
     size, what = (
-        f"{sum(one.size for one in files):,}",
+        f"{sum(file.size for file in files):,}",
         "were removed" if options.remove else "can be removed (--remove)",
     )
     print(f"{len(files)} files of {size} bytes in {named[0]} {what}; what is newer than a day is never listed.")

@@ -23,7 +23,7 @@ COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the table on top of every field of the experiment."""
+    """Parse the options of the table and of every field of the experiment."""
     preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
     more = (
@@ -37,24 +37,24 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
     parser = grids.parser(title, argv, defaults, more, "table1")
-    parser.hide(_taken(parser.get_defaults()))
+    parser.hide(_set_by_options(parser.get_defaults()))
     options = parse.parse(parser, argv)
-    grids.refuse_fields(options, _taken(options))
+    grids.refuse_fields(options, _set_by_options(options))
     if options.lrs is not None and "," in options.lrs and options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
     return options
 
 
-def _taken(options: parse.Options) -> dict[str, str]:
-    """The fields that these options of the table set, and their options."""
-    taken = {"client.lr": "lrs"} if options.lrs is not None else {}
+def _set_by_options(options: parse.Options) -> dict[str, str]:
+    """Return the fields that these options of the table set, with the option of each field."""
+    fields = {"client.lr": "lrs"} if options.lrs is not None else {}
     if options.federations is not None:
-        taken |= {"partition.n_clients": "federations", "federation.participation": "federations"}
-    return taken
+        fields |= {"partition.n_clients": "federations", "federation.participation": "federations"}
+    return fields
 
 
 def grid(options: parse.Options) -> list[sweep.Trial]:
-    """The table's runs, in its order."""
+    """Return the table's trials, in the order of the table."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
     federations = [
@@ -66,7 +66,7 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     rates = parse.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target
-    )  # unless another target is asked for
+    )  # the paper's targets apply unless the user sets a target
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     for (n, c), alpha, algorithm, setting, rate, seed in grids.combined(

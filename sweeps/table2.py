@@ -20,13 +20,13 @@ from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import Entry, report
 
 OWNERS = {"seed": "seeds", "partition.alpha": "alphas", "algorithm": "methods", "sharing.setting": "methods"}
-"""Fields that an option sets."""
+"""Fields that an option of the sweep sets."""
 OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
-"""The options that list rates to choose from, and the field of each."""
+"""Options that list learning rates to choose from, and the field that each option sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     preset, dataset = grid.preset_and_dataset(argv)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     title = (__doc__ or "").partition("\n")[0]
@@ -52,7 +52,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, field in OF_RATES.items():
         option = name.replace("_", "-")
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # the one that was asked for
+            options[name] = ""  # only the rate that the user set
         owners |= {field: option} if options[name] else {}
         if "," in options[name] and options.data.validation == 0:
             raise UserError(f"--{option} chooses by validation accuracy: data.validation must be above 0.")
@@ -61,30 +61,35 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """A run for each alpha, method, rate and seed."""
-    base, found = grid.base(options), []
+    """Return a trial for each alpha, method, learning rate and seed."""
+    base, result = grid.base(options), []
     targets = {}
-    if options.preset == "paper" and options.target == Experiment().target:  # those of Table 1
+    if options.preset == "paper" and options.target == Experiment().target:  # the targets of Table 1
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
     for alpha, method in product(
         parse.split("--alphas", options.alphas, float), parse.split("--methods", options.methods)
     ):
-        of = presets.METHODS[method]
-        name = "image_rates" if of["algorithm"] == "feddm" else "rates"
+        method_fields = presets.METHODS[method]
+        name = "image_rates" if method_fields["algorithm"] == "feddm" else "rates"
         rates = parse.split(f"--{name.replace('_', '-')}", options[name], float) if options[name] else ()
         field = OF_RATES[name]
-        values = {**base, **of, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
+        values = {
+            **base,
+            **method_fields,
+            "partition.alpha": alpha,
+            "target": targets.get((*federation, alpha), options.target),
+        }
         for rate, seed in product(rates or [base[field]], parse.split("--seeds", options.seeds, int)):
             cell = grid.cell(options, {**values, field: rate, "seed": seed})
-            found.append(Entry(method, alpha, rate, cell))
-    return found
+            result.append(Entry(method, alpha, rate, cell))
+    return result
 
 
 def table2(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    found = entries(options)
-    return main.run(options, "table2", grid.once(e.cell for e in found), partial(report, found, options))
+    rows = entries(options)
+    return main.run(options, "table2", grid.once(e.cell for e in rows), partial(report, rows, options))
 
 
 if __name__ == "__main__":

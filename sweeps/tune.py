@@ -24,9 +24,9 @@ CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Options of the sweep on top of every field of the experiment."""
+    """Parse the options of the sweep and of every field of the experiment."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
-    defaults = presets.preset(*(parse.early(argv, *one) for one in chosen))
+    defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
@@ -53,9 +53,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parse.add_shared(parser)
     options = parse.parse(parser, argv)
     options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode
-    for name, known in CHOICES.items():
-        if options[name] not in known:
-            raise unknown(name, options[name], known)
+    for name, allowed in CHOICES.items():
+        if options[name] not in allowed:
+            raise unknown(name, options[name], allowed)
     if not options.space:
         raise UserError("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1.")
     if options.search == "optuna":
@@ -67,19 +67,19 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def made(points: Sequence[Mapping[str, Any]], options: parse.Options) -> list[sweep.Trial]:
-    """The cells of these points."""
-    asked = {*options.asked, *points[0]}
+    """Return the trials of these points."""
+    set_by_user = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
-    found = [choose({**options.base, **point}, options.fields) for point in points]
-    made = [sweep.cell(authors.settled(options.preset, one, asked), labels) for one in found]
-    return list({c.name: c for c in made}.values())
+    configs = [choose({**options.base, **point}, options.fields) for point in points]
+    trials = [sweep.cell(authors.settled(options.preset, config, set_by_user), labels) for config in configs]
+    return list({c.name: c for c in trials}.values())
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
-    """The runs of a random search, or the ends of Optuna's space; and the fields that vary.
+    """Return the trials of a random search, or the ends of Optuna's space; and the fields that vary.
 
     Raises:
-        UserError: a field, a value or a metric that the runs cannot have.
+        UserError: the trials cannot have a field, a value or a metric.
     """
     swept = space(options)
     n = search_space.count(swept, options.samples)
@@ -90,15 +90,15 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     else:
         sweep.require_few(n)
         points = search_space.points(swept, options.samples, options.seed)
-    found = made(points, options)
-    metrics.require(options.metric, [c.config for c in found])
-    if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in found):
+    trials = made(points, options)
+    metrics.require(options.metric, [c.config for c in trials])
+    if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in trials):
         raise UserError("--scheduler asha stops runs by validation accuracy: --data.validation must be above 0.")
-    return found, list(swept)
+    return trials, list(swept)
 
 
 def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
-    """What runs side by side: all cells; with ASHA those of an environment; with Optuna its next points."""
+    """Yield trials that run in parallel: all trials; with ASHA those of an environment; with Optuna its next points."""
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
     if options.search == "optuna":
@@ -120,13 +120,13 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
 
 def tune(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    known, fields = cells(options)
+    trials, fields = cells(options)
     tried: list[sweep.Trial] = []
 
     def play(left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         outcomes = []
         for batch in batches(options, out):
-            todo = left if batch == known else sweep.todo(batch, out, display)
+            todo = left if batch == trials else sweep.todo(batch, out, display)
             scheduler = asha(batch) if options.scheduler == "asha" else None
             outcomes.append(sweep.run_cells(todo, out, display, scheduler=scheduler))
             tried.extend(batch)
@@ -135,7 +135,7 @@ def tune(argv: Sequence[str]) -> int:
     def report(out: Path, display: Display) -> None:
         results.report(grid.once(tried), fields, options, out, display)
 
-    code = main.run(options, "tune", known, report, play=play)
+    code = main.run(options, "tune", trials, report, play=play)
     if options.dry_run and options.search == "optuna":
         print(f"These are the ends of the space; {options.samples} points follow from the results.")
     return code

@@ -1,4 +1,4 @@
-"""The report of a sweep under way, in a browser on this machine: it follows the folders until Ctrl-C.
+"""Serve the report of a running sweep to a browser on this machine; the report follows the folders until Ctrl-C.
 
 python sweeps/watch.py runs/table1
 python sweeps/watch.py runs/table1 runs/tune --port 8765
@@ -13,7 +13,7 @@ from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):
-    """The folders, then the options."""
+    """Parse the folders, then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")

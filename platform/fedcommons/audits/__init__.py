@@ -1,1 +1,1 @@
-"""Attacks: what a pool, a generator or a method gives away, measured by somebody who tries to find out."""
+"""Attacks and audits that measure what a pool of synthetic images, a generator or a method discloses."""

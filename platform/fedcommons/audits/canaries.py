@@ -1,14 +1,14 @@
-"""An audit of private local training: does it keep what its release says?
+"""An audit of differentially private local training with canaries: does the training keep what its release states?
 
 Example j of m is a canary: its gradient is a multiple of the j-th unit vector, and zero where a coin left it out. The
-training goes through the one local loop, as a client's does. Of what it does this is held against its ``Release``:
+training uses the same local loop as a client. The audit compares these quantities with the training's ``Release``:
 
-epsilon       against the ledger's: a lower bound by guessing the coins from all noisy gradients (``lower_bound``), and
-              an estimate by how far canaries that are in lie from the others (``directions``), which sees more
-noise         its deviation, by the canaries that are out
-sensitivity   by how much one example changes a sum: noise is keyed, so the same key with and without it tells
-batches       their sizes, against n independent draws with probability q
-steps         their number
+epsilon       a lower bound from guesses of the coins by all noisy gradients (``lower_bound``), and an estimate from the
+              distance between included and excluded canaries (``directions``), which detects more
+noise         the standard deviation over the canaries that are out
+sensitivity   the change of a sum by one example: two trainings with the same noise key, with and without the example
+batches       the batch sizes, compared with n independent draws with probability q
+steps         the number of steps
 
 C: clipping norm;  T: steps;  m: canaries.
 """
@@ -35,32 +35,32 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator, seed_for
 
 LOUD = 1000.0
-"""How much larger the gradient of the example is whose influence is measured: it decides where a whole batch points."""
+"""Factor on the gradient of the example whose influence is measured: it decides the direction of the whole batch."""
 
 CONFIDENCE = 0.95
-"""Of all bounds together."""
+"""Joint confidence of all bounds."""
 
 ALARM = 1e-4
-"""Probability with which the sizes of honest batches are called those of others."""
+"""Probability of a false alarm: batches are drawn correctly and the check of their sizes fails."""
 
 
 class Canaries(LightningModule):
-    """Example (j, there) has the gradient  steepness there e_j,  wherever the weights are."""
+    """A module whose example (j, factor) has the gradient  steepness factor e_j  at all weights."""
 
     def __init__(self, m: int, steepness: float) -> None:
         super().__init__()
         self.w, self.steepness = nn.Parameter(torch.zeros(m)), steepness
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        j, there = batch
-        return (self.steepness * there * self.w[j]).mean()
+        j, factor = batch
+        return (self.steepness * factor * self.w[j]).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 class _OfSeed:
-    """The noise of a seed, whatever the data are, so that two trainings differ by their data alone."""
+    """A noise source keyed by a seed and not by the data, so that two trainings differ only in their data."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self.source, self.seed, self.calls = source, seed, 0
@@ -73,7 +73,7 @@ class _OfSeed:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A training: its sums (T, m) as they left the clipping and the noise, in units of C; batch sizes (T,); release."""
+    """A watched training: sums (T, m) after clipping and noise, in units of C; batch sizes (T,); the release."""
 
     sums: np.ndarray
     sizes: np.ndarray
@@ -81,7 +81,7 @@ class Watched:
 
 
 def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
-    """Train on m canaries; there: (m,) factor of each one's gradient, 0 where it is left out."""
+    """Train on m canaries; there: (m,) factor of each canary's gradient, 0 for an excluded canary."""
     assert loop.dp is not None
     work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
     work.noise = _OfSeed(work.source, seed)  # pyright: ignore[reportAttributeAccessIssue]
@@ -106,17 +106,19 @@ def _work(loop: LocalSGD, m: int) -> Work:
     return Work(Canaries(m, STEEP * loop.dp.clip), torch.device("cpu"), loop, source=of_audit(0))
 
 
-def _data(there: np.ndarray) -> ClientData:
-    return ClientData(torch.arange(len(there)), torch.from_numpy(there).float())
+def _data(factors: np.ndarray) -> ClientData:
+    return ClientData(torch.arange(len(factors)), torch.from_numpy(factors).float())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found. reported: the release's epsilon, None where it is uncovered. bounds: by kind of score.
+    """The result of an audit.
 
-    estimate: by the canaries as directions, which the axes are; None where the release is uncovered.
-    sensitivity: of one example, over C. steps: that were made. batches: how probable sizes as far off are at the q of
-    the release.
+    reported: the release's epsilon; None where the release is uncovered. bounds: lower bounds, by kind of score.
+    estimate: from the canaries as directions (the axes); None where the release is uncovered.
+    sensitivity: measured change by one example, over C. stated: the release's sensitivity, over C.
+    steps: numbers of steps that were run and that the release states.
+    batches: probability of batch sizes that deviate at least as far, at the q of the release.
     """
 
     reported: float | None
@@ -129,17 +131,17 @@ class Verdict:
 
     @property
     def bound(self) -> float:
-        """The lower bound on epsilon, with 95 % confidence: the largest of all kinds."""
+        """Return the lower bound on epsilon with 95 % confidence: the largest over all kinds of score."""
         return max(audited.bound for audited in self.bounds.values())
 
     @property
     def verdict(self) -> str:
-        """What the bound says of the reported epsilon: above it, not above it, or that it cannot tell."""
+        """Return in words whether the bound is above the reported epsilon, not above it, or cannot tell."""
         return verdict(self.bound, max(audited.ceiling for audited in self.bounds.values()), self.reported)
 
     @property
     def faults(self) -> list[str]:
-        """What the release does not keep, in words; none where it is uncovered, as it promises nothing then."""
+        """Return in words each statement of the release that fails; an uncovered release states nothing."""
         if self.reported is None or self.estimate is None:
             return []
         steps, counted = self.steps
@@ -153,49 +155,50 @@ class Verdict:
 
 
 def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verdict:
-    """Train with canaries; m/4 of them are guessed to be in. Scores of a canary, of which each gets a third of 5 %:
+    """Train with canaries and guess that m/4 of them are in. Each of a canary's three scores gets a third of 5 %:
 
-    sum          of its coordinate over all steps
-    difference   the same minus the coordinate of another client, whose noise may not be the same
-    spread       of its coordinate over the steps, which is only noise where noise is new in each step
+    sum          the sum of its coordinate over all steps
+    difference   that sum minus the sum of another client, whose noise must be different
+    spread       the deviation of its coordinate over the steps, which is only noise where noise is new in each step
     """
     assert loop.dp is not None
     inside = coins(m, numpy_generator(seed, "coins"))
-    one, other = (
-        watch(loop, there, seed_for(seed, "client", i)) for i, there in enumerate((1.0 * inside, 0.0 * inside))
+    client, control = (
+        watch(loop, factors, seed_for(seed, "client", i)) for i, factors in enumerate((1.0 * inside, 0.0 * inside))
     )
     scores = {
-        "sum": one.sums.sum(0),
-        "difference": one.sums.sum(0) - other.sums.sum(0),
-        "spread": one.sums.std(0),
+        "sum": client.sums.sum(0),
+        "difference": client.sums.sum(0) - control.sums.sum(0),
+        "spread": client.sums.std(0),
     }
     level = 1 - (1 - CONFIDENCE) / len(scores)
-    spent = one.spent
+    spent = client.spent
     return Verdict(
         reported=composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
         bounds={kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
-        estimate=estimate(one.sums, inside, spent, delta) if spent.covered else None,
+        estimate=estimate(client.sums, inside, spent, delta) if spent.covered else None,
         sensitivity=_influence(loop, seed),
         stated=spent.sensitivity / loop.dp.clip,
-        steps=(len(one.sums), spent.steps),
-        batches=_sizes(np.concatenate([one.sizes, other.sizes]), m, spent.q),
+        steps=(len(client.sums), spent.steps),
+        batches=_sizes(np.concatenate([client.sizes, control.sizes]), m, spent.q),
     )
 
 
 def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
-    """The largest change of a sum, in units of C, by an example whose gradient is far larger than those of all others.
+    """Return the largest change of a sum, in units of C, by an example whose gradient is far larger than all others.
 
-    Over ten epochs, as it may not be in each batch; weights decide no gradient here, so each step stands for itself.
+    The training runs ten epochs, as the example may miss a batch. Gradients do not depend on the weights here, so steps
+    are compared one by one.
     """
     loop = replace(loop, epochs=10)
     others = np.append(0.0, np.ones(m - 1))
     loud = others + np.append(LOUD, np.zeros(m - 1))
-    with_it, without = (watch(loop, there, seed).sums for there in (loud, others))
+    with_it, without = (watch(loop, factors, seed).sums for factors in (loud, others))
     return float(np.linalg.norm(with_it - without, axis=1).max())
 
 
 def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
-    """The probability of sizes that vary as far from  n q (1 - q)  around n q, on either side, were they binomial."""
+    """Return the two-sided p-value of batch sizes that should be binomial: mean n q, variance n q (1 - q)."""
     from scipy.stats import chi2  # half a second to import
 
     if q >= 1:
@@ -209,10 +212,11 @@ def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
 def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> tuple[
     float | None, dict[str, LowerBound]
 ]:  # fmt: skip
-    """The epsilon of a client's first reply, None if nothing of it is covered, and bounds by each covered tensor.
+    """Return the epsilon of a client's first reply (None: nothing is covered) and bounds by each covered tensor.
 
     ``bound.verdict(epsilon)`` is "cannot tell" where a bound could not have been above that epsilon.
-    Only tensors of m numbers are looked at, for canaries that raise them and for some that lower them.
+    The audit uses only tensors of m numbers, once as canaries that raise the numbers and once as canaries that lower
+    them.
     """
     inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
     state = algorithm.start(work.snapshot(), Facts(1, [m], 1), seed)
@@ -231,6 +235,6 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 
 
 def _vector(reply: Reply, name: str) -> np.ndarray:
-    """A tensor of a reply as one row of numbers; none where the reply has no such tensor."""
+    """Return a tensor of a reply as a vector; it is empty where the reply has no such tensor."""
     tensor = {**reply.sums, **reply.each}.get(name)
     return np.zeros(0) if tensor is None else numbers(tensor).double().flatten().numpy()

@@ -1,10 +1,11 @@
-"""The audit of a pool: do generators memorise what they were trained on?
+"""The audit of a pool of synthetic images: do generators memorise what they were trained on?
 
-Each client's images are compared with those that its generator saw and with as many held-out ones of the same classes,
-in pixels and in a feature space (``closeness``), where an image that is moved by a pixel or mirrored is the same
-(``distances``). If nothing was memorised, seen and held-out images may be exchanged. Then a made image is closer to a
-seen image than to any held-out one with probability 1/2, and a seen image has a made one near to it as probably as a
-held-out image has (``verdict``). Beside each verdict stands the smallest share of copies that it finds (``power``).
+Each client's synthetic images are compared with the images that its generator saw and with an equal number of held-out
+images of the same classes. Distances are measured in pixels and in a feature space (``closeness``); an image that is
+moved by a pixel or mirrored counts as the same (``distances``). If nothing was memorised, seen and held-out images are
+exchangeable. Then a synthetic image is closer to a seen image than to any held-out image with probability 1/2, and seen
+and held-out images are equally likely to be near to a synthetic image (``verdict``). Each verdict comes with the
+smallest share of copies that it detects (``power``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from fedcommons.audits.verdict import counts, independent, memorised
 
 
 def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact interval of a probability of which ``share`` was seen in n independent trials.
+    """Return the exact interval of a probability, from its observed ``share`` in n independent trials.
 
-    n need not be whole: of dependent trials it is the number of independent ones with the same variance.
+    n need not be whole: for dependent trials n is the number of independent trials with the same variance.
     """
     from scipy.stats import beta  # half a second to import
 
@@ -32,23 +33,23 @@ def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[f
 
 
 def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, Any] | None:
-    """What these comparisons say, of the made images of all classes or of one; None where there is no such image.
+    """Summarise the comparisons, for all classes or for class ``label``; return None without synthetic images.
 
-    ``images``: k, the number of made images. ``closer``: the share of them that is closer to a seen image than to any
-    held-out one; ``low``, ``high``: its 95 % interval. Chance decides at once about the k_r images whose closest record
-    is r, so the interval is that of k^2 / sum_r k_r^2 independent images.
-    ``near_copies``: made images below the limit; ``expected``: how many fresh images would be, at most; ``identical``:
-    made images at distance 0, so exact, moved or mirrored copies. ``copied``, ``control``: seen and held-out images to
-    which a made image is nearer than the limit; ``copied_half``, ``control_half``: than half of it.
-    ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
-    ``memorised``: whether this is more than chance explains.
+    ``images``: k, the number of synthetic images. ``closer``: the share of synthetic images that is closer to a seen
+    image than to any held-out image; ``low``, ``high``: its 95 % interval. The k_r images whose closest record is r
+    share one coin, so the interval is that of k^2 / sum_r k_r^2 independent images.
+    ``near_copies``: synthetic images below the limit; ``expected``: upper bound on this number for fresh images;
+    ``identical``: synthetic images at distance 0, so exact, moved or mirrored copies. ``copied``, ``control``: seen and
+    held-out images to which a synthetic image is nearer than the limit; ``copied_half``, ``control_half``: nearer than
+    half of the limit. ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
+    ``memorised``: whether the counts are more than chance explains.
     """
     masks = [c.of.made.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared]
     k = sum(int(mask.sum()) for mask in masks)
     if not k:
         return None
 
-    def of(values: Sequence[np.ndarray]) -> np.ndarray:
+    def select(values: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)])
 
     total = np.sum([counts(c, label) for c in compared], 0)
@@ -59,22 +60,22 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
         "closer": closer,
         "low": low,
         "high": high,
-        "near_copies": int(of([c.near for c in compared]).sum()),
+        "near_copies": int(select([c.near for c in compared]).sum()),
         "expected": sum(c.expected * int(mask.sum()) for c, mask in zip(compared, masks, strict=True)),
-        "identical": int(of([c.identical for c in compared]).sum()),
+        "identical": int(select([c.identical for c in compared]).sum()),
         "copied": int(total[3]),
         "control": int(total[4]),
         "copied_half": int(total[5]),
         "control_half": int(total[6]),
-        "to_seen": float(np.median(of([c.made.to_matched for c in compared]))),
-        "to_held_out": float(np.median(of([c.made.to_held_out for c in compared]))),
+        "to_seen": float(np.median(select([c.made.to_matched for c in compared]))),
+        "to_held_out": float(np.median(select([c.made.to_held_out for c in compared]))),
         "memorised": memorised(total),
     }
 
 
 def audit(subjects: Sequence[Subject], spaces: Mapping[str, Space], seed: int) -> "Audit":
-    """Compare every client's images in every space; ``seed``: of the copies that are planted to know the power."""
-    return Audit({name: [compare(one, space, seed) for one in subjects] for name, space in spaces.items()}, seed)
+    """Compare every client's images in every space; ``seed``: for the planted copies that measure the power."""
+    return Audit({name: [compare(client, space, seed) for client in subjects] for name, space in spaces.items()}, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class Audit:
     seed: int
 
     def near(self) -> dict[int, np.ndarray]:
-        """By client: which of its images are near-copies in any space."""
+        """Return for each client the mask of its images that are near-copies in any space."""
         masks: dict[int, np.ndarray] = {}
         for of_space in self.compared.values():
             for c in of_space:
@@ -93,11 +94,11 @@ class Audit:
         return masks
 
     def record(self) -> dict[str, Any]:
-        """Plain values: for each space the verdicts on all, on each client and on each class.
+        """Return the verdicts as plain values: for each space overall, per client and per class.
 
-        A verdict is its ``facts``, ``finds``: the smallest share of copies in this pool that would have been found
-        with probability 0.9 (``power``), and ``finds_images``: how many images these are. Both are None where not even
-        a pool of copies would have been found, or where the verdict is that it is memorised.
+        A verdict holds its ``facts`` and the power: ``finds``, the smallest share of copies in this pool that the audit
+        detects with probability 0.9 (``power``), and ``finds_images``, that share in images. Both are None where the
+        audit would not detect even a pool of copies, or where the verdict is that images are memorised.
         """
         return {name: _of_space(of_space, self.seed) for name, of_space in self.compared.items()}
 
@@ -112,8 +113,8 @@ def _of_space(compared: Sequence[Compared], seed: int) -> dict[str, Any]:
 
 
 def _verdict(compared: Sequence[Compared], seed: int, label: int | None = None) -> dict[str, Any] | None:
-    found = facts(compared, label)
-    if found is None:
+    result = facts(compared, label)
+    if result is None:
         return None
-    fewest = None if found["memorised"] else fewest_copies(compared, seed, label)
-    return {**found, "finds": fewest and fewest / found["images"], "finds_images": fewest}
+    fewest = None if result["memorised"] else fewest_copies(compared, seed, label)
+    return {**result, "finds": fewest and fewest / result["images"], "finds_images": fewest}

@@ -1,8 +1,8 @@
-"""How few copies an audit finds: copies of seen images take the place of made ones, and the verdict is drawn up again.
+"""The power of the memorisation audit: copies of seen images replace synthetic images, and the verdict is repeated.
 
-Nothing is measured again for that. What a copy is closest to stands beside what a made image is closest to
-(``Compared.copies``), and the limit does not depend on what was made. So the verdict is that of an audit of the changed
-pool.
+This needs no new distances. ``Compared.copies`` stores what each copy is closest to, as ``Compared.made`` does for
+synthetic images, and the limit does not depend on the synthetic images. So the verdict is that of an audit of the
+changed pool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,24 +15,25 @@ from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeding import numpy_generator
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Of a pool that are copies."""
+"""Shares of copies in a pool that are tried."""
 DRAWS, ENOUGH = 100, 96
-"""Pools that are drawn for each share, and how many of them must be found.
+"""Number of pools drawn for each share, and the number of these pools that the audit must detect.
 
-At a probability of 0.9 as many are with probability 0.024, so 0.9 is the lower end of the 95 % interval, or below it.
+If the audit detects a pool with probability 0.9, it detects 96 of 100 pools with probability 0.024. So 0.9 is at most
+the lower end of the 95 % interval.
 """
 
 
 def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = None) -> int | None:
-    """The number of copies in the smallest of ``SHARES`` that is found with probability 0.9; None: none of them is.
+    """Return the number of copies in the smallest of ``SHARES`` that the audit detects with probability 0.9, or None.
 
-    compared: clients of which there is one verdict, on the made images of all classes or of one.
+    compared: clients that share one verdict on their synthetic images; label: of this class only (None: all classes).
     """
     k = len(_places(compared, label))
     for n in sorted({ceil(share * k) for share in SHARES}):
         missed = 0
-        for found in verdicts(compared, n, seed, label):
-            missed += not found
+        for is_detected in verdicts(compared, n, seed, label):
+            missed += not is_detected
             if missed > DRAWS - ENOUGH:
                 break
         else:
@@ -41,7 +42,7 @@ def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = N
 
 
 def verdicts(compared: Sequence[Compared], n: int, seed: int, label: int | None = None) -> Iterator[bool]:
-    """Whether a pool with n copies is said to be memorised, for ``DRAWS`` pools one after the other."""
+    """Yield for each of ``DRAWS`` pools with n copies whether the audit calls it memorised."""
     plain = np.array([counts(c, label) for c in compared])
     for planted in plantings(compared, n, seed, label):
         changed = [counts(compared[i], label, copies) - plain[i] for i, copies in planted.items()]
@@ -51,9 +52,10 @@ def verdicts(compared: Sequence[Compared], n: int, seed: int, label: int | None 
 def plantings(
     compared: Sequence[Compared], n: int, seed: int, label: int | None = None
 ) -> Iterator[dict[int, Planted]]:
-    """``DRAWS`` times, by number in ``compared``: n made images give way to copies of what the same client has seen.
+    """Yield ``DRAWS`` random plantings by index in ``compared``: copies of seen images replace n synthetic images.
 
-    All made images are equally likely, or those of the class. No image is copied twice before all are once.
+    A copy is of an image that the same client's generator saw. All synthetic images (of class ``label``) are equally
+    likely to be replaced. No image is copied twice before all images are copied once.
     """
     places = _places(compared, label)
     for draw in range(DRAWS):
@@ -62,19 +64,19 @@ def plantings(
         planted = {}
         for i in np.unique(chosen[:, 0]).tolist():
             rows = chosen[chosen[:, 0] == i, 1]
-            planted[i] = Planted(rows, np.resize(draws.permutation(_of(compared[i].copied, label)), len(rows)))
+            planted[i] = Planted(rows, np.resize(draws.permutation(_rows(compared[i].copied, label)), len(rows)))
         yield planted
 
 
 def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
-    """(k, 2): client and row of the made images that may give way, as their client has seen images of the class."""
+    """Return (k, 2): client and row of each replaceable synthetic image; its client has copies (of the class)."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
-        rows = _of(c.of.made.y.numpy(), label)
-        if len(_of(c.copied, label)):
+        rows = _rows(c.of.made.y.numpy(), label)
+        if len(_rows(c.copied, label)):
             places.append(np.stack([np.full(len(rows), i), rows], 1))
     return np.concatenate(places)
 
 
-def _of(labels: np.ndarray, label: int | None) -> np.ndarray:
+def _rows(labels: np.ndarray, label: int | None) -> np.ndarray:
     return np.arange(len(labels)) if label is None else np.flatnonzero(labels == label)

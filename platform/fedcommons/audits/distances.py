@@ -1,11 +1,12 @@
-"""How far two images lie apart, where one may be the other moved by a pixel, mirrored, or both.
+"""Distances between images that ignore a shift by one pixel, mirroring, or both.
 
-The distance is the smallest over 18 looks at the second image: as it is or mirrored, and moved by -1, 0 or 1 pixels
-down and right. In pixels the two are compared where both have some, and the square is scaled up to a whole image, so a
-copy is at distance 0 whatever fills its edge. In features the second image is changed, its edge repeated, and embedded.
+The distance is the smallest over 18 looks at the second image: unchanged or mirrored, and moved by -1, 0 or 1 pixels
+down and right. In pixel space the images are compared where they overlap, and the squared distance is scaled up to a
+whole image; so a copy is at distance 0 whatever fills its edge. In feature space the second image is changed (its edge
+is repeated) and then embedded.
 
-Images are (n, C, H, W) with H and W of at least ``LEAST``. All other examples have one look: as they are.
-Of n images and r records of d pixels 18 looks take 18 products of (n, d) and (d, r), and in features 18 r embeddings.
+Images are (n, C, H, W) with H and W of at least ``LEAST``. All other examples have one look: unchanged.
+For n images and r records of d pixels, 18 looks take 18 products of (n, d) and (d, r), and in features 18 r embeddings.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +18,16 @@ from torch import Tensor, nn
 from fedcommons.core.features import Head
 
 LEAST = 4
-"""Pixels of a side below which a shift leaves too little to compare."""
+"""Smallest side in pixels: of smaller images a shift leaves too few pixels to compare."""
 CHUNK = 512
-"""Images that are compared at once, with four times as many records."""
+"""Number of images that are compared at once, with four times this number of records."""
 EXACT = 1024
 """Products of numbers from -128 to 127 whose sum is at most 2^24."""
 
 Distances = Callable[[Tensor], Tensor]
-"""Examples (n, ...) to their distances (n, r) to r records, float64. One example's row depends on no other example."""
+"""Map examples (n, ...) to their distances (n, r) to r records, float64. Each row depends on its example only."""
 Space = Callable[[Tensor], Distances]
-"""Records (r, ...) to the function that tells distances to them."""
+"""Map records (r, ...) to the function that returns distances to these records."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class Look:
     mirrored: bool = False
 
     def of(self, x: Tensor) -> Tensor:
-        """The changed images. Pixels that come into sight repeat the edge."""
+        """Return the changed images. New pixels repeat the edge."""
         rows = (torch.arange(x.shape[-2]) - self.down).clamp(0, x.shape[-2] - 1)
         columns = (torch.arange(x.shape[-1]) - self.right).clamp(0, x.shape[-1] - 1)
         return self._mirrored(x)[..., rows, :][..., columns] if self.down or self.right else self._mirrored(x)
 
     def overlap(self, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-        """The pixels of x that a changed record has too, and the record's at the same places."""
+        """Return the pixels of x that overlap with the changed records, and the records' pixels at the same places."""
         return _window(x, self.down, self.right), _window(self._mirrored(records), -self.down, -self.right)
 
     def _mirrored(self, x: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class Look:
 
 
 def _window(x: Tensor, down: int, right: int) -> Tensor:
-    """x without its ``down`` highest rows and ``right`` leftmost columns; of negative numbers the lowest, rightmost."""
+    """Return x without its top ``down`` rows and left ``right`` columns; negative numbers cut the bottom and right."""
     if not (down or right):
         return x
     height, width = x.shape[-2:]
@@ -60,7 +61,7 @@ def _window(x: Tensor, down: int, right: int) -> Tensor:
 
 
 def looks(x: Tensor) -> list[Look]:
-    """The changes that make no other image of one, the identity first. Of examples that are no images: only this."""
+    """Return the changes that keep an image the same, the identity first; other examples have only the identity."""
     if x.dim() != 4 or min(x.shape[-2:]) < LEAST:
         return [Look()]
     steps = (0, -1, 1)
@@ -68,7 +69,7 @@ def looks(x: Tensor) -> list[Look]:
 
 
 def pixel_space(records: Tensor) -> Distances:
-    """Distances in pixels. Of uint8 images a copy is at 0 exactly: sums of whole numbers below 2^53."""
+    """Return the distances in pixels. Copies of uint8 images are at exactly 0: sums of whole numbers below 2^53."""
 
     def distances(x: Tensor) -> Tensor:
         parts, whole = records.split(4 * CHUNK), records[0].numel()
@@ -78,9 +79,9 @@ def pixel_space(records: Tensor) -> Distances:
 
 
 def feature_space(module: nn.Module) -> Space:
-    """Distances between inputs of the module's head, in evaluation mode.
+    """Return the space of distances between inputs of the module's head, in evaluation mode.
 
-    The module must know neither seen nor held-out images. 18 embeddings of each record are kept.
+    The module must be trained on neither seen nor held-out images. 18 embeddings of each record stay in memory.
 
     Raises:
         ValueError: the module has no head; see ``Head``.
@@ -100,7 +101,7 @@ def feature_space(module: nn.Module) -> Space:
 
 
 def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Examples (n, ...) to the inputs (n, d) of the module's head, in evaluation mode.
+    """Return the function from examples (n, ...) to the inputs (n, d) of the module's head, in evaluation mode.
 
     Raises:
         ValueError: the module has no head; see ``Head``.
@@ -120,7 +121,7 @@ def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
-    """(n, r): Euclidean distances, the smallest over pairs of n and r points, scaled up to so many coordinates."""
+    """Return (n, r): smallest Euclidean distances over the sides (n points, r points, coordinates to scale up to)."""
     best = None
     for left, right, whole in sides:
         a, b = left.flatten(1), right.flatten(1)
@@ -131,10 +132,10 @@ def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
-    """(n, r) float64: squared distances of n and r points.
+    """Return (n, r) float64: squared distances between n and r points.
 
-    Those of uint8 points are exact, and half as dear: less 128, sums over ``EXACT`` products are whole numbers that
-    float32 holds.
+    Distances of uint8 points are exact and take half the time: after 128 is subtracted, sums over ``EXACT`` products
+    are whole numbers that float32 represents exactly.
     """
     whole = a.dtype == torch.uint8 and b.dtype == torch.uint8
     a, b = (x.float() - 128 if whole else x.double() for x in (a, b))
@@ -146,5 +147,5 @@ def _squares(a: Tensor, b: Tensor) -> Tensor:
 
 
 def chunks(x: Tensor, distances: Distances) -> Iterator[Tensor]:
-    """The rows of ``distances(x)``, ``CHUNK`` at a time."""
+    """Return the rows of ``distances(x)``, ``CHUNK`` rows at a time."""
     return (distances(part) for part in x.split(CHUNK))

@@ -1,15 +1,16 @@
-"""A lower bound on epsilon from one run, by guessing which canaries were in it.
+"""A lower bound on epsilon from one training run, by guesses of which canaries were in it.
 
 Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023, arXiv:2305.08846, theorem 5.2.
 
-m: canaries, each of which a fair coin puts in or leaves out;  r: guesses, fixed before scores are seen, the others are
-abstained from;  v: correct ones.   If the run is (epsilon, delta)-DP for one canary, then with q = 1/(1 + e^-epsilon)
+m: canaries, each included or excluded by a fair coin;  r: number of guesses, fixed before scores are seen (the auditor
+abstains from the other m - r);  v: correct guesses.   If the run is (epsilon, delta)-DP for one canary, then
+with q = 1/(1 + e^-epsilon)
 
     P[at least v of r right] <= f(v) + 2 m delta max_{1<=i<=v} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, q) >= v].
 
-Why: for delta = 0 each guess is right with odds of at most e^epsilon whatever the other coins are, so the number of
-right ones is stochastically below a binomial. delta adds an F >= 0 with a mean of at most 2 m delta to that number; of
-these the worst jumps from v - i to v with probability 2 m delta / i.
+Why: for delta = 0 each guess is right with odds of at most e^epsilon whatever the other coins are. So the number of
+right guesses is stochastically below a binomial. delta adds a random F >= 0 with a mean of at most 2 m delta to that
+number; the worst F jumps from v - i to v with probability 2 m delta / i.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """The largest probability, in [0, 1], with which an (epsilon, delta)-DP run lets v or more of r guesses be right.
+    """Return the largest probability, in [0, 1], that an (epsilon, delta)-DP run lets v or more of r guesses be right.
 
     Raises:
         ValueError: not 0 <= v <= r <= m, epsilon < 0, or delta outside of [0, 1].
@@ -37,10 +38,10 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon >= 0 that v right guesses of r refute, to 1e-6: the run is not (epsilon, delta)-DP.
+    """Return the largest epsilon >= 0 that v right guesses of r refute, to 1e-6: the run is not (epsilon, delta)-DP.
 
-    A run that is (epsilon, delta)-DP gets a bound above its epsilon with probability 1 - ``confidence`` at most. The
-    bound is 0 where nothing is refuted.
+    An (epsilon, delta)-DP run gets a bound above its epsilon with probability at most 1 - ``confidence``. The
+    bound is 0 where the guesses refute no epsilon.
     """
     level = 1 - confidence
 
@@ -59,7 +60,7 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
 
 
 def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest bound that any outcome can give, that of r right guesses of r; 0 where r is too small for any.
+    """Return the largest possible bound, that of r right guesses of r; 0 where r is too small for any bound.
 
     At delta = 0 it is log(t / (1 - t)) with t = (1 - confidence)^(1/r): 3.37 for 89 guesses.
     """
@@ -67,13 +68,13 @@ def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
-    """Return two numbers in as many digits, three or more, as it takes to tell one from the other."""
+    """Return two numbers as text, with at least three digits and as many more as make the texts differ."""
     both = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
     return next((texts for texts in both if texts[0] != texts[1]), (repr(one), repr(other)))
 
 
 def verdict(found: float, most: float, reported: float | None) -> str:
-    """What a lower bound that is at most ``most`` says of a reported epsilon, None: of none, as nothing is covered."""
+    """Compare a lower bound (at most ``most``) with a reported epsilon in words; None: no release is covered."""
     if reported is None:
         return "no epsilon is reported"
     if found > reported:
@@ -83,7 +84,7 @@ def verdict(found: float, most: float, reported: float | None) -> str:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A bound and what it rests on: m canaries, of which r were guessed, v rightly; ceiling: the largest possible."""
+    """A lower bound from v right guesses of r among m canaries; ceiling: the largest possible bound."""
 
     bound: float
     ceiling: float
@@ -92,21 +93,22 @@ class LowerBound:
     v: int
 
     def verdict(self, reported: float | None) -> str:
-        """What the bound says of a reported epsilon: above it, not above it, or that it cannot tell."""
+        """Return in words whether the bound is above a reported epsilon, not above it, or cannot tell."""
         return verdict(self.bound, self.ceiling, reported)
 
 
 def coins(m: int, draws: np.random.Generator) -> np.ndarray:
-    """(m,) bool: which canaries are in."""
+    """Draw (m,) bool: which canaries are in."""
     return draws.random(m) < 0.5
 
 
 def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, confidence: float = 0.95) -> LowerBound:
-    """Guess that the canaries with the r highest scores are in, and bound epsilon; scores: (m,), high where it is in.
+    """Guess that the canaries with the r highest scores are in, and bound epsilon.
 
-    Ties at the last place are broken by the number of the canary, which its coin does not depend on.
+    scores: (m,), high for canaries that are in. Ties at the last place are broken by the index of the canary, which is
+    independent of its coin.
     """
     top = np.argsort(-scores, kind="stable")[:r]
     v, m = int(inside[top].sum()), len(scores)
-    found, most = lower_bound(m, len(top), v, delta, confidence), ceiling(m, len(top), delta, confidence)
-    return LowerBound(found, most, m, len(top), v)
+    bound, most = lower_bound(m, len(top), v, delta, confidence), ceiling(m, len(top), delta, confidence)
+    return LowerBound(bound, most, m, len(top), v)

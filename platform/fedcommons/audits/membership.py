@@ -1,13 +1,14 @@
-"""A membership attack on a generator: was this image among those that it was trained on?
+"""A membership inference attack on a generator: was an image in the generator's training data?
 
 Carlini et al., "Membership inference attacks from first principles", S&P 2022, arXiv:2112.03570: the online attack with
 Gaussian fits of one variance.   K: generators, trained on random halves of the same images;  n: images.
 
-A score is high for an image that looks trained on. Every generator is the target once, the K - 1 others its shadows:
-an image's score under the target is compared with its scores under shadows that saw it and under those that did not.
+A score is high for an image that looks trained on. Every generator is the target once, and the K - 1 other generators
+are its shadows. The attack compares an image's score under the target with its scores under shadows that saw the image
+and under shadows that did not.
 
-Departs from the paper: a target's images are known to its shadows' owner but for membership, nothing is augmented, and
-an image that all shadows saw, or none did, takes the missing mean from all images.
+Departs from the paper: the attacker knows the target's images except for their membership, nothing is augmented, and
+an image that all shadows saw, or no shadow saw, takes the missing mean from all images.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,34 +25,34 @@ from fedcommons.generators.generator import Generator, Weights, of_client
 from fedcommons.seeding import numpy_generator, seed_for
 
 Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
-"""(generator, weights, n images, number of classes, seed) to n numbers, high for images that were trained on."""
+"""Map (generator, weights, n images, number of classes, seed) to n numbers, high for training images."""
 
 
 @runtime_checkable
 class Losing(Protocol):
-    """A generator that tells its loss on single images, for whoever holds its weights."""
+    """A generator that returns its loss on single images, for an attacker that has its weights."""
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """(n,): the same draws (of times and noise) for every image and for all weights."""
+        """Return (n,) losses, with the same draws (of times and noise) for every image and for all weights."""
         ...
 
 
 def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
-    """Minus the distance to the closest of as many drawn images of the same labels: the attack of who has the pool."""
-    drawn = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
-    return -closest(pixels(images.x), pixels(drawn))[0].numpy()
+    """Score by minus the distance to the closest of n sampled images of the same labels: the attacker has the pool."""
+    samples = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
+    return -closest(pixels(images.x), pixels(samples))[0].numpy()
 
 
 def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
-    """Minus the generator's loss: the attack of who has its weights."""
+    """Score by minus the generator's loss: the attacker has the generator's weights."""
     assert isinstance(generator, Losing)
     return -generator.losses(weights, images, n_classes, seed).double().numpy()
 
 
 def halves(labels: np.ndarray, generators: int, seed: int) -> np.ndarray:
-    """(K, n) bool: who is trained on what. A random half of each class, drawn for each generator by itself.
+    """Draw (K, n) bool, which generator is trained on which image: a random half of each class, for each generator.
 
-    Of a class with an odd number of images the smaller half is trained on in turn with the larger one.
+    In a class with an odd number of images, generators take the smaller and the larger half in turn.
     """
     inside = np.zeros((generators, len(labels)), bool)
     for k in range(generators):
@@ -66,22 +67,22 @@ def scores(
     generator: Generator, images: Examples, inside: np.ndarray, n_classes: int, seed: int, by: Sequence[Score],
     flip: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: of everything."""
+    """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: for all draws."""
     generator = of_client(generator, int(inside[0].sum()))
     by_kind: list[list[np.ndarray]] = [[] for _ in by]
     for k, mask in enumerate(inside):
         say(f"shadow generator {k + 1}/{len(inside)}")
-        own, epochs = seed_for(seed, "shadow generator", k), generator.epochs
-        weights = generator.fit(images[mask], n_classes, own, {epochs}, flip=flip)[epochs].weights
+        fit_seed, epochs = seed_for(seed, "shadow generator", k), generator.epochs
+        weights = generator.fit(images[mask], n_classes, fit_seed, {epochs}, flip=flip)[epochs].weights
         for kind, score in zip(by_kind, by, strict=True):
             kind.append(score(generator, weights, images, n_classes, seed_for(seed, "score")))
     return [np.stack(kind) for kind in by_kind]
 
 
 def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """(K, n): log p(score | trained on) - log p(score | not) under each generator, fitted to the K - 1 others.
+    """Return (K, n): log p(score | trained on) - log p(score | not) per generator, fitted to the K - 1 others.
 
-    The densities are normal: means for each image, one variance for all images and both sides.
+    The densities are normal: one mean per image and side, one variance for all images and both sides.
     """
     means = []
     for side in (inside, ~inside):
@@ -95,7 +96,7 @@ def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attack:
-    """How well the ratios tell members from others. fpr, tpr: the ROC curve, both from 0 to 1."""
+    """How well the likelihood ratios separate members from non-members. fpr, tpr: the ROC curve, both from 0 to 1."""
 
     fpr: np.ndarray
     tpr: np.ndarray
@@ -105,7 +106,7 @@ class Attack:
     tpr_interval: tuple[float, float]
 
     def record(self) -> dict[str, Any]:
-        """Plain values, without the curve."""
+        """Return the results as plain values, without the curve."""
         return {
             "auc": self.auc,
             "auc_interval": list(self.auc_interval),
@@ -115,9 +116,10 @@ class Attack:
 
 
 def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) -> Attack:
-    """ROC over all K n pairs. The 95 % intervals draw images, not pairs, as an image's K ratios depend on each other.
+    """Compute the ROC over all K n pairs, with 95 % intervals.
 
-    Of the AUC by the bootstrap over images, of the TPR that of Clopper and Pearson with n/2 members.
+    The AUC's interval is a bootstrap over images, not pairs, as an image's K ratios depend on each other. The TPR's
+    interval is that of Clopper and Pearson with n/2 members.
     """
     fpr, tpr = roc(ratios.ravel(), inside.ravel())
     n, again = ratios.shape[1], numpy_generator(seed, "bootstrap")
@@ -136,7 +138,7 @@ def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) 
 
 
 def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rates at every threshold, from (0, 0) to (1, 1); equal values are taken together."""
+    """Return false and true positive rates at all thresholds, from (0, 0) to (1, 1); equal values share a threshold."""
     order = np.argsort(-values, kind="stable")
     last = np.append(np.flatnonzero(np.diff(values[order])), len(values) - 1)
     true = np.cumsum(positive[order])[last]
@@ -145,5 +147,5 @@ def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def auc(fpr: np.ndarray, tpr: np.ndarray) -> float:
-    """Area under the curve: the probability that a member has the larger value, ties counted half."""
+    """Return the area under the curve: the probability that a member has the larger value, ties counted half."""
     return float(np.trapezoid(tpr, fpr))

@@ -1,6 +1,6 @@
-"""How close made images are to the images they were made from, and to held-out ones of the same distribution.
+"""Distances from synthetic images to their generator's training images and to held-out images of the same distribution.
 
-m: held-out images of a client;  n: images that its generator saw;  k: images that were made.
+m: held-out images of a client;  n: images that its generator saw;  k: synthetic images.
 """
 
 from collections.abc import Iterable
@@ -16,25 +16,25 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator
 
 NEAR = 0.01
-"""Share of held-out images that are closer to a seen one than a near-copy is."""
+"""Share of held-out images whose distance to the closest seen image is below the near-copy limit."""
 
 COPIES = 1000
-"""Copies of a client's seen images, at most, of which ``power`` plants some."""
+"""Maximum number of copies of a client's seen images, from which ``power`` plants some."""
 ROUNDING = 1e-6
-"""Share of the limit that the distance of equal examples may be, as floats round."""
+"""Largest distance of equal examples, as a share of the limit: floats round."""
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Examples as they are, as rows. Of uint8 images all distances are exact: sums of whole numbers below 2^53."""
+    """Return the raw examples as rows. Distances of uint8 images are exact: sums of whole numbers below 2^53."""
     return x.flatten(1).double()
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a client contributes (``made``), what that was made from (``seen``), and images that were not seen.
+    """A client's synthetic images (``made``), its generator's training images (``seen``), and held-out images.
 
-    held_out: m images drawn from those that were not seen. matched: (m,) rows of ``seen``, of each class as many as
-    there are held-out images.
+    held_out: m images drawn from images that the generator did not see. matched: (m,) rows of ``seen``, in each class
+    the same number as held-out images.
     """
 
     client: int
@@ -45,17 +45,17 @@ class Subject:
 
 
 def subject(client: int, made: Examples, seen: Examples, unseen: Examples, seed: int) -> Subject:
-    """Draw held-out images of ``unseen``: in each class as many as were seen, or as there are; keyed by the client.
+    """Draw held-out images from ``unseen``, per class the number of seen images or all; the draw is keyed by client.
 
     Raises:
-        UserError: of the classes that were seen none is among ``unseen``.
+        UserError: no class of ``seen`` is in ``unseen``.
     """
     draws, matched, held_out = numpy_generator(seed, "held out", client), [], []
     for label in np.unique(seen.y.numpy()):
-        mine, others = (draws.permutation(np.flatnonzero(e.y.numpy() == label)) for e in (seen, unseen))
-        n = min(len(mine), len(others))
-        matched.append(mine[:n])
-        held_out.append(others[:n])
+        seen_rows, unseen_rows = (draws.permutation(np.flatnonzero(e.y.numpy() == label)) for e in (seen, unseen))
+        n = min(len(seen_rows), len(unseen_rows))
+        matched.append(seen_rows[:n])
+        held_out.append(unseen_rows[:n])
     rows = np.concatenate([*matched, np.zeros(0, np.int64)])
     if not len(rows):
         raise UserError(
@@ -66,20 +66,20 @@ def subject(client: int, made: Examples, seen: Examples, unseen: Examples, seed:
 
 
 def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """Euclidean distance (n,) to the closest record, and its row, by matrix products of ``chunk`` points."""
+    """Return the Euclidean distance (n,) to the closest record and its row, by matrix products of ``chunk`` points."""
     nearest = [torch.cdist(p, records, compute_mode="use_mm_for_euclid_dist").min(1) for p in points.split(chunk)]
     return torch.cat([f.values for f in nearest]), torch.cat([f.indices for f in nearest])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Nearest:
-    """What is closest to each of k images.
+    """The nearest neighbours of each of k images.
 
-    to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the number of that image.
-    to_matched, to_held_out: (k,) distance to the closest of the m matched seen images, and of the m held-out ones.
-    record: (k,) the number of the closest of these 2m: 0 to m - 1 are matched, m to 2m - 1 held out.
-    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m is nearer than the limit, and than half
-    of it.
+    to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the index of that image.
+    to_matched, to_held_out: (k,) distance to the closest of the m matched seen images and of the m held-out images.
+    record: (k,) index of the closest of these 2m records: 0 to m - 1 are matched, m to 2m - 1 held out.
+    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m records is nearer than the limit, and
+    nearer than half of the limit.
     """
 
     to_seen: np.ndarray
@@ -91,17 +91,18 @@ class Nearest:
 
     @property
     def closer(self) -> np.ndarray:
-        """(k,) 1 where a matched seen image is closer than every held-out one, 1/2 where both are as close."""
+        """Return (k,): 1 where a matched seen image is closer than all held-out images, 1/2 for ties, else 0."""
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Compared:
-    """One client's images in one space.
+    """The comparison of one client's images in one space.
 
-    made: what is closest to its k made images. copies, copied: the same of the copies of seen images that ``power``
-    plants, and (b,) their labels. limit: a made image is a near-copy if its distance to a seen one is below this.
-    expected: largest probability that a fresh image of the true distribution is below the limit.
+    of: the client's images. made: nearest neighbours of its k synthetic images. copies: nearest neighbours of the b
+    copies of seen images from which ``power`` plants some. copied: (b,) labels of these copies. limit: a synthetic
+    image is a near-copy if its distance to a seen image is below this number. expected: largest probability that a
+    fresh image of the true distribution is below the limit.
     """
 
     of: Subject
@@ -113,28 +114,28 @@ class Compared:
 
     @property
     def near(self) -> np.ndarray:
-        """(k,) whether a made image is a near-copy."""
+        """Return (k,): whether a synthetic image is a near-copy."""
         return self.made.to_seen < self.limit
 
     @property
     def identical(self) -> np.ndarray:
-        """(k,) whether a made image is a seen one, up to what the looks of ``distances`` change and to rounding."""
+        """Return (k,): whether a synthetic image equals a seen image, up to the looks of ``distances`` and rounding."""
         return self.made.to_seen <= ROUNDING * self.limit
 
 
 def compare(one: Subject, space: Space, seed: int) -> Compared:
-    """Measure one client's images in a space; ``seed``: of the copies that are planted.
+    """Compare one client's images in a space; ``seed``: for the planted copies.
 
     The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).
-    A fresh image of the same distribution is nearer with probability j/(m + 1) at most, whatever the distribution is.
+    For every distribution, a fresh image of it is nearer than the limit with probability j/(m + 1) at most.
 
-    It takes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are held at once.
+    This computes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are in memory at once.
     """
     n, m = len(one.seen), len(one.held_out)
     distances = space(torch.cat([one.seen.x, one.held_out.x]))
     j = max(1, int(NEAR * (m + 1)))
-    held = torch.cat([rows[:, :n].min(1).values for rows in chunks(one.held_out.x, distances)])
-    limit = float(held.sort().values[j - 1])
+    to_held_out = torch.cat([rows[:, :n].min(1).values for rows in chunks(one.held_out.x, distances)])
+    limit = float(to_held_out.sort().values[j - 1])
     records = torch.cat([one.matched, n + torch.arange(m)])
     copies = copies_of(one.seen, numpy_generator(seed, "copies", one.client))
     made, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (one.made.x, copies.x))
@@ -142,7 +143,10 @@ def compare(one: Subject, space: Space, seed: int) -> Compared:
 
 
 def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:
-    """Of distances to n seen and m held-out images; records: (2m,) the columns of those that are compared."""
+    """Return the nearest neighbours from rows of distances to n seen, then m held-out images.
+
+    records: (2m,) columns of the matched and the held-out images.
+    """
     parts, m = [], len(records) // 2
     for chunk in rows:
         to_seen, seen = chunk[:, :n].min(1)
@@ -156,9 +160,10 @@ def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> N
 
 
 def copies_of(seen: Examples, draws: np.random.Generator) -> Examples:
-    """Copies of seen images in random order, ``COPIES`` at most; of examples that are no images all are exact.
+    """Return at most ``COPIES`` copies of seen images in random order.
 
-    Of images each is exact, moved by a pixel or mirrored, with the same probability.
+    A copy of an image is exact, moved by a pixel or mirrored, with equal probability; copies of other examples are
+    exact.
     """
     chosen, ways = seen[draws.permutation(len(seen))[:COPIES]], looks(seen.x)
     kinds = [[Look()], [w for w in ways if (w.down or w.right) and not w.mirrored], [w for w in ways if w.mirrored][:1]]

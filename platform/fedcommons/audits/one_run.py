@@ -1,11 +1,11 @@
 """A lower bound on a generator's epsilon from one training, with canaries among its images (``lower_bound``).
 
-A coin decides whether a canary is trained on. Without it there is one image less, n - 1. The bound takes n as public,
-as the ledger does; so it is off by as much as one image changes q = B/n.
+A coin decides whether a canary is trained on. Without the canary there is one image less, n - 1. The bound takes n as
+public, as the ledger does, so its error is the change of q = B/n by one image.
 
-Canaries are images that the generator did not see, as they are. On generators of digits they told more than images with
-a wrong label or inverted ones: a network that removes noise hardly looks at the label, and it does not learn inverted
-images better for having seen them.
+Canaries are unchanged images that the generator did not see. On generators of digits they gave larger bounds than
+images with a wrong label or inverted images: a denoising network hardly uses the label, and training on inverted images
+does not lower their loss.
 """
 
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ from fedcommons.privacy.noise import Noise, of_audit
 from fedcommons.seeding import numpy_generator, seed_for
 
 FEWEST = 4
-"""Canaries of a bound, at least: of so many one is guessed."""
+"""Smallest number of canaries of a bound: with four canaries one is guessed."""
 
 LOOKS = 4
-"""A canary's score is a mean over so many draws: of times and noise, or of the pool, whichever the score uses."""
+"""Number of draws that a canary's score is averaged over: draws of times and noise, or of the pool."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """The bound, and the epsilon that the receipt stands for; None: the receipt covers nothing."""
+    """The lower bound and the reported epsilon of the receipt; None: the receipt covers nothing."""
 
     audited: LowerBound
     reported: float | None
 
     @property
     def verdict(self) -> str:
-        """See ``LowerBound.verdict``."""
+        """Compare the bound with the reported epsilon in words; see ``LowerBound.verdict``."""
         return self.audited.verdict(self.reported)
 
 
@@ -47,13 +47,13 @@ def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
     delta: float = 1e-5, reference: bool = True,
 ) -> Bounded:  # fmt: skip
-    """Train on the examples and half of the m canaries, and guess which ones: the m/4 with the highest scores.
+    """Train on the examples and half of the m canaries; guess that the m/4 canaries with the highest scores are in.
 
-    Scores are compared within classes. ``reference``: a second generator is trained without canaries, and its scores
-    are subtracted, as some images are easier than others.
+    Scores are compared within classes. ``reference``: train a second generator without canaries and subtract its
+    scores, as some images are easier than others.
 
     Raises:
-        ValueError: there are fewer than four canaries, so that none would be guessed.
+        ValueError: there are fewer than four canaries, so no canary would be guessed.
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed, of which one is guessed, got {m}")
@@ -79,6 +79,6 @@ def bound(
 
 
 def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Scores minus the mean of their class: canaries make all of a class easier that the examples have little of."""
+    """Subtract the mean score of each class: canaries make every image of a rare class easier."""
     means = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
     return scores - means[labels]

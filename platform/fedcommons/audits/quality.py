@@ -1,19 +1,19 @@
-"""How good synthetic images are, without a download: seen by a classifier that was trained on real training images.
+"""Quality of synthetic images by the features of a classifier trained on the real training images (no download).
 
 Kynkaanniemi et al., NeurIPS 2019, arXiv:1904.06991 (precision, recall); Naeem et al., ICML 2020, arXiv:2002.09797
 (density, coverage); Binkowski et al., ICLR 2018, arXiv:1801.01401 (kernel distance, KID).
 
-x_1..x_n: real points;  y_1..y_m: made points, all in R^d;  B(x): the ball around x that reaches to its k-th nearest
-neighbour among its own kind, the edge included.
+x_1..x_n: real points;  y_1..y_m: synthetic points, all in R^d;  B(x): the closed ball around x that reaches to its k-th
+nearest neighbour among the points of the same kind.
 
     precision = (1/m) #{j: y_j in some B(x_i)}       density  = 1/(k m) sum_j #{i: y_j in B(x_i)}
     recall    = (1/n) #{i: x_i in some B(y_j)}       coverage = (1/n) #{i: some y_j in B(x_i)}
     kernel distance = mean k(x_i, x_j) over i != j + mean k(y_i, y_j) over i != j - 2 mean k(x_i, y_j),
                       k(a, b) = (a.b/d + 1)^3, an unbiased estimate of the squared MMD; it may be below 0
 
-Departs from the papers: points are inputs of the head of a small classifier of the same data, not of a network that was
-trained on ImageNet, so numbers compare pools of one data set and one classifier, not papers. The kernel distance takes
-all points at once, where KID is a mean over subsets of 1,000.
+Departs from the papers: points are inputs of the head of a small classifier of the same data, not of a network trained
+on ImageNet. So numbers are comparable between pools for one data set and one classifier, not between papers. The kernel
+distance takes all points at once, where KID is a mean over subsets of 1,000.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator, seed_for
 
 ROUNDING = 1e-13
-"""Of |x|^2 + |y|^2, for centred points: what a squared distance may be above a ball's edge that it is rounded from."""
+"""Tolerance of a squared distance at a ball's edge, as a share of |x|^2 + |y|^2 for centred points: floats round."""
 
 
 def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
-    """precision, recall, density, coverage and kernel_distance of made points (m, d) against real ones (n, d).
+    """Return precision, recall, density, coverage and kernel_distance of made points (m, d) against real points (n, d).
 
-    Two draws from one distribution have density 1 on average, and a coverage of about 1 - 2^-k where n = m. The numbers
-    depend on n and m: compare pools of as many.
+    made: synthetic points. Two draws from one distribution have density 1 on average, and a coverage of about 1 - 2^-k
+    where n = m. The numbers depend on n and m: compare only pools of equal size.
 
     Raises:
         ValueError: there are not more than k points of either kind.
@@ -50,7 +50,7 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
     of_real, of_made = _radii(a, k).square(), _radii(b, k).square()
     inside_all = precise = 0.0
     covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
-    recalled, distances = torch.zeros_like(covered), pixel_space(a)  # of points it is the Euclidean distance
+    recalled, distances = torch.zeros_like(covered), pixel_space(a)  # for points, pixel_space is the Euclidean distance
     for rows, radii in zip(b.split(CHUNK), of_made.split(CHUNK), strict=True):
         far = distances(rows).square()  # (chunk, n)
         far -= ROUNDING * (rows.square().sum(1)[:, None] + a.square().sum(1))
@@ -69,17 +69,17 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
 
 
 def _radii(points: Tensor, k: int) -> Tensor:
-    """(n,): the distance of each point to its k-th nearest neighbour; a point is no neighbour of itself."""
-    distances, found = pixel_space(points), []
+    """Return (n,): the distance of each point to its k-th nearest neighbour; a point is no neighbour of itself."""
+    distances, radii = pixel_space(points), []
     for first in range(0, len(points), CHUNK):
         far = distances(points[first : first + CHUNK])
         far[torch.arange(len(far)), first + torch.arange(len(far))] = 0.0
-        found.append(far.kthvalue(k + 1, 1).values)
-    return torch.cat(found)
+        radii.append(far.kthvalue(k + 1, 1).values)
+    return torch.cat(radii)
 
 
 def kernel_distance(real: Tensor, made: Tensor) -> float:
-    """The unbiased squared MMD of made points (m, d) and real ones (n, d); n and m are at least 2."""
+    """Return the unbiased squared MMD of synthetic points (m, d) and real points (n, d); n and m are at least 2."""
 
     def total(a: Tensor, b: Tensor) -> float:
         return sum(float(_kernel(part, b).sum()) for part in a.split(CHUNK))
@@ -98,12 +98,12 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Quality:
-    """What ``pool_quality`` finds.
+    """The result of ``pool_quality``.
 
-    pool, unseen: see ``compared``, and fidelity, the share of images that the classifier of real images gives their
-    label. unseen: of test images in the pool's place, so what fresh real images have; their fidelity is the accuracy of
-    this classifier. accuracy: on test images, of a classifier trained on the pool. points: of each kind that were
-    compared. trained: images that each of the two classifiers was trained on.
+    pool: the measures of ``compared``, and fidelity: the share of images for which the classifier of real images
+    predicts their label. unseen: the same measures of test images in the pool's place, so of fresh real images; their
+    fidelity is the accuracy of this classifier. accuracy: on test images, of a classifier trained on the pool. points:
+    number of points of each kind that are compared. trained: number of training images of each of the two classifiers.
     """
 
     pool: Mapping[str, float]
@@ -116,17 +116,19 @@ class Quality:
 def pool_quality(
     work: Work, real: Examples, pool: Examples, test: Examples, seed: int, *, k: int = 5, most: int = 5000
 ) -> Quality:
-    """The quality of a pool of labelled images, against real training images.
+    """Measure the quality of a pool of labelled images against real training images.
 
-    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop, one on real images and one on
-    as many of the pool's, at most ``most``. Features are those of the first.
+    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop, the first on real images and
+    the second on the same number of pool images, at most ``most``. Features are those of the first classifier.
 
     Raises:
-        UserError: there are not more than k images of a kind.
+        UserError: there are k or fewer images of a kind.
         ValueError: the module has no head; see ``core.features.Head``.
     """
     if min(map(len, (real, pool, test))) <= k:
-        sizes = ", ".join(f"{len(of):,} {name}" for name, of in (("real", real), ("made", pool), ("test", test)))
+        sizes = ", ".join(
+            f"{len(images):,} {name}" for name, images in (("real", real), ("made", pool), ("test", test))
+        )
         raise UserError(f"the quality of a pool by {k} neighbours takes more than {k} images of each kind: {sizes}.")
     n = min(len(real), len(pool), most)
     real, pool = _some(real, n, seed, "real"), _some(pool, n, seed, "pool")
@@ -136,29 +138,29 @@ def pool_quality(
     accuracy = _right(work, test)
     _train(work, real, seed)
     embed = embedding(work.module)
-    there = embed(real.x[:points].to(work.device))
+    real_points = embed(real.x[:points].to(work.device))
 
-    def of(made: Examples) -> dict[str, float]:
-        found = compared(there, embed(made.x[:points].to(work.device)), k)
-        return {**found, "fidelity": _right(work, made)}
+    def measure(images: Examples) -> dict[str, float]:
+        measures = compared(real_points, embed(images.x[:points].to(work.device)), k)
+        return {**measures, "fidelity": _right(work, images)}
 
-    return Quality(of(pool), of(unseen), accuracy, points, n)
-
-
-def _some(of: Examples, n: int, seed: int, which: str) -> Examples:
-    """n of them, in a random order, so that a prefix is random too."""
-    return of[numpy_generator(seed, "quality", which).permutation(len(of))[:n]]
+    return Quality(measure(pool), measure(unseen), accuracy, points, n)
 
 
-def _train(work: Work, on: Examples, seed: int) -> None:
-    """Leaves the trained weights in ``work.module``."""
-    examples = on.to(work.device)
+def _some(examples: Examples, n: int, seed: int, which: str) -> Examples:
+    """Return n random examples in a random order, so that a prefix is random too."""
+    return examples[numpy_generator(seed, "quality", which).permutation(len(examples))[:n]]
+
+
+def _train(work: Work, data: Examples, seed: int) -> None:
+    """Train on the examples from ``work.initial`` and leave the trained weights in ``work.module``."""
+    examples = data.to(work.device)
     work.load_buffers(work.initial_buffers)
     work.local(work.initial, ClientData(examples.x, examples.y), seed_for(seed, "classifier of quality"))
 
 
 def _right(work: Work, examples: Examples) -> float:
-    """The share of examples that the module gives their label."""
+    """Return the share of examples for which the module predicts the label."""
     work.module.eval()
     right = 0
     with torch.no_grad():

@@ -1,9 +1,9 @@
-"""When an audit says that generators have memorised, from five counts that add up over clients.
+"""The verdict of an audit whether generators have memorised, from seven counts that add up over clients.
 
-If nothing was memorised, seen and held-out images may be exchanged, so each record of the 2m is a seen one as by a
-fair coin. Three tests share ``ALARM``: are more made images closer to seen ones than coins explain, are more seen
-images than held-out ones near to a made one, and are more twice as near? Exact copies are found by the last one: chance
-leaves few images so near, so a dozen of them are enough.
+If nothing was memorised, seen and held-out images are exchangeable, so a fair coin decides which of the 2m records are
+seen images. Three tests share ``ALARM``. Are more synthetic images closer to seen images than coins explain? Are more
+seen images than held-out images near to a synthetic image? Are more of them twice as near? The last test detects exact
+copies: by chance few images are so near, so a dozen copies are enough.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ import torch
 from fedcommons.audits.nearest_neighbours import Compared
 
 ALARM = 0.001
-"""Probability with which a generator that memorised nothing is said to have, at most."""
+"""Largest probability of a false alarm: a generator that memorised nothing is reported to have memorised."""
 PARTS = np.array([0.25, 0.25, 0.5])
-"""What each test has of it."""
+"""Share of ``ALARM`` that each test gets."""
 
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """Which of a client's made images (``rows``) give way to which of its planted ``copies``."""
+    """Rows of a client's synthetic images that are replaced by planted copies (indices ``copies``)."""
 
     rows: np.ndarray
     copies: np.ndarray
@@ -31,18 +31,20 @@ NOTHING = Planted(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) -> np.ndarray:
-    """(7,) of a client's made images, of all classes or of one: k; how many are closer to a matched seen image than to
-    any held-out one; sum over records r of k_r^2, for the k_r images whose closest record is r; how many matched seen
-    images, and how many held-out ones, some made image is nearer to than the limit; the same for half of the limit.
+    """Count (7,) for a client's synthetic images, of all classes or of class ``label``.
 
-    planted: as if these copies were among them. Their rows must be of the class.
+    The counts are: k; the number of images closer to a matched seen image than to any held-out image; the sum over
+    records r of k_r^2, for the k_r images whose closest record is r; the numbers of matched seen and of held-out images
+    to which a synthetic image is nearer than the limit; the last two numbers for half of the limit.
+
+    planted: copies that replace synthetic images. The replaced rows must be of the class.
     """
-    kept = np.full(len(one.near), True)
-    kept[planted.rows] = False
-    inside = kept if label is None else kept & (one.of.made.y.numpy() == label)
+    unchanged = np.full(len(one.near), True)
+    unchanged[planted.rows] = False
+    inside = unchanged if label is None else unchanged & (one.of.made.y.numpy() == label)
     closer = one.made.closer[inside].sum() + one.copies.closer[planted.copies].sum()
     records = np.concatenate([one.made.record[inside], one.copies.record[planted.copies]])
-    near = kept & one.made.below.any((1, 2))
+    near = unchanged & one.made.below.any((1, 2))
     bits = np.concatenate([one.made.below[near], one.copies.below[planted.copies]])
     m = len(one.of.held_out)
     hit = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), axis=1, count=2 * m)
@@ -53,21 +55,21 @@ def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) 
 
 
 def independent(total: np.ndarray) -> float:
-    """The number of independent images: chance decides at once about those whose closest record is the same."""
+    """Return the number of independent images: all images with the same closest record share one coin."""
     return float(total[0] ** 2 / total[2])
 
 
 def chance(heads: np.ndarray, coins: np.ndarray) -> np.ndarray:
-    """Probability of so many heads or more of fair coins; the numbers need not be whole."""
+    """Return the probability of ``heads`` heads or more of ``coins`` fair coins; the numbers need not be whole."""
     from scipy.special import betainc
 
     return np.where(heads > 0, betainc(np.maximum(heads, 1e-9), coins - heads + 1, 0.5), 1.0)
 
 
 def chances(total: np.ndarray) -> np.ndarray:
-    """(3,), one for each test: the probability of counts like these, or larger ones, if nothing was memorised.
+    """Return (3,), one for each test: the probability of equal or larger counts if nothing was memorised.
 
-    total: (7,) ``counts``, added over clients.
+    total: (7,) sum of ``counts`` over clients.
     """
     k, closer, _, near, control, half, half_control = total
     n = independent(total)
@@ -75,5 +77,5 @@ def chances(total: np.ndarray) -> np.ndarray:
 
 
 def memorised(total: np.ndarray) -> bool:
-    """Whether these ``counts``, added over clients, are more than chance explains."""
+    """Return whether the sum of ``counts`` over clients is more than chance explains."""
     return bool(np.any(chances(total) < PARTS * ALARM))

@@ -1,26 +1,26 @@
-"""An estimate of epsilon by canary directions, for an auditor who sees every noisy sum of a training.
+"""An estimate of epsilon by canary directions, for an auditor that sees every noisy sum of a training.
 
 Andrew et al., "One-shot empirical privacy estimation for federated learning", ICLR 2024, arXiv:2302.03098, adapted.
 
 u_j: k directions of norm C, at random in d >= k parameters;  q: sampling rate;  sigma: noise multiplier;  T: steps;
-S_t: the noisy sum of a step.   A fair coin puts each direction in or leaves it out; one that is in is an example whose
-clipped gradient is u_j. Its score is s_j = sum_t <S_t, u_j> / C^2:
+S_t: the noisy sum of a step.   A fair coin includes or excludes each direction; an included direction is an example
+whose clipped gradient is u_j. Its score is s_j = sum_t <S_t, u_j> / C^2:
 
-    out   mean 0, deviation sigma sqrt(T)
-    in    mean q T, variance larger by q (1 - q) T
-    mu = (mean of those in - mean of those out) / deviation of those out
+    out   (excluded) mean 0, deviation sigma sqrt(T)
+    in    (included) mean q T, variance larger by q (1 - q) T
+    mu = (mean of scores in - mean of scores out) / deviation of scores out
 
-and epsilon is that of two normal distributions at a distance of mu, at the lower end of mu's interval. Of an honest
-training mu is q sqrt(T) / sigma at most, which gives the ceiling. It lies below what an accountant counts, as one who
-weighs each step by itself sees more: as T grows, q sqrt(T (e^(1/sigma^2) - 1)).
+and epsilon is that of two normal distributions at a distance of mu, at the lower end of mu's interval. In a correct
+training mu is q sqrt(T) / sigma at most, which gives the ceiling. The ceiling lies below the accountant's epsilon: an
+attacker that weighs each step separately reaches, as T grows, mu = q sqrt(T (e^(1/sigma^2) - 1)).
 
-Departs from the paper: directions are orthogonal. Those that are only nearly so, as k << d random ones, enter each
-other's scores in every step alike, which adds a deviation of q T sqrt(k / 2d), so that no mu exceeds sqrt(2d / k).
+Departs from the paper: directions are orthogonal. Only nearly orthogonal directions, as k << d random ones, enter each
+other's scores equally in every step. This adds a deviation of q T sqrt(k / 2d), so that no mu exceeds sqrt(2d / k).
 
-Of what is released once (a noisy mean, class counts) the scores are draws of two worlds, with an example and without,
-each along what the example adds: q = 1, T = 1.
+For a quantity that is released once (a noisy mean, class counts), the scores are draws of two worlds, with and without
+an example. Each score is the component along the example's contribution: q = 1, T = 1.
 
-This is an estimate that takes tails for normal. It is no certificate and no bound: what hides in the tails it misses.
+This estimate assumes normal tails. It is neither a certificate nor a bound: it misses leakage in the tails.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,16 @@ from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.release import Release
 
 CONFIDENCE = 0.95
-"""Of mu's interval, both ends together."""
+"""Two-sided confidence of mu's interval."""
 
 ALARM = 1e-3
-"""Probability with which the noise of an honest training is called too small."""
+"""Probability of a false alarm: the noise is correct and is reported as too small."""
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """epsilon >= 0 of N(0, 1) against N(mu, 1): delta = P(N < mu/2 - e/mu) - exp(e) P(N < -mu/2 - e/mu), to 1e-9.
+    """Return epsilon >= 0 of N(0, 1) against N(mu, 1), to 1e-9.
+
+    It solves delta = P(N < mu/2 - e/mu) - exp(e) P(N < -mu/2 - e/mu) for e.
 
     Balle and Wang 2018, arXiv:1805.06530, theorem 8.
     """
@@ -63,10 +65,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What k directions say. epsilon: that of ``low``, the lower end of mu's interval. reported: what is accounted.
+    """The estimate from k directions.
 
-    ceiling: the epsilon of an honest run, were mu known exactly. half: the epsilon that would probably be found if the
-    noise were half of what is stated. noise: deviation of those out, over sqrt(T) C, and with 99.9 % at most so large.
+    low, high: interval of mu. epsilon: the epsilon of ``low``. reported: the accountant's epsilon. sigma: the stated
+    noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the epsilon that the
+    estimate would reach with probability 0.9 if the noise were half of the stated noise.
+    noise: measured noise multiplier (deviation of scores out, over sqrt(T) C) and its upper bound at 99.9 %.
     """
 
     k: int
@@ -82,33 +86,36 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """What it says of the reported epsilon. It cannot tell where half of the noise would not be above it either."""
+        """Compare the estimate with the reported epsilon in words.
+
+        The estimate cannot tell where even half of the stated noise would not raise it above the reported epsilon.
+        """
         return verdict(self.epsilon, self.half, self.reported)
 
     @property
     def faults(self) -> list[str]:
-        """What cannot be so, in words."""
-        (noise, most), mine = self.noise, ", not ".join
+        """Return in words each statement of the release that the estimate contradicts."""
+        (noise, most), join = self.noise, ", not ".join
         return [
-            *([f"epsilon is about {mine(apart(self.epsilon, self.reported))}"] * (self.epsilon > self.reported)),
-            *([f"the noise multiplier is about {mine(apart(noise, self.sigma))}"] * (most < self.sigma)),
+            *([f"epsilon is about {join(apart(self.epsilon, self.reported))}"] * (self.epsilon > self.reported)),
+            *([f"the noise multiplier is about {join(apart(noise, self.sigma))}"] * (most < self.sigma)),
         ]
 
 
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
-    """Return the estimate by the scores of directions, of which some are in, against what the release states.
+    """Return the estimate from the scores of directions, compared with the values that the release states.
 
-    Steps whose noise is not new hide from the sum of a score, which then varies more, and not from its spread over the
-    steps: where that is smaller than the stated noise, epsilon is that of a noise that is at most so large.
+    Noise that is reused between steps makes the sum of a score vary more, so the sum hides it; the spread of the score
+    over the steps shows it. If this spread is below the stated noise, epsilon is that of the upper bound on the noise.
 
     Args:
         scores: (T, k), of each step, or (k,) their sums.
         inside: (k,) bool, the directions that are in.
-        release: what is stated.
-        delta: of epsilon.
+        release: the stated q, sigma and number of steps.
+        delta: the delta of epsilon.
 
     Raises:
-        ValueError: fewer than two directions are in, or out, or the release is not covered.
+        ValueError: fewer than two directions are in, fewer than two are out, or the release is not covered.
     """
     from scipy.stats import chi2, norm  # half a second to import
 
@@ -123,8 +130,8 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     mu = apart / spread if spread else inf * apart if apart else 0.0
     margin = z * _error(mu, those_in.std(ddof=1) / spread, len(those_in), len(those_out)) if spread else 0.0
     honest, q = release.q * unit / release.sigma, release.q
-    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # deviation of those in over that of those out
-    power = z + float(norm.isf(0.1))  # found with probability 0.9
+    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # deviation of scores in over that of scores out
+    power = z + float(norm.isf(0.1))  # the estimate reaches `half` with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
 
     def measured(deviation: float, degrees: int) -> tuple[float, float]:
@@ -151,22 +158,23 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
 
 
 def _error(mu: float, ratio: float, inside: int, outside: int) -> float:
-    """Standard error of mu; ratio: of the deviations of those in and out."""
+    """Return the standard error of mu; ratio: deviation of scores in over deviation of scores out."""
     return sqrt(ratio**2 / inside + 1 / outside + mu**2 / (2 * outside))
 
 
 def of_release(
     draw: Callable[[bool], np.ndarray], axis: np.ndarray, release: Release, delta: float = 1e-5, draws: int = 10_000
 ) -> Estimate:
-    """The estimate for a mechanism that releases once, by so many draws of each world.
+    """Return the estimate for a mechanism that releases once, by ``draws`` draws of each world.
 
-    draw(there): what is released, with new noise, where an example is there or blanked out, and before the mechanism
-    divides it by anything. The example should be the worst one, which adds ``release.sensitivity`` times ``axis``, a
-    vector of length 1: then the likelihood ratio of the worlds grows with what is released, along ``axis``.
+    draw(present): the released vector with new noise, where an example is present (True) or blanked out, before the
+    mechanism divides the vector by anything. The example should be the worst case: it adds ``release.sensitivity``
+    times ``axis``, a vector of length 1. Then the likelihood ratio of the worlds grows with the component along
+    ``axis``.
 
-    The error of mu is about sqrt(2 / draws): 10^4 draws tell 0.8 of what is reported up to a sigma of 2, and four times
-    as many up to 3.
+    The error of mu is about sqrt(2 / draws): 10^4 draws detect 0.8 of the reported epsilon up to a sigma of 2, and
+    4 * 10^4 draws up to a sigma of 3.
     """
     inside = np.arange(2 * draws) < draws
-    scores = np.array([draw(bool(there)) @ axis for there in inside]) / release.sensitivity
+    scores = np.array([draw(bool(present)) @ axis for present in inside]) / release.sensitivity
     return estimate(scores, inside, release, delta)

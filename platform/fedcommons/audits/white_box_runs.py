@@ -1,6 +1,7 @@
-"""Private training on canary directions (``directions``): by the local loop, and by the steps that train generators.
+"""Private training on canary directions (``directions``), by the local loop and by the steps that train generators.
 
-An example's gradient is a direction in the parameters of a module, of any shapes. An auditor sees every noisy sum.
+An example's gradient is a direction in the space of a module's parameters, of any shapes. The auditor sees every noisy
+sum.
 """
 
 from collections.abc import Mapping
@@ -23,11 +24,11 @@ from fedcommons.privacy.noise import Draws, Noise, of_audit
 from fedcommons.seeding import numpy_generator
 
 STEEP = 10.0
-"""Norm of a canary's gradient over C, so that it matters whether it is clipped."""
+"""Norm of a canary's gradient over C; above 1, so that a missing clipping shows."""
 
 
 def directions(k: int, d: int, seed: int) -> Tensor:
-    """(k, d) orthogonal rows of length 1, at random.
+    """Draw (k, d) random orthogonal rows of length 1.
 
     Raises:
         ValueError: k > d.
@@ -38,15 +39,15 @@ def directions(k: int, d: int, seed: int) -> Tensor:
 
 
 class Directed(LightningModule):
-    """Example (j, there) has the gradient  steepness there u_j  in the module's parameters, whatever they are."""
+    """A module whose example (j, factor) has the gradient  steepness factor u_j  at all values of the parameters."""
 
     def __init__(self, module: nn.Module, u: Tensor, steepness: float) -> None:
         super().__init__()
         self.module, self.u, self.steepness = module, u, steepness
 
     def forward(self, j: Tensor, there: Tensor) -> Tensor:
-        at = torch.cat([p.reshape(-1) for p in trained(self.module).values()])
-        return (self.steepness * there * (self.u.index_select(0, j.view(-1)) @ at)).mean()
+        weights = torch.cat([p.reshape(-1) for p in trained(self.module).values()])
+        return (self.steepness * there * (self.u.index_select(0, j.view(-1)) @ weights)).mean()
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         return self(*batch)
@@ -56,7 +57,7 @@ class Directed(LightningModule):
 
 
 def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: float = 1e-5) -> Estimate:
-    """Train a copy of the module on k directions in its parameters, by the one local loop with its ``dp``.
+    """Train a copy of the module on k directions in its parameters, by the clients' local loop with its ``dp``.
 
     Raises:
         ValueError: the module has fewer than k parameters, or fewer than two directions are in or out.
@@ -68,9 +69,9 @@ def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: 
     def watch(params: Mapping[str, nn.Parameter]) -> None:
         steps.append(directed.u @ _gradient(directed))
 
-    work, there = Work(directed, torch.device("cpu"), loop), torch.from_numpy(inside).float()
+    work, factors = Work(directed, torch.device("cpu"), loop), torch.from_numpy(inside).float()
     work.noise = Noise(of_audit(seed), seed)
-    data = ClientData(torch.arange(k), there)
+    data = ClientData(torch.arange(k), factors)
     spent = work.local(work.initial, data, seed, add_to_grad=watch).spent
     scores = torch.stack(steps).double() * (min(loop.batch_size, k) / loop.dp.clip)
     return estimate(scores.numpy(), inside, spent, delta)
@@ -79,7 +80,7 @@ def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: 
 def of_vectorised_steps(
     dp: DPSGD, module: nn.Module, k: int, batch_size: int, epochs: int, seed: int, delta: float = 1e-5
 ) -> Estimate:
-    """The same by the steps that train generators."""
+    """Train a copy of the module on k directions in its parameters, by the steps that train generators."""
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, dp.clip, seed)
     steps, releases = [], []
     for release in dp_sgd_vmap.steps(
@@ -89,9 +90,9 @@ def of_vectorised_steps(
     ):  # fmt: skip
         steps.append(directed.u @ _gradient(directed))
         releases.append(release)
-    (one,) = set(releases)
+    (release_of_step,) = set(releases)
     scores = torch.stack(steps).double() * (min(batch_size, k) / dp.clip)
-    return estimate(scores.numpy(), inside, replace(one, steps=len(releases)), delta)
+    return estimate(scores.numpy(), inside, replace(release_of_step, steps=len(releases)), delta)
 
 
 def _directed(module: nn.Module, k: int, clip: float, seed: int) -> Directed:
