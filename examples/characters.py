@@ -1,7 +1,7 @@
 r"""A character LSTM that learns to write docstrings: token data, one client per module of the standard library.
 
-The task follows the character model of McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
-2017, whose clients are the roles of Shakespeare's plays.
+The task follows the character model of McMahan et al., "Communication-efficient learning of deep networks from
+decentralized data", 2017, whose clients are the roles of Shakespeare's plays.
 
 python examples/characters.py         trains it for two rounds
 python sweeps/run.py --data examples/characters.py:docstrings --model examples/characters.py:CharLSTM --lr 0.5 \

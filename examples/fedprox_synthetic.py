@@ -11,8 +11,8 @@ python examples/fedprox_synthetic.py [--rounds 2] [--seeds 0]     zeta^2 of the 
 python sweeps/run.py --data examples/fedprox_synthetic.py:Synthetic --data.alpha 1 --data.beta 1 --model linear \
     --partition by_group --client.lr 0.01 --measure.every 1
 
-The quantity that their code logs as "gradient difference" is  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2,  g_w: the mean of clients'
-gradients g_k weighted by examples; g: the plain mean, about which zeta^2 is computed here.
+The quantity that their code logs as "gradient difference" is  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2,
+g_w: the mean of clients' gradients g_k weighted by examples; g: the plain mean, about which zeta^2 is computed here.
 
 Departs from the paper: no client has more than 3,000 examples, which the paper's largest clients exceed; random draws
 differ.

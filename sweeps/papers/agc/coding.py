@@ -1,8 +1,8 @@
 """Table and pictures of the gradient coding study: figures 1 to 3 of Makkonen et al. (2024).
 
-A curve is an entry of the summary.json of sweeps/gradient_coding.py: partition, q, d, c, and for each quantity, such as
-``accuracy``, its mean over repetitions, a list, and ``accuracy_se``, the standard errors. Entry r of a list is of the
-model after r rounds, before the next one.
+A curve is an entry of the summary.json of sweeps/gradient_coding.py: partition, q, d, c, and two lists per quantity.
+For example, ``accuracy`` lists means over repetitions and ``accuracy_se`` lists their standard errors. Entry r of a
+list belongs to the model after r rounds, before round r + 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from fedcommons.reports import plots, tables
 Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
-SHOWN = (10, 20)  # rounds whose numbers stand in the table, besides the first and last
-SPAN = 1e4  # figure 3's axis is logarithmic from the smallest sum on, or from this part of the largest
-CLOSE = 0.95  # of the last accuracy of iid clients that share nothing
+SHOWN = (10, 20)  # rounds in the table, besides the first and the last round
+SPAN = 1e4  # figure 3's axis is logarithmic above the smallest sum, or above the largest sum / SPAN
+CLOSE = 0.95  # share of the last accuracy of iid clients without sharing that counts as close
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """A line for iid clients and for others with the least and the most c: the ends of what ``summary`` has."""
+    """Return the table: iid clients without sharing, and other clients with the smallest and the largest c."""
     last = len(curves[0]["accuracy"]) - 1
     at = SHOWN[0] if SHOWN[0] < last else 0
     head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",
@@ -43,13 +43,13 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """A row for each curve: accuracy and second moment at some rounds, and rounds until it is close to iid's."""
+    """Return a row per curve: accuracy and second moment at some rounds, and rounds until it is close to iid."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
     return [
         {**{name: c[name] for name in ("partition", "q", "d", "c")},
-         **{f"{name}_after_{r}": f"{c[of][r]:.6g}" for r in at
-            for name, of in (("accuracy", "accuracy"), ("accuracy_standard_error", "accuracy_se"))},
+         **{f"{name}_after_{r}": f"{c[key][r]:.6g}" for r in at
+            for name, key in (("accuracy", "accuracy"), ("accuracy_standard_error", "accuracy_se"))},
          "rounds_to_close_to_iid": _reached(c, curves),
          **{f"second_moment_after_{r}": f"{c['second_moment'][r]:.6g}" for r in (0, *at)}}
         for c in curves
@@ -57,13 +57,13 @@ def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def _reached(curve: Curve, curves: Sequence[Curve]) -> int | None:
-    """Rounds until the accuracy is close to the last one of iid clients at the same q; None: never."""
+    """Return the rounds until the accuracy is close to the last accuracy of iid clients at the same q; None: never."""
     (iid,) = (c for c in curves if (c["partition"], c["q"], c["d"], c["c"]) == ("iid", curve["q"], curve["d"], 0))
     return next((r for r, value in enumerate(curve["accuracy"]) if value >= CLOSE * iid["accuracy"][-1]), None)
 
 
 def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
-    """A row for each curve and round, with six digits: its fields, then all quantities, empty where it has them not."""
+    """Return a row per curve and round, with six digits: fields, then all quantities, empty where a curve has none."""
     names = list(dict.fromkeys(name for c in curves for name in c))
     fields = [name for name in names if not any(isinstance(c.get(name), list) for c in curves)]
     return [
@@ -75,20 +75,20 @@ def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
 
 
 def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
-    """Accuracy (above) and second moment (below) over rounds: a column for each (q, d), a curve for each c."""
+    """Plot accuracy (above) and second moment (below) over rounds: a column for each (q, d), a curve for each c."""
     pairs = list(dict.fromkeys((c["q"], c["d"]) for c in curves))
     most = max(c["c"] for c in curves) or 1
     figure, grid = plots.panels(2, len(pairs), (1.5 + 3.6 * len(pairs), 7))
     for (q, d), (above, below) in zip(pairs, grid.T, strict=True):
-        own = [c for c in curves if (c["q"], c["d"]) == (q, d)]
-        for curve in (c for c in own if c["partition"] == partition):
+        of_pair = [c for c in curves if (c["q"], c["d"]) == (q, d)]
+        for curve in (c for c in of_pair if c["partition"] == partition):
             colour = colormaps["viridis_r"](0.1 + 0.9 * curve["c"] / most) if curve["c"] else "0.55"
             label = f"c = {curve['c']:g}" if curve["c"] else "c = 0, nothing shared"
             _line_and_band(above, curve, "accuracy", label, color=colour)
             _line_and_band(below, curve, "second_moment", label, color=colour)
-        for curve in (c for c in own if partition != "iid" and c["partition"] == "iid" and c["c"] == 0):
-            for axes, of in ((above, "accuracy"), (below, "second_moment")):
-                _line_and_band(axes, curve, of, "iid clients, nothing shared", color="#c0392b", linestyle="--")
+        for curve in (c for c in of_pair if partition != "iid" and c["partition"] == "iid" and c["c"] == 0):
+            for axes, quantity in ((above, "accuracy"), (below, "second_moment")):
+                _line_and_band(axes, curve, quantity, "iid clients, nothing shared", color="#c0392b", linestyle="--")
         above.set_title(f"q = {q:g}, d = {d}")
         above.set_ylabel("test accuracy")
         below.set(xlabel="round", ylabel="second moment of the estimate", yscale="log")
@@ -102,20 +102,20 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
 
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
-    """Figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
+    """Plot figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
     kinds = ("same_class", "cross_class", "norm_sq")
-    sizes = [abs(value) for curve in curves for of in kinds for value in curve[of]]
+    sizes = [abs(value) for curve in curves for kind in kinds for value in curve[kind]]
     linear = 10.0 ** np.floor(np.log10(max(min(sizes), max(sizes) / SPAN)))
     powers = [linear * 10**k for k in range(1 + round(np.log10(max(sizes) / linear)))]
     for axes, curve in zip(grid[0], curves, strict=True):
-        for of, label, colour in zip(
+        for kind, label, colour in zip(
             kinds,
             ("pairs of one class (type I)", "pairs of two classes (type II)", "both: ‖g‖²"),
             ("#2e6da4", "#d98c21", "k"),
             strict=True,
         ):
-            _line_and_band(axes, curve, of, label, color=colour)
+            _line_and_band(axes, curve, kind, label, color=colour)
         axes.axhline(0, color="0.5", linewidth=0.6)
         axes.axhspan(-linear, linear, color="0.93", zorder=0)
         axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
@@ -129,9 +129,9 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
     return figure
 
 
-def _line_and_band(axes: Axes, curve: Curve, of: str, label: str, **style: Any) -> None:
-    """The mean over repetitions, and a band of one standard error to both sides."""
-    mean, error = np.array(curve[of]), np.array(curve[f"{of}_se"])
+def _line_and_band(axes: Axes, curve: Curve, quantity: str, label: str, **style: Any) -> None:
+    """Draw the mean over repetitions, and a band of one standard error to both sides."""
+    mean, error = np.array(curve[quantity]), np.array(curve[f"{quantity}_se"])
     axes.plot(mean, linewidth=1.3, label=label, **style)
     axes.fill_between(range(len(mean)), mean - error, mean + error, color=style["color"], alpha=0.25, linewidth=0)
     axes.spines[["top", "right"]].set_visible(False)

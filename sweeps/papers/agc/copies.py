@@ -1,14 +1,15 @@
-"""What raw copies are known to do: to label shares (theorem 1), and to the coded gradient's second moment (theorem 2).
+"""Effects of raw copies on label shares (theorem 1) and on the coded gradient's second moment (theorem 2).
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
 non-IID data", arXiv:2404.03524.   N: clients;  K: examples of a class;  M: examples;  c: share of examples
-that are not private;  d: copies of each that others get, ``exact`` placement;  q: probability that a client is late;
-r = q/(1 - q);  X, Y: shares of a class over clients, before and after sharing;  g_j: gradient of example j;
+that are not private;  d: copies of each such example at other clients, ``exact`` placement;  q: probability that a
+client straggles;  r = q/(1 - q);  X, Y: shares of a class over clients, before and after sharing;
+g_j: gradient of example j;
 ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over the clients i that answer (I_i = 1) and the examples j that they hold.
 
-``Pairs`` are for the single-class setting, in which client l owns class l: there E||ghat||^2 over copies and lateness
-is the sum over pairs (a, b) of a coefficient, which depends on their kind, times <g_a, g_b>. The paper bounds some of
-these coefficients; here they are exact.
+``Pairs`` are for the single-class setting, in which client l owns class l. There E||ghat||^2 over copies and stragglers
+is the sum over pairs (a, b) of a coefficient times <g_a, g_b>; the coefficient depends on the kind of the pair. The
+paper bounds some of these coefficients; here all coefficients are exact.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ import numpy as np
 
 
 def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float) -> float:
-    """Theorem 1: E||Y - 1/N||^2, given ||X - 1/N||^2 = ``distance``.
+    """Return E||Y - 1/N||^2 of theorem 1, where ||X - 1/N||^2 = ``distance``.
 
-    Right for exact placement; for binomial placement if Y's denominator is the nominal K (1 + d c), not the number of
-    copies that were drawn.
+    The value is exact for exact placement. For binomial placement it is exact if Y's denominator is the nominal
+    K (1 + d c), not the drawn number of copies.
     """
     others = n_clients - 1
     noise = d * c * (others - d) / ((1 + d * c) ** 2 * others * k)
@@ -29,9 +30,10 @@ def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float)
 
 @dataclass(frozen=True)
 class Pairs:
-    """A number for each kind of pair (a, b): of the same class or other ones; both private, mixed, or both open.
+    """A number for each kind of pair (a, b): same or other class; both private, mixed, or both open.
 
-    An example is open if it is not private. itself: a = b, open. A private a = b is of kind ``same_private``.
+    An example is open if it is not private. itself: a = b, open. A pair a = b of a private example has the kind
+    ``same_private``.
     """
 
     same_private: float
@@ -43,12 +45,12 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Sum over kinds of the products."""
-        return sum(mine * theirs for mine, theirs in zip(vars(self).values(), vars(others).values(), strict=True))
+        """Return the sum over kinds of the products of two numbers."""
+        return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 
 def coefficients(n_clients: int, d: int, q: float) -> Pairs:
-    """The coefficient of <g_a, g_b> in E||ghat||^2 for each kind of pair."""
+    """Return the coefficient of <g_a, g_b> in E||ghat||^2 for each kind of pair."""
     r, near = q / (1 - q), d / (n_clients - 1)
     return Pairs(
         same_private=1 + r,
@@ -62,18 +64,18 @@ def coefficients(n_clients: int, d: int, q: float) -> Pairs:
 
 
 def without_copies(q: float) -> Pairs:
-    """The same if nothing is shared."""
+    """Return the coefficients where clients share no copies."""
     r = q / (1 - q)
     return Pairs(1 + r, 1 + r, 1 + r, 1 + r, 1, 1, 1)
 
 
 def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
-    """Sum of <g_a, g_b> over the pairs of each kind; gram: (M, M), all <g_a, g_b>; private: (M,) bool."""
+    """Sum <g_a, g_b> over the pairs of each kind; gram: (M, M), all <g_a, g_b>; private: (M,) bool."""
     same, n_open = labels[:, None] == labels, (~private[:, None]).astype(int) + ~private
     itself = np.eye(len(labels), dtype=bool) & ~private
 
-    def total(of: np.ndarray) -> float:
-        return float(gram[of].sum())
+    def total(pairs: np.ndarray) -> float:
+        return float(gram[pairs].sum())
 
     return Pairs(
         same_private=total(same & (n_open == 0)),
@@ -87,22 +89,22 @@ def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
 
 
 def second_moment(held: np.ndarray, gram: np.ndarray, q: float) -> float:
-    """E||ghat||^2 over lateness, given who holds what (M, N):  ||sum_j g_j||^2 + r sum_i ||f_i||^2, in any setting.
+    """Return E||ghat||^2 over stragglers, in any setting:  ||sum_j g_j||^2 + r sum_i ||f_i||^2.
 
-    f_i = sum_j g_j/d_j over the examples that client i holds.
+    f_i = sum_j g_j/d_j over the examples that client i holds. held: (M, N), 1 where client i holds example j.
     """
     shares = held / held.sum(1, keepdims=True)
     return float(gram.sum() + q / (1 - q) * np.einsum("ai,ab,bi->", shares, gram, shares, optimize=True))
 
 
 def assumption(of: Pairs) -> bool:
-    """Assumption 1: mixed and open pairs of one class have sums of at least 0, and of at least those of other pairs."""
+    """Check assumption 1: sums over mixed and over open pairs of one class are at least 0 and at least those of two."""
     return of.same_mixed >= max(0.0, of.other_mixed) and of.same_open + of.itself >= max(0.0, of.other_open)
 
 
 def promised(of: Pairs, d: int, q: float, negative: bool = False) -> float:
-    """Theorem 2: by how much copies lower E||ghat||^2 at least, if the assumption holds.
+    """Return the lower bound of theorem 2 on the reduction of E||ghat||^2 by copies, if the assumption holds.
 
-    negative: remark 1's value, for sums over pairs of two classes that are 0 or less.
+    negative: return remark 1's value, which holds if sums over pairs of two classes are 0 or less.
     """
     return q / (1 - q) * (d if negative else d - 1) / (d + 1) * (of.same_mixed + of.same_open + of.itself)

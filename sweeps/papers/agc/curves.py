@@ -1,4 +1,4 @@
-"""The curves of figures 1 to 3: played, by Ray where there are several workers, and summed up."""
+"""Computation of the curves of figures 1 to 3, by Ray with several workers, and their means over repetitions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from fedcommons.runtime import ray_cluster
 from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
 from papers.agc.presets import PER_CLASS, PRESETS
 
-CHUNK = 100  # repetitions of a job, a multiple of the study's BLOCK
+CHUNK = 100  # repetitions per job, a multiple of the study's BLOCK
 Curve = dict[str, Any]
 
 
 def load_problem(options: parse.Options) -> Problem:
-    """The images of the preset."""
+    """Load the images of the preset."""
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     train = chosen(dataset, PER_CLASS, preset.first, options.seed)
@@ -25,13 +25,13 @@ def load_problem(options: parse.Options) -> Problem:
 
 
 def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
-    """Some repetitions of a curve, wherever it runs."""
+    """Run some repetitions of a curve, in this process or on a Ray worker."""
     set_up_process()
     return play(problem, setting, repetitions, seed)
 
 
 def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Options) -> Iterator[tuple[str, Played]]:
-    """The curves, each as soon as all its repetitions are there. The bits do not depend on the number of workers."""
+    """Yield each curve when all its repetitions are ready. The bits do not depend on the number of workers."""
     chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
     if options.workers == 1:
         for name, setting in wanted.items():
@@ -52,15 +52,15 @@ def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Opti
 
 
 def summed_up(setting: Setting, played: Played) -> Curve:
-    """Means over repetitions and their standard errors."""
+    """Return the means over repetitions and their standard errors."""
     curve: Curve = {"partition": setting.partition, "q": setting.q, "d": setting.d, "c": setting.c}
-    for name, found in (
+    for name, values in (
         ("accuracy", played.accuracy),
         ("second_moment", played.second_moment),
         ("same_class", played.same_class),
         ("cross_class", played.cross_class),
         ("norm_sq", played.same_class + played.cross_class),
     ):
-        curve[name] = found.mean(0).tolist()
-        curve[f"{name}_se"] = (found.std(0, ddof=1) / len(found) ** 0.5).tolist()
+        curve[name] = values.mean(0).tolist()
+        curve[f"{name}_se"] = (values.std(0, ddof=1) / len(values) ** 0.5).tolist()
     return curve

@@ -1,30 +1,31 @@
-"""Raw copies and approximate gradient coding for a linear softmax model, many repetitions at once.
+"""Raw copies and approximate gradient coding for a linear softmax model, with many repetitions in one batch.
 
-x_j, y_j  M images as rows of pixels with a 1 behind them for the bias, and their labels        (M, D), (M,)
+x_j, y_j  M images as rows of pixels with an appended 1 for the bias, and their labels          (M, D), (M,)
 W         server model, one for each repetition; PyTorch's random start of ``nn.Linear``        (D, K)
 p_j       softmax(x_j W) - onehot(y_j);  the gradient of example j's cross-entropy is  g_j = x_j^T p_j
-N, q      clients, as many as classes; each straggles in a round with probability q in [0, 1)
-c, d      share of the examples that is not private, in [0, 1]; each of them is copied to d clients besides its owner
-d_j       how many clients hold example j, its owner among them;  v_ij = 1/d_j if client i holds it, else 0     (N, M)
+N, q      number of clients, equal to that of classes; each straggles in a round with probability q in [0, 1)
+c, d      share of the examples that is not private, in [0, 1]; each is copied to d clients besides its owner
+d_j       number of clients that hold example j, with its owner;  v_ij = 1/d_j if client i holds it, else 0     (N, M)
 z_i       1 if client i answers in a round, else 0
 
 A round:  W <- W - lr g^,  g^ = 1/((1-q) M) sum_i z_i sum_j v_ij g_j,  which estimates the mean gradient without bias.
-The rate lr is multiplied by ``decay`` after a round that somebody answers; a round that nobody answers changes nothing.
+The learning rate lr is multiplied by ``decay`` after a round with an answer; a round without answers changes nothing.
 
-Every model stays W_0 + sum_j x_j^T a_j. So a repetition needs its (M, K) coefficients a only, and its logits are
-X W_0 + G a  with the matrix of scalar products  G = X X^T,  which all repetitions share: one large product a round.
+Every model stays W_0 + sum_j x_j^T a_j. So a repetition needs only its (M, K) coefficients a, and its logits are
+X W_0 + G a  with the matrix of scalar products  G = X X^T,  which all repetitions share: one large product per round.
 The second moment E||g^||^2 needs the scalar products of the clients' coded gradients sum_j v_ij g_j, which are
 V H V^T  with  H_jl = <g_j, g_l> = G_jl <p_j, p_l>.  Then each draw of stragglers costs a product with an (N, N) matrix.
 
-Models are float64: raw pixels, 0 to 255, make G as large as 5e7 and a step larger than the model, and single
-repetitions drift apart when they are rounded otherwise. What is only measured, test logits and second moments, is
-float32, which takes half of the time; it changes their means by less than 1e-5 of their values.
+Models are float64: raw pixels, 0 to 255, make G as large as 5e7 and a step larger than the model, so that float32
+rounding would change single repetitions. Test logits and second moments, which do not move the model, are float32. This
+takes half of the time and changes their means by less than 1e-5 of their values.
 
 Source: Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning
 with non-IID data", arXiv:2404.03524, section IV, figures 1 to 3.
-Departs from the paper: estimates are of the mean gradient, as in the authors' code; equations 2 and 3 have the sum,
-whose second moment is M^2 times as large. Each example goes to d different clients (``exact``); the text also says that
-every other client gets it with probability d/(N-1) (``binomial``), but its d_j = d + 1 holds for the former only.
+Departs from the paper: clients estimate the mean gradient, as in the authors' code; equations 2 and 3 have the sum,
+whose second moment is M^2 times as large. Each example goes to d different clients (``exact``). The paper's text also
+states that every other client gets it with probability d/(N-1) (``binomial``), but its d_j = d + 1 holds only for
+``exact``.
 """
 
 from collections.abc import Sequence
@@ -45,16 +46,16 @@ from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped
 
 VARIANTS = ("exact", "binomial")
-PARTITIONS = {"iid": {}, "dirichlet_plain": {"alpha": 0.1}, "single_class": {}}  # and their constants
-STRAGGLER_DRAWS = 15  # of which the second moment of a round is the mean, as in the authors' code
+PARTITIONS = {"iid": {}, "dirichlet_plain": {"alpha": 0.1}, "single_class": {}}  # partitions with their constants
+STRAGGLER_DRAWS = 15  # draws per round that the second moment is averaged over, as in the authors' code
 
 BLOCK = 50
-"""Repetitions that are played together, so that their matrices fit into a cache. Decides how sums are rounded."""
+"""Number of repetitions in one batch, so that their matrices fit into a cache. It decides how sums are rounded."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One curve. per_class: a share c of each class is not private; else a share c of all examples together."""
+    """The setting of one curve. per_class: a share c of each class is not private; else a share c of all examples."""
 
     partition: str
     q: float
@@ -69,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Problem:
-    """Images, each with a 1 behind its pixels, and their scalar products; the same for all repetitions."""
+    """Images, each with a 1 appended to its pixels, and their scalar products; all repetitions share them."""
 
     x: Tensor  # (M, D)
     y: Tensor  # (M,)
@@ -77,46 +78,46 @@ class Problem:
     test_y: Tensor  # (T,)
     n_classes: int
     products: Tensor  # (M, M), G
-    test_products: Tensor  # (T, M); its type is that of all that is measured
+    test_products: Tensor  # (T, M); its type is the type of all measured quantities
 
     @staticmethod
     def of(
         train: Examples, test: Examples, n_classes: int, white: float, measured: torch.dtype = torch.float32
     ) -> "Problem":
-        """white: the value of a white pixel, 1 or 255; measured: type of what does not move the model."""
+        """Build the problem. white: value of a white pixel, 1 or 255; measured: type of quantities only measured."""
         x, test_x = (F.pad(part.x.flatten(1).double() * (white / 255), (0, 1), value=1.0) for part in (train, test))
         return Problem(x, train.y, test_x, test.y, n_classes, x @ x.T, (test_x @ x.T).to(measured))
 
 
 @dataclass(frozen=True)
 class Draws:
-    """All that is random in one repetition."""
+    """All random draws of one repetition."""
 
     start: Tensor  # (D, K), the bias as its last row
-    held: np.ndarray  # (N, M) bool: who holds which example; N may be smaller than the number of classes
-    answers: np.ndarray  # (rounds, N) bool: who answers in which round
-    sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: the same for estimates of the second moment
+    held: np.ndarray  # (N, M) bool: client holds example; N may be smaller than the number of classes
+    answers: np.ndarray  # (rounds, N) bool: client answers in the round
+    sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: client answers, in draws for the second moment
 
 
 @dataclass(frozen=True)
 class Played:
-    """Of each repetition (rows), before each round (columns), so that column 0 is the untrained model.
+    """Results of each repetition (rows) before each round (columns); column 0 is the untrained model.
 
     same_class, cross_class: sums of <g_j, g_l> over all pairs of examples of one class (j = l too) and of two classes;
     together they are ||sum_j g_j||^2.
     """
 
     accuracy: np.ndarray  # on the test images, in [0, 1]
-    second_moment: np.ndarray  # of g^, the mean over ``STRAGGLER_DRAWS`` draws; 0 where nobody answers
+    second_moment: np.ndarray  # of g^, the mean over ``STRAGGLER_DRAWS`` draws; 0 where no client answers
     same_class: np.ndarray
     cross_class: np.ndarray
 
 
 def chosen(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples:
-    """``per_class`` training images of every class: the first ones, or drawn at random.
+    """Select ``per_class`` training images of every class: the first images, or random images.
 
     Raises:
-        UserError: a class has fewer.
+        UserError: a class has fewer than ``per_class`` images.
     """
     y, rows = dataset.train.y.numpy(), []
     for c in range(dataset.classes):
@@ -126,16 +127,16 @@ def chosen(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples
                 f"gradient coding takes {per_class} training images of every class, and {dataset.name} has "
                 f"{len(of_class)} of class {c}; name another data set."
             )
-        drawn = numpy_generator(seed, "images of class", c).choice(of_class, per_class, replace=False)
-        rows.append(of_class[:per_class] if first else drawn)
+        random_rows = numpy_generator(seed, "images of class", c).choice(of_class, per_class, replace=False)
+        rows.append(of_class[:per_class] if first else random_rows)
     return dataset.train[np.sort(np.concatenate(rows))]
 
 
 def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
-    """Refuse what cannot be played; ``sizes``: the number of examples of each class.
+    """Check that a setting can run; ``sizes``: the number of examples of each class.
 
     Raises:
-        UserError: a field is out of its range, or c > 0 gives no example away.
+        UserError: a field is out of its range, or c > 0 leads to no shared example.
     """
     n, lowest = n_clients, min(sizes) if setting.per_class else sum(sizes)
     if setting.partition not in PARTITIONS:
@@ -160,49 +161,49 @@ def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
 
 
 def copies(owner: np.ndarray, shared: np.ndarray, d: int, keys: np.ndarray, variant: str) -> np.ndarray:
-    """Who holds which example after sharing, (N, M) bool.
+    """Return (N, M) bool: which client holds which example after sharing.
 
-    owner: (M,) client that an example comes from; shared: (M,) bool, whether it is not private.
-    keys: (M, N) uniform in [0, 1). exact: the d clients of the smallest keys but the owner's get a copy, all of them
-    if there are fewer; binomial: those whose key is below d/(N-1).
+    owner: (M,) client that an example comes from; shared: (M,) bool, whether the example is not private.
+    keys: (M, N) uniform in [0, 1). variant ``exact``: the d other clients with the smallest keys get a copy (all other
+    clients if fewer than d). variant ``binomial``: other clients whose key is below d/(N-1) get a copy.
     """
     m, n = keys.shape
     others = np.where(np.arange(n) == owner[:, None], inf, keys)
     gets = others.argsort(1).argsort(1) < min(d, n - 1) if variant == "exact" else others < d / (n - 1)
-    held = gets & shared[:, None]
-    held[np.arange(m), owner] = True
-    return held.T
+    holds = gets & shared[:, None]
+    holds[np.arange(m), owner] = True
+    return holds.T
 
 
 def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draws:
-    """The draws of one repetition. Those with another c, d, q or partition use the same random numbers.
+    """Draw one repetition. Settings with another c, d, q or partition use the same random numbers.
 
-    The Dirichlet partition drops clients that get nothing; the draws of the others stay.
+    The Dirichlet partition drops clients without examples; the draws of the remaining clients do not change.
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])
     rows = deal(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
     owner = np.empty(len(labels), dtype=np.int64)
-    for client, mine in enumerate(rows):
-        owner[mine] = client
+    for client, of_client in enumerate(rows):
+        owner[of_client] = client
     rng = numpy_generator(seed, "sharing", repetition)
     order, keys = rng.permutation(len(labels)), rng.random((len(labels), n_classes))
     groups = [order[labels[order] == c] for c in range(n_classes)] if setting.per_class else [order]
     shared = np.zeros(len(labels), dtype=bool)
     for group in groups:
         shared[group[: n_swapped(setting.c, len(group))]] = True
-    held = copies(owner, shared, setting.d, keys[:, : len(rows)], setting.sharing)
+    holds = copies(owner, shared, setting.d, keys[:, : len(rows)], setting.sharing)
     luck = numpy_generator(seed, "stragglers", repetition).random((rounds, 1 + STRAGGLER_DRAWS, n_classes))
     answers = luck[..., : len(rows)] >= setting.q
     with torch.random.fork_rng(devices=()):
         set_default_generator(seed, "start", repetition)
         layer = nn.Linear(problem.x.shape[1] - 1, n_classes, dtype=torch.float32)
     start = torch.cat([layer.weight, layer.bias[:, None]], 1).detach().T.to(problem.x)
-    return Draws(start, held, answers[:, 0], answers[:, 1:])
+    return Draws(start, holds, answers[:, 0], answers[:, 1:])
 
 
 def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
-    """These repetitions, in blocks of ``BLOCK``."""
+    """Run these repetitions, in blocks of ``BLOCK``."""
     blocks = (repetitions[i : i + BLOCK] for i in range(0, len(repetitions), BLOCK))
     with without_denormals():
         return joined(
@@ -211,53 +212,55 @@ def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> P
 
 
 def joined(parts: Sequence[Played]) -> Played:
-    """The repetitions of several, one after the other."""
+    """Concatenate the repetitions of several results."""
     return Played(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Played)))
 
 
 def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Played:
-    """The repetitions with these draws, all at once."""
-    m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(one.held) for one in draws)
+    """Run the repetitions with these draws as one batch."""
+    m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.held) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
-    held = _stacked([one.held.T for one in draws], n).to(like).mT  # (B, N, M)
-    answers = _stacked([one.answers for one in draws], n).to(like)  # (B, R, N)
-    sampled = _stacked([one.sampled for one in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
-    weights, scale = held / held.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # v
+    holds = _stacked([repetition.held.T for repetition in draws], n).to(like).mT  # (B, N, M)
+    answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (B, R, N)
+    sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
+    weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # v
     # sums over clients and over classes
     sums = torch.cat([weights, F.one_hot(problem.y, k).T.expand(b, k, m)], 1).to(measured)
     products = problem.products.to(measured)
-    starts = torch.stack([one.start for one in draws], -1).flatten(1)  # (D, K B)
+    starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # (D, K B)
     logits, test_logits = problem.x @ starts, (problem.test_x @ starts).to(measured)
     moved = like.new_zeros(m, k * b)  # a
-    lr, found = like.new_full((b,), setting.lr), []
+    lr, quantities = like.new_full((b,), setting.lr), []
     for r in range(setting.rounds):
-        said = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
-        right = said[torch.arange(len(said)), problem.test_y] == said.amax(1)  # argmax takes twenty times as long
+        outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
+        right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(
+            1
+        )  # argmax takes twenty times as long
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
         # one repetition after the other: its (M, M) matrix stays in the cache
         pairs = zip(p.permute(2, 0, 1).to(measured), sums, strict=True)
-        of_sums = torch.stack([_products(products, one, weighted) for one, weighted in pairs])
+        of_sums = torch.stack([_products(products, errors, weighted) for errors, weighted in pairs])
         of_clients, of_classes = of_sums[:, :n, :n], of_sums[:, n:, n:].double()
         norms = ((sampled[:, r] @ of_clients) * sampled[:, r]).sum(-1)  # (B, draws)
         same = of_classes.diagonal(dim1=1, dim2=2).sum(1)
-        found.append([
+        quantities.append([
             right.double().mean(0), scale**2 * norms.double().mean(1),
             same, of_classes.sum((1, 2)) - same,
         ])  # fmt: skip
         step = lr * scale * (answers[:, r, None] @ weights)[:, 0].T  # (M, B)
         moved -= (step[:, None] * p).flatten(1)
         lr = torch.where(answers[:, r].any(1), lr * setting.decay, lr)
-    return Played(*(torch.stack(column, 1).numpy() for column in zip(*found, strict=True)))
+    return Played(*(torch.stack(column, 1).numpy() for column in zip(*quantities, strict=True)))
 
 
 def _products(products: Tensor, p: Tensor, sums: Tensor) -> Tensor:
-    """Scalar products of sums of gradients: p (M, K); sums (S, M), the weight of each example in each sum; (S, S)."""
+    """Return (S, S): scalar products of sums of gradients; p: (M, K); sums: (S, M), weight of an example in a sum."""
     p = p.contiguous()
     return sums @ (p @ p.T).mul_(products) @ sums.T
 
 
 def _stacked(parts: Sequence[np.ndarray], n: int) -> Tensor:
-    """(B, ..., n): with clients that hold nothing and never answer in the place of those that were dropped."""
+    """Stack the parts to (B, ..., n); clients that hold nothing and never answer replace the dropped clients."""
     widths = [[(0, 0)] * (part.ndim - 1) + [(0, n - part.shape[-1])] for part in parts]
     return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))

@@ -1,15 +1,16 @@
-"""What the presets are in the study of gradient coding: the paper's images, or those of the released code."""
+"""Presets of the study of gradient coding: the paper's images, or the images of the released code."""
 
 from dataclasses import dataclass
 
-PER_CLASS = 30  # images, section IV-A
+PER_CLASS = 30  # images per class, section IV-A
 
 
 @dataclass(frozen=True)
 class Preset:
-    """white: value of a white pixel; first: the first images of each class, else random ones; n_test: None for all.
+    """The data and sizes of a preset.
 
-    per_class: a share c of each class is not private, else of all images together.
+    white: value of a white pixel; first: use the first images of each class, else random images; n_test: number of test
+    images, None for all; per_class: a share c of each class is not private, else a share c of all images.
     """
 
     dataset: str = "mnist"

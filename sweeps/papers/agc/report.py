@@ -1,4 +1,4 @@
-"""The files of the study, from its curves."""
+"""Files of the gradient coding study, written from its curves."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ from papers.agc.presets import PER_CLASS, PRESETS
 
 
 def only(curve: Curve, *quantities: str) -> Curve:
-    """The curve with these lists and their standard errors."""
+    """Return the curve with only the lists of these quantities and their standard errors."""
     return {
         n: value for n, value in curve.items() if not isinstance(value, list) or n.removesuffix("_se") in quantities
     }
 
 
 def report(curves: Sequence[Curve], problem: Problem, options: parse.Options) -> str:
-    """The table, and what a reader must know."""
+    """Return the table and the notes that explain it."""
     preset = PRESETS[options.preset]
     images = "the first" if preset.first else "random"
     share = f"int(c {PER_CLASS}) of each class" if preset.per_class else f"int(c {len(problem.y)}) of all"
@@ -44,7 +44,7 @@ share nothing, at the same q. All curves and c: gradient_coding_table.csv; each 
 
 
 def write_all(curves: Sequence[Curve], problem: Problem, options: parse.Options, display: Display) -> None:
-    """The summary, the tables and the pictures; the last two curves are figure 3's."""
+    """Write the summary, the tables and the pictures; the last two curves belong to figure 3."""
     grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
     figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]
     out, smoke = Path(options.out), options.preset == "smoke"

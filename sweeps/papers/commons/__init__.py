@@ -1,1 +1,1 @@
-"""The question of which commons to choose: every way of sharing something, under one protocol."""
+"""The study of which commons to choose: a comparison of all sharing strategies under one protocol."""

@@ -1,7 +1,7 @@
-"""What follows from the rows: who is on the front of accuracy against a cost, and which way to choose under what limit.
+"""Decisions from the rows: the Pareto front of accuracy against a cost, and which method to choose under which limit.
 
-Everything here is a function of plain numbers. Two ways are told apart where Student's 95 % interval of the difference
-of their accuracies, seed by seed, excludes 0; of one seed nothing is.
+All functions take plain numbers. Two methods differ significantly where Student's 95 % interval of their accuracy
+difference, paired by seed, excludes 0; with one seed no difference is significant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,20 +11,21 @@ from statistics import fmean
 from fedcommons.reports.intervals import student
 
 ROUNDING = 1e-9
-"""A wider interval is not of equal gaps alone."""
+"""Largest width of an interval that rounding alone explains: the gaps are equal in all seeds."""
 
 FEW_COPIES = 0.05
-"""A pool with a larger share of near-copies gives images away as raw copies do."""
+"""Largest allowed share of near-copies: a pool with more discloses images as raw copies do."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way in one federation. best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy.
+    """The results of a way (method and sharing strategy) in one federation.
 
-    mb: all bytes of all clients, both ways, in 10^6; once: those before round 1; rounds: in which clients took part.
-    disclosed: share of all examples that was given away uncovered, raw: as it is; near_copies: share of the images that
-    left clients which all but repeat a training image; epsilon: of the commons, were its noise secret; None: none.
-    bound: it is there to compare with.
+    best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: all bytes of all clients,
+    up and down, in 10^6; once: 10^6 bytes before round 1; rounds: number of rounds in which clients took part.
+    disclosed: share of all examples that was disclosed without an epsilon; raw: share that was sent unchanged.
+    near_copies: share of the images sent by clients that nearly repeat a training image. epsilon: of the commons, if
+    its noise were secret; None: no epsilon. bound: the way is an upper bound, for comparison only.
     """
 
     way: str
@@ -44,9 +45,10 @@ class Row:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The points (cost, accuracy) that no other one beats: none has a lower cost without being worse, or the reverse.
+    """Return the indices of the Pareto front of points (cost, accuracy), in the order of cost.
 
-    In the order of their cost. Equal points are on it together.
+    No other point has a lower cost at the same or higher accuracy, or a higher accuracy at the same or lower cost.
+    Equal points are on the front together.
     """
     beaten = [
         any(c <= cost and a >= accuracy and (c, a) != (cost, accuracy) for c, a in points) for cost, accuracy in points
@@ -55,13 +57,13 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def is_ahead(one: Row, other: Row) -> bool:
-    """Whether ``one`` is more accurate than ``other`` beyond what their common seeds leave open.
+    """Return whether ``one`` is significantly more accurate than ``other``, by their common seeds.
 
-    Gaps that are equal in all seeds have an interval of no width, which tells nothing: few seeds of a finite test set
+    Gaps that are equal in all seeds have an interval of width 0, which is not evidence: few seeds of a finite test set
     agree by chance.
     """
-    found = student([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
-    return found is not None and found[0] > 0 and found[1] - found[0] > ROUNDING
+    interval = student([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
+    return interval is not None and interval[0] > 0 and interval[1] - interval[0] > ROUNDING
 
 
 LIMITS: Mapping[str, Callable[[Row], bool]] = {
@@ -75,12 +77,12 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
         row.rounds <= 1 and row.disclosed == 0 and row.epsilon is not None
     ),
 }
-"""What somebody may be bound to, and the rows that keep to it."""
+"""Limits that a user may have, and for each limit whether a row satisfies it."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Under a limit and with ``mb`` to send: the best way, and those that cannot be told from it."""
+    """Under a limit and a budget of ``mb``: the best way, and ways that are not significantly different (alike)."""
 
     limit: str
     mb: float
@@ -89,12 +91,12 @@ class Advice:
 
 
 def guide(rows: Sequence[Row]) -> list[Advice]:
-    """For each limit the best way for the least bytes, then each that is told to be better for more.
+    """Return for each limit the best way for the fewest bytes, then each significantly better way for more bytes.
 
-    Bounds are left out. ``alike``: what keeps to the limit, needs no more bytes and is not told to be worse. Of one
-    seed nothing is told apart: the most accurate way stands alone, beside all others.
+    Upper bounds are excluded. ``alike``: ways that satisfy the limit, need no more bytes and are not significantly
+    worse. With one seed no difference is significant: only the most accurate way is named, all others are alike.
     """
-    found = []
+    advice = []
     for limit, keeps in LIMITS.items():
         allowed = [row for row in rows if keeps(row) and not row.bound]
         by_cost = sorted(allowed, key=lambda row: (row.mb, -row.accuracy))
@@ -105,19 +107,19 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
             if last is not None and not is_ahead(best, last):
                 continue
             affordable = [row for row in allowed if row.mb <= best.mb and row is not best]
-            found.append(Advice(limit, best.mb, best, tuple(row for row in affordable if not is_ahead(best, row))))
+            advice.append(Advice(limit, best.mb, best, tuple(row for row in affordable if not is_ahead(best, row))))
             last = best
-    return found
+    return advice
 
 
 def in_words(advice: Advice) -> str:
-    """A line of the guide."""
-    said = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
+    """Return the advice as a line of the guide."""
+    message = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
     if not advice.alike:
-        return said
-    return f"{said} Cannot be told apart from it: {'; '.join(named(row) for row in advice.alike)}."
+        return message
+    return f"{message} Cannot be told apart from it: {'; '.join(named(row) for row in advice.alike)}."
 
 
 def named(row: Row) -> str:
-    """A way with the numbers that support it."""
+    """Return the name of a way with its accuracy and bytes."""
     return f"{row.way} ({100 * row.accuracy:.1f} %, {row.mb:.3g} MB)"

@@ -1,4 +1,4 @@
-"""What a row of the table says, from the run folders of its seeds at its rates."""
+"""Results of a row of the table, from the run folders of its seeds at its chosen learning rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 
 @dataclass(frozen=True)
 class Measured:
-    """A row: its runs at the chosen rates; shown: what images that left show, of the first seed that has it."""
+    """A row with its runs at the chosen rates; shown: the audit of images that left clients, of its first seed."""
 
     row: Row
     alpha: float
@@ -40,31 +40,31 @@ class Measured:
 
     @property
     def epsilon(self) -> str:
-        """Of the commons: with ``if secret``, ``none``, or ``-`` where there is no commons."""
+        """Return the epsilon of the commons as text: with ``if secret``, ``none``, or ``-`` without a commons."""
         if self.config.sharing.setting in left.STAYS:
             return "-"
         return tables.commons_epsilon(Cell({}, self.runs))
 
 
 def taking_part(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The rounds in which clients took part."""
+    """Return the rounds in which clients took part."""
     return [line["round"] for line in lines if line.get("clients")]
 
 
 def rounds_to_target(goal: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """Rounds with clients until the target was reached; None: it was not. Rounds of the server alone count nothing."""
+    """Return the number of rounds with clients until the target, or None; server-only rounds do not count."""
     reached = target.first(goal, lines)
     return None if reached is None else sum(number <= reached for number in taking_part(lines))
 
 
 def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The best validation accuracy and the test accuracy in its round, the first of several."""
+    """Return the best validation accuracy and the test accuracy in its round (the first round in a tie)."""
     both = [(line["validation/accuracy"], line["test/accuracy"]) for line in lines if "validation/accuracy" in line]
     return max(both, key=lambda pair: pair[0])
 
 
 def failed(entry: Entry, out: Path) -> bool:
-    """Whether its run was stopped by an error, as one that diverged is."""
+    """Return whether an error, such as divergence, stopped the entry's run."""
     if not isinstance(entry.cell, Trial):
         return False
     folder = out / entry.cell.name
@@ -72,10 +72,10 @@ def failed(entry: Entry, out: Path) -> bool:
 
 
 def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
-    """Of each way and alpha the rates of the best validation accuracy of any round, with the first seed alone.
+    """Choose for each way and alpha the rates of the best validation accuracy in any round of the first seed's run.
 
-    Rates at which the run of any seed failed are passed over: a row without its diverged seeds would look better than
-    it is. Ties go to those that were tried first; a way without such rates has none. Test data have no part.
+    Rates at which the run of any seed failed are excluded: a row without its diverged seeds would look too good.
+    Ties go to the rates tried first; a way without valid rates is missing. The choice does not use test data.
     """
     done = set() if runs.empty else set(runs["run"])
     unstable = {(e.way, e.alpha, e.rates) for e in entries if failed(e, out)}
@@ -85,24 +85,24 @@ def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dic
             continue
         if (run := str(out / e.cell.name)) in done:
             scores.setdefault((e.way, e.alpha), {})[e.rates] = best_of(read_rounds(Path(run)))[0]
-    return {row: max(of, key=lambda rates: of[rates]) for row, of in scores.items()}
+    return {row: max(score, key=lambda rates: score[rates]) for row, score in scores.items()}
 
 
 def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
-    """Those at the rates of their way and alpha."""
+    """Return the entries at the chosen rates of their way and alpha."""
     return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """A row for each way and alpha that has finished runs, at its best rates of the first seed; see ``best_rates``."""
-    found = []
+    """Return a row for each way and alpha with finished runs, at the best rates of the first seed (``best_rates``)."""
+    rows = []
     at_best = at_rates(entries, best_rates(entries, runs, out))
     for way, alpha in dict.fromkeys((e.way, e.alpha) for e in at_best):
         of_row = [e for e in at_best if (e.way, e.alpha) == (way, alpha)]
         cells = {str(out / e.cell.name): e for e in of_row if isinstance(e.cell, Trial)}
         best = runs.loc[runs["run"].isin(cells), :].sort_values("seed")
-        found.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
-    return found
+        rows.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
+    return rows
 
 
 def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Measured:
@@ -112,7 +112,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
     once, disclosed = (fmean(runs[name].tolist()) for name in ("bytes_once", "disclosed"))
     summaries = [(run, read_summary(Path(run)) or {}) for run in runs["run"]]
-    shown = next((s for run, summary in summaries if (s := left.shown_by(summary, config, Path(run)))), None)
+    audited = next((s for run, summary in summaries if (s := left.shown_by(summary, config, Path(run)))), None)
     row = Row(
         way=way,
         best=dict(zip(runs["seed"].tolist(), [best_of(lines)[1] for lines in courses], strict=True)),
@@ -121,7 +121,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         rounds=fmean(with_clients),
         disclosed=disclosed,
         raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
-        near_copies=shown.copies if shown else 0.0,
+        near_copies=audited.copies if audited else 0.0,
         epsilon=None if disclosed else tables.largest_epsilon(Cell({}, runs)),
         bound=WAYS[way].bound,
     )
@@ -133,6 +133,6 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         to_target=[rounds_to_target(config.target, lines) for lines in courses],
         last=runs["last_accuracy"].tolist(),
         per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
-        shown=shown,
+        shown=audited,
         config=config,
     )

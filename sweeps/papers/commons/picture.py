@@ -1,4 +1,4 @@
-"""Accuracy against bytes and against what was given away, with the fronts; a row of two panels for each alpha."""
+"""Picture of accuracy against bytes and against disclosure, with Pareto fronts; two panels for each alpha."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PRIVATE, PLAIN, BOUND = "*", "o", "s"
-"""Markers: what is in the commons has an epsilon; it has none, or there is no commons; a bound."""
+"""Markers of ways: the commons has an epsilon; no epsilon or no commons; an upper bound."""
 
 
 def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places of labels, in the order of ``places`` and as near to them as a ``gap`` between any two allows."""
+    """Return positions of labels close to ``places``, in the same order, at least ``gap`` apart."""
     order = sorted(range(len(places)), key=lambda i: places[i])
-    found = [0.0] * len(places)
-    at = low - gap
+    result = [0.0] * len(places)
+    position = low - gap
     for i in order:
-        at = max(at + gap, places[i])
-        found[i] = at
-    at = high + gap
+        position = max(position + gap, places[i])
+        result[i] = position
+    position = high + gap
     for i in reversed(order):
-        at = min(at - gap, found[i])
-        found[i] = at
-    return found
+        position = min(position - gap, result[i])
+        result[i] = position
+    return result
 
 
 def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
-    """Write the picture."""
-    alphas = list(dict.fromkeys(one.alpha for one in rows))
-    most = max(sum(one.alpha == alpha for one in rows) for alpha in alphas)
+    """Draw the picture and write it to ``path``."""
+    alphas = list(dict.fromkeys(measured.alpha for measured in rows))
+    most = max(sum(measured.alpha == alpha for measured in rows) for alpha in alphas)
     figure, grid = plots.panels(len(alphas), 2, (13, max(4.5, 1.2 + 0.24 * most) * len(alphas)))
     for (left, right), alpha in zip(grid, alphas, strict=True):
-        mine = [one for one in rows if one.alpha == alpha]
-        _panel(left, mine, [one.row.mb for one in mine])
-        _panel(right, mine, [100 * one.row.disclosed for one in mine])
+        of_alpha = [measured for measured in rows if measured.alpha == alpha]
+        _panel(left, of_alpha, [measured.row.mb for measured in of_alpha])
+        _panel(right, of_alpha, [100 * measured.row.disclosed for measured in of_alpha])
         left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="test accuracy, %")
         plots.plain_ticks(left.xaxis)
         right.set(xlabel="examples given away without an epsilon, %", xlim=(-4, 104))
         left.set_title(f"alpha = {alpha:g}", fontsize=10)
     figure.legend(handles=_keys(), loc="outside lower center", ncols=4, fontsize=8)
-    several = any(len(one.row.best) > 1 for one in rows)
+    several = any(len(measured.row.best) > 1 for measured in rows)
     figure.suptitle(f"{title}{'; a line through a point: least to most of the seeds' * several}", fontsize=10)
     plots.save(figure, path, 120, smoke)
 
@@ -68,18 +68,18 @@ def _keys() -> list[Any]:
 
 
 def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> None:
-    """Points, front, and names in a column at the right, each with a line to its point."""
-    heights = [100 * one.row.accuracy for one in rows]
-    colours = [COLOURS[list(WAYS).index(one.row.way) % len(COLOURS)] for one in rows]
-    for one, colour, x, y in zip(rows, colours, costs, heights, strict=True):
-        marker = BOUND if one.row.bound else PRIVATE if one.row.epsilon is not None else PLAIN
-        ends = [100 * value for value in one.row.best.values()]
+    """Draw points, the Pareto front, and names in a column at the right, each with a line to its point."""
+    heights = [100 * measured.row.accuracy for measured in rows]
+    colours = [COLOURS[list(WAYS).index(measured.row.way) % len(COLOURS)] for measured in rows]
+    for measured, colour, x, y in zip(rows, colours, costs, heights, strict=True):
+        marker = BOUND if measured.row.bound else PRIVATE if measured.row.epsilon is not None else PLAIN
+        ends = [100 * value for value in measured.row.best.values()]
         axes.plot([x, x], [min(ends), max(ends)], color=colour, linewidth=1)
-        face = "none" if one.row.bound else colour
+        face = "none" if measured.row.bound else colour
         axes.plot(x, y, marker, color=colour, markerfacecolor=face, markersize=11 if marker == PRIVATE else 6)
-    free = [i for i, one in enumerate(rows) if not one.row.bound]
-    on = [free[i] for i in decide.front([(costs[i], heights[i]) for i in free])]
-    xs, ys = [costs[i] for i in on], [heights[i] for i in on]
+    free = [i for i, measured in enumerate(rows) if not measured.row.bound]
+    on_front = [free[i] for i in decide.front([(costs[i], heights[i]) for i in free])]
+    xs, ys = [costs[i] for i in on_front], [heights[i] for i in on_front]
     axes.step([*xs, max(costs)], [*ys, ys[-1]], where="post", color="0.3", linewidth=1, zorder=0)
     low, high = axes.get_ylim()
     gap = (high - low) / max(12, len(rows) + 1)

@@ -1,4 +1,4 @@
-"""The files of the sweep: table, CSV, picture and guide."""
+"""Files that the commons sweep writes: table, CSV, picture and guide."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ HEAD = (
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write all from the run folders that are done, and show table and guide."""
+    """Write all files from the finished run folders, and display table and guide."""
     from papers.commons.measured import measured
 
     cells = grid.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
@@ -36,12 +36,12 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
 
     seconds = _seconds(rows, out, display)
     undefined = {f"{e.way}, alpha {e.alpha:g}": e.cell for e in entries if isinstance(e.cell, str)}
-    lines = [_line(one, seconds[name_of(one)]) for one in rows]
+    lines = [_line(result, seconds[name_of(result)]) for result in rows]
     missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
     text = grid.stamped(f"{table}\n{_guides(rows)}", options)
     write_text(out / "commons.md", text)
-    records = [_record(one, seconds[name_of(one)]) for one in rows]
+    records = [_record(result, seconds[name_of(result)]) for result in rows]
     write_text(out / "commons.csv", tables.to_csv(records))
     write_json(
         out / "summary.json", {"name": out.name, "preset": options.preset, "rows": records, "undefined": undefined}
@@ -51,46 +51,46 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
 
 
 def name_of(one: "Measured") -> str:
-    """Of the row's first run."""
+    """Return the folder name of the row's first run."""
     return Path(str(one.runs["run"].iloc[0])).name
 
 
 def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
-    """Of client work, by the name of a row's first run; what is reckoned is kept, as it takes seconds for each."""
+    """Return the seconds of client work by the name of a row's first run; a file caches them, as each takes seconds."""
     from papers.commons.work import client_seconds
 
     file = out / "client_work.json"
-    known: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    cached: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     prices: dict[tuple, Any] = {}
-    for number, one in enumerate(rows, 1):
-        if name_of(one) not in known:
-            display.step("pricing client work", number, len(rows), one.row.way)
-            known[name_of(one)] = client_seconds(one.config, prices)
-            write_json(file, known)
-    return known
+    for number, result in enumerate(rows, 1):
+        if name_of(result) not in cached:
+            display.step("pricing client work", number, len(rows), result.row.way)
+            cached[name_of(result)] = client_seconds(result.config, prices)
+            write_json(file, cached)
+    return cached
 
 
-def _line(one: "Measured", seconds: float) -> list[object]:
-    row, shown = one.row, one.shown
+def _line(result: "Measured", seconds: float) -> list[object]:
+    row, audited = result.row, result.shown
     return [
-        f"{one.alpha:g}", f"{row.way}{' (bound)' * row.bound}", _to_target(one),
-        _percent(one.last), _percent(list(row.best.values())), f"{row.once:.3g}", f"{one.per_round:.3g}",
-        f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", one.epsilon,
-        f"{100 * shown.copies:.1f} %" if shown else "-",
-        f"{shown.advantage:+.2f} [{shown.low:+.2f}, {shown.high:+.2f}]" if shown else "-",
-        _rates(one.rates), budget(one.way, one.config.flat),
+        f"{result.alpha:g}", f"{row.way}{' (bound)' * row.bound}", _to_target(result),
+        _percent(result.last), _percent(list(row.best.values())), f"{row.once:.3g}", f"{result.per_round:.3g}",
+        f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", result.epsilon,
+        f"{100 * audited.copies:.1f} %" if audited else "-",
+        f"{audited.advantage:+.2f} [{audited.low:+.2f}, {audited.high:+.2f}]" if audited else "-",
+        _rates(result.rates), budget(result.way, result.config.flat),
     ]  # fmt: skip
 
 
 def _rates(rates: Rates) -> str:
-    """In words, without the section of a method's own field."""
+    """Return the rates as text, without the section of a field's name."""
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in rates)
 
 
-def _to_target(one: "Measured") -> str:
-    if not one.row.rounds:
-        return "not reached" if None in one.to_target else "0"
-    return tables.rounds_needed(list(one.to_target), round(one.row.rounds))
+def _to_target(result: "Measured") -> str:
+    if not result.row.rounds:
+        return "not reached" if None in result.to_target else "0"
+    return tables.rounds_needed(list(result.to_target), round(result.row.rounds))
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -98,39 +98,39 @@ def _percent(values: Sequence[float]) -> str:
 
 
 def _not_defined(entries: Sequence[Entry]) -> str:
-    """A line for each way and alpha that cannot be played, with the reason."""
-    told = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
-    return "".join(f"\n{way}, alpha {alpha:g}: not defined: {why}\n" for (alpha, way), why in told.items())
+    """Return a line for each way and alpha that cannot run, with the reason."""
+    errors = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
+    return "".join(f"\n{way}, alpha {alpha:g}: not defined: {reason}\n" for (alpha, way), reason in errors.items())
 
 
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
-    """A line for each way and alpha without a row, or whose row lacks seeds."""
-    told = ""
+    """Return a line for each way and alpha without a row, or whose row lacks seeds."""
+    text = ""
     seeds = {e.seed for e in entries}
-    ended = {(one.alpha, one.row.way): len(one.row.best) for one in rows}
+    ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}
     for alpha, way in dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial)):
         n = ended.get((alpha, way), 0)
         if not n:
-            told += (
+            text += (
                 f"\n{way}, alpha {alpha:g}: no row: at all rates the run with seed {entries[0].seed} has not ended, "
             )
-            told += "or a seed's failed\n"
+            text += "or a seed's failed\n"
         elif n < len(seeds):
-            told += f"\n{way}, alpha {alpha:g}: of {n} of {len(seeds)} seeds; the other runs have not ended\n"
-    return told
+            text += f"\n{way}, alpha {alpha:g}: of {n} of {len(seeds)} seeds; the other runs have not ended\n"
+    return text
 
 
-def _record(one: "Measured", seconds: float) -> dict[str, Any]:
-    row, shown = one.row, one.shown
-    found: dict[str, Any] = {
-        "alpha": one.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rates": _rates(one.rates),
-        "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(one), "last_accuracy": fmean(one.last),
-        "best_accuracy": row.accuracy, "mb_once": row.once, "mb_a_round": one.per_round,
+def _record(entry: "Measured", seconds: float) -> dict[str, Any]:
+    row, audited = entry.row, entry.shown
+    record: dict[str, Any] = {
+        "alpha": entry.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rates": _rates(entry.rates),
+        "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(entry), "last_accuracy": fmean(entry.last),
+        "best_accuracy": row.accuracy, "mb_once": row.once, "mb_a_round": entry.per_round,
         "mb": row.mb, "client_seconds": seconds, "disclosed": row.disclosed, "disclosed_raw": row.raw,
-        "epsilon": one.epsilon, "near_copies": shown and shown.copies, "advantage": shown and shown.advantage,
-        "advantage_low": shown and shown.low, "advantage_high": shown and shown.high,
+        "epsilon": entry.epsilon, "near_copies": audited and audited.copies, "advantage": audited and audited.advantage,
+        "advantage_low": audited and audited.low, "advantage_high": audited and audited.high,
     }  # fmt: skip
-    return {**found, **{f"best_accuracy_seed{seed}": value for seed, value in row.best.items()}}
+    return {**record, **{f"best_accuracy_seed{seed}": value for seed, value in row.best.items()}}
 
 
 def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
@@ -162,13 +162,13 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
 
 
 def _guides(rows: "Sequence[Measured]") -> str:
-    """The guide of each alpha."""
-    found = []
-    for alpha in dict.fromkeys(one.alpha for one in rows):
-        advice = decide.guide([one.row for one in rows if one.alpha == alpha])
-        lines = "".join(f"- {decide.in_words(one)}\n" for one in advice)
-        found.append(f"### Guide, alpha {alpha:g}\n\n{_HOW}\n\n{lines}")
-    return "\n".join(found)
+    """Return the guide of each alpha."""
+    guides = []
+    for alpha in dict.fromkeys(item.alpha for item in rows):
+        advice = decide.guide([item.row for item in rows if item.alpha == alpha])
+        lines = "".join(f"- {decide.in_words(item)}\n" for item in advice)
+        guides.append(f"### Guide, alpha {alpha:g}\n\n{_HOW}\n\n{lines}")
+    return "\n".join(guides)
 
 
 _HOW = (

@@ -1,10 +1,10 @@
-"""The rows of ``sweeps/commons.py``: every way of putting something into a commons, and the budget it has.
+"""The rows of ``sweeps/commons.py``: every way (method and sharing strategy) to fill a commons, with its budget.
 
-One protocol: the same data, partition, clients and classifier (``encoder``; FedDPMS trains the autoencoder that has
-it), all clients in every round. A client that trains the classifier makes E epochs on its own images in each of R
-rounds, by the rule of equal work also where it holds others'; one of a one-shot method makes its E R epochs at once.
-What a server trains, and what generators have, is in each row's ``budget``. Fields are not the papers': these are on
-their pages.
+All rows have one protocol: the same data, partition, clients and classifier (``encoder``; FedDPMS trains the
+autoencoder that contains it), with all clients in every round. A client that trains the classifier runs E epochs on its
+own images in each of R rounds. By the rule of equal work this also holds where the client holds other clients' images.
+A client of a one-shot method runs its E R epochs at once. Each row's ``budget`` states what the server and the
+generators train. Field values differ from the papers, whose values are on the papers' pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from fedcommons.tune.sweep import Trial
 from papers.fedssyn import private_presets
 
 LR = "client.lr"
-"""Its rates are those of ``--lrs``."""
+"""Field of the clients' learning rate; its rates are listed by ``--lrs``."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A row: what is chosen and set (dotted fields), what varies in the choice of a rate, and its budget in words.
+    """A row: its dotted fields, the learning rates to try, and its budget in words.
 
-    tries: rates that are tried, by field, with all others as they are by default; ``client.lr`` by default. bound: it
-    is there to compare with, and nobody would do it; smaller, large: what preset smoke has instead, and small on images
-    of 28x28 and more.
+    tries: rates to try, by field, one field at a time with all other fields at their defaults; default: ``client.lr``.
+    bound: an upper bound that is unrealistic in practice. smaller: fields of preset smoke; large: fields of preset
+    small on images of 28x28 and more.
     """
 
     fields: Mapping[str, Any]
@@ -38,12 +38,12 @@ class Way:
 
 
 Rates = tuple[tuple[str, float], ...]
-"""Field and value of each rate that a way tries."""
+"""Field and value of each learning rate of a row."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of the sweep: whose row it is, and the rates that it has; ``cell``: a sentence if it cannot be played."""
+    """A run of the sweep: its row and learning rates; ``cell``: the trial, or an error sentence if it cannot run."""
 
     way: str
     alpha: float
@@ -69,7 +69,7 @@ _DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillati
 
 
 def _few(method: str) -> dict[str, Any]:
-    """Of a method that distils: what preset smoke has."""
+    """Return the fields of preset smoke for a method that distils."""
     return {f"{method}.server_epochs": 1, f"{method}.generator_steps": 2}
 
 
@@ -81,11 +81,11 @@ _FEDCVAE = {"algorithm": "fedcvae", "fedcvae.local_epochs": 200, "fedcvae.decode
 _VAE = {"model.name": "vae", "model.normalise": True}
 
 
-def _fedcvae(variant: str, made: str) -> Way:
-    """Of 8x8 images a client has few, so it makes more epochs than the paper's 15 on MNIST."""
+def _fedcvae(variant: str, image_source: str) -> Way:
+    """Return a FedCVAE row. A client has few 8x8 images, so it trains more epochs than the paper's 15 on MNIST."""
     return Way(
         {**_FEDCVAE, "fedcvae.variant": variant},
-        _DECODERS + made,
+        _DECODERS + image_source,
         {"fedcvae.server_lr": (1e-3, 3e-4, 3e-3), "fedcvae.local_lr": (1e-3, 3e-4, 3e-3)},
         smaller={"fedcvae.local_epochs": 5, "fedcvae.decoder_epochs": 2, "fedcvae.samples": 200},
         large={"fedcvae.local_epochs": 60, "fedcvae.channels": (32, 32, 64, 64)},
@@ -119,7 +119,7 @@ WAYS: Mapping[str, Way] = {
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
-        # 0.3 for pixels, which is right for the ConvNet of FedDM's page, lets this classifier diverge
+        # with 0.3 for pixels, the value for the ConvNet of FedDM's page, this classifier diverges
         {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
         large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.match_batch": 64},
@@ -150,10 +150,10 @@ WAYS: Mapping[str, Way] = {
     "FedCVAE-KD": _fedcvae("kd", " of a decoder that it trains for {decoder_epochs} epochs"),
     "gradient coding": Way({"algorithm": "gradient_coding", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
 }  # fmt: skip
-"""In the order of the table."""
+"""All rows by name, in the order of the table."""
 
 ONE_SHOT = ("dense", "coboosting")
-"""Methods whose clients train the classifier once."""
+"""Methods whose clients train the classifier only once."""
 
 _RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16,0.32", "paper": "0.01,0.03,0.1"}
 _SMALL = {"model.name": "encoder", "federation.rounds": 10, "client.epochs": 5, "measure.every": 0}
@@ -165,46 +165,48 @@ _OF_PRESET: Mapping[str, Mapping[str, Any]] = {
 
 
 def rates(preset: str) -> str:
-    """``--lrs`` of a preset."""
+    """Return the default of ``--lrs`` in a preset."""
     return _RATES[preset]
 
 
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
-    """The rates of a way: its defaults (of several ``lrs`` the middle one), then each with one other rate.
+    """Return the rates to try for a way: its defaults (the middle of ``lrs``), then variants with one other rate.
 
-    ``everything`` false: of the clients' alone.
+    everything: False varies only the clients' learning rate.
     """
-    values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else of for name, of in way.tries.items()}
-    default = {name: of[0] for name, of in values.items()}
-    others = [{**default, name: value} for name, of in values.items() for value in of if everything or name == LR]
+    values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else listed for name, listed in way.tries.items()}
+    default = {name: listed[0] for name, listed in values.items()}
+    others = [
+        {**default, name: value} for name, listed in values.items() for value in listed if everything or name == LR
+    ]
     return list(dict.fromkeys(tuple(rates.items()) for rates in (default, *others)))
 
 
 def base(preset: str, dataset: str) -> dict[str, Any]:
-    """What all rows have in a preset, before what the command line says."""
+    """Return the fields of all rows in a preset, before the command line changes fields."""
     return {**presets.preset(preset, dataset), **_OF_PRESET[preset]}
 
 
 def fields(way: Way, options: parse.Options) -> dict[str, Any]:
-    """What a row sets on top of the base; options: those of the sweep."""
-    preset, found = options["preset"], dict(way.fields)
-    if found["algorithm"] in ONE_SHOT:
+    """Return the fields that a row sets on top of the base; options: the options of the sweep."""
+    preset, result = options["preset"], dict(way.fields)
+    if result["algorithm"] in ONE_SHOT:
         epochs = options["federation.rounds"] * options["client.epochs"]
-        found[f"{found['algorithm']}.client_epochs"] = epochs
-    made_by = found.get("generator.name", "ddpm")
-    found |= presets.generator(made_by, preset)
+        result[f"{result['algorithm']}.client_epochs"] = epochs
+    made_by = result.get("generator.name", "ddpm")
+    result |= presets.generator(made_by, preset)
     if made_by == "private_ddpm":
-        found |= private_presets.fields(preset)
-        found.setdefault("generator.epochs", options["generator.epochs"])
-        found["generator.target_epochs"] = found["generator.epochs"]
-    if found.get("sharing.setting") == "ndpdc":
-        found |= private_presets.NDPDC[preset]
+        result |= private_presets.fields(preset)
+        result.setdefault("generator.epochs", options["generator.epochs"])
+        result["generator.target_epochs"] = result["generator.epochs"]
+    if result.get("sharing.setting") == "ndpdc":
+        result |= private_presets.NDPDC[preset]
     is_large = preset == "small" and options["data.name"] in presets.LARGE_IMAGES
-    return {**found, **(way.smaller if preset == "smoke" else way.large if is_large else {})}
+    return {**result, **(way.smaller if preset == "smoke" else way.large if is_large else {})}
 
 
 def budget(way: Way, values: Mapping[str, Any]) -> str:
-    """A row's budget, with the numbers that it has in these fields."""
-    own = f"{values['algorithm']}.", "sharing."
-    known = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(own)}
-    return way.budget.format(generator=values.get("generator.epochs"), **known)
+    """Return a row's budget in words, with the numbers of these fields."""
+    sections = f"{values['algorithm']}.", "sharing."
+    constants = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(sections)}
+    return way.budget.format(generator=values.get("generator.epochs"), **constants)

@@ -1,8 +1,8 @@
-"""Seconds of work that clients do, counted: steps times the price of a step, as ``--dry-run`` finds it.
+"""Seconds of client work, counted as steps times the price of a step, as in ``--dry-run``.
 
-A run's clock would also count what the server does, and what else the machine does meanwhile. Counted are the local
-steps of the clients, the pieces of a method's own work that clients do (``OF_CLIENTS``), and the training and drawing
-of generators that the clients hold.
+A run's clock would also count the server's work and other load of the machine. The count includes the local steps of
+the clients, the pieces of method-specific work that clients do (``OF_CLIENTS``), and the training and sampling of the
+clients' generators.
 """
 
 from fedcommons.config.experiment import Experiment
@@ -17,23 +17,23 @@ OF_CLIENTS = {
     "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
     "fedcvae": ("local_steps", "local_images"),
 }  # fmt: skip
-"""Pieces of methods (``TellsWork``) that clients do; all others are the server's."""
+"""Pieces of method-specific work (``TellsWork``) that clients do; the server does all other pieces."""
 
 
 @fresh_torch()
 def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
-    """Of all clients together, on one core of this machine as it is now.
+    """Return the seconds of work of all clients together, on one core of this machine at its current speed.
 
-    prices: of generators, filled as they are timed: rows that share a generator share its price.
+    prices: prices of generators, extended here with each timed generator; rows that share a generator share its price.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
     n, price = counted(ready), cost.measure(ready)
-    mine = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
+    client_pieces = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
     batch, half = config.client.batch_size, cost.half(config.client.batch_size)
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
     rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
     local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
     of_generators = dry_run.generators((Job([need], {}) for need in prepared.needs), prices)
-    return local + in_seconds(mine, price.pieces) + of_generators
+    return local + in_seconds(client_pieces, price.pieces) + of_generators

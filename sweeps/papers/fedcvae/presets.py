@@ -1,12 +1,12 @@
-"""What the presets are in the experiments of FedCVAE, which methods are compared, and how long each trains.
+"""Presets of the experiments of FedCVAE, the compared methods, and their training time.
 
-One protocol: the same data, partition and classifier, clients that weigh by their numbers of images, and the same local
-epochs for all, rounds x client.epochs. FedAvg makes them round by round, all others at once, before their clients send
-anything: FedCVAE's clients of an autoencoder, the others' of the classifier.
+All methods have one protocol: the same data, partition and classifier, clients weighted by their numbers of images, and
+the same number of local epochs, rounds x client.epochs. FedAvg runs the epochs round by round. All other methods run
+them at once, before their clients send anything: FedCVAE trains an autoencoder, the other methods the classifier.
 
 Departs from the released code (ceh-2000/fed_cvae): a tenth of the 30,000 images is held out for validation; images are
-padded to 32x32, not scaled; FedAvg's clients have SGD, and a rate that is chosen; its vote of clients' classifiers is
-no row, and DENSE is one.
+padded to 32x32, not scaled; FedAvg's clients use SGD with a chosen learning rate; the vote of clients' classifiers is
+not a row here, and DENSE is a row.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,21 +22,21 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "dense": {"algorithm": "dense"},
     "fedavg": {"algorithm": "fedavg"},
 }
-"""The rows, in their order."""
+"""Rows of the table by method, in the order of the table."""
 
-ALGORITHMS = ",".join(dict.fromkeys(of["algorithm"] for of in METHODS.values()))
+ALGORITHMS = ",".join(dict.fromkeys(constants["algorithm"] for constants in METHODS.values()))
 
 SENDS: Mapping[str, str] = {
     "fedcvae": "decoder, number of images, label histogram",
     "dense": "classifier",
     "fedavg": "change of the classifier",
 }
-"""What leaves a client, by algorithm."""
+"""Data that a client sends, by algorithm."""
 
 _EVERY: dict[str, Any] = {
     "partition.name": "dirichlet_clients_all",
     "partition.n_clients": 10,
-    "federation.weighting": "samples",  # as there: sizes are very unequal
+    "federation.weighting": "samples",  # as in the released code: sizes are very unequal
     "client.batch_size": 32,
     "measure.every": 0,
 }
@@ -48,26 +48,28 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "model.name": "conv5", "data.limit": 30000, "dense.server_epochs": 200},
 }  # fmt: skip
-"""What the presets set on top of the package's, whose FedCVAE is the paper's on MNIST."""
+"""Fields that each preset adds to the package's preset, whose FedCVAE is the paper's on MNIST."""
 
 PAPER: Mapping[str, Mapping[str, Any]] = {
     "mnist": {"federation.rounds": 5, "client.epochs": 3, "fedcvae.decoder_epochs": 7, "fedcvae.server_epochs": 10},
     "fmnist": {"federation.rounds": 5, "client.epochs": 5, "fedcvae.decoder_epochs": 10, "fedcvae.server_epochs": 5},
 }
-"""What the released code sets by data set: 15 and 25 local epochs (sharing them among five rounds of FedAvg is ours),
-epochs of the server's decoder and of its classifier."""
+"""Fields of the released code by data set: 15 and 25 local epochs, epochs of the server's decoder and classifier.
+
+The split of the local epochs into five rounds of FedAvg is our choice.
+"""
 _OF_KD = {"fmnist": {"fedcvae.latent": 100, "fedcvae.truncate": 2.0}}
-"""What KD alone has."""
+"""Fields of the variant KD only."""
 
 RATES = {"smoke": "0.1", "small": "0.1,0.3", "paper": "0.01,0.03,0.1"}
-"""Rates to choose from, of clients that train the classifier. FedCVAE has the paper's."""
+"""Learning rates to choose from, for clients that train the classifier. FedCVAE has the paper's rate."""
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """The dotted fields of a preset of this experiment.
+    """Return the dotted fields of a preset of this experiment.
 
     Raises:
-        UserError: there is none of this name, or the paper has no numbers for this data set.
+        UserError: no preset has this name, or the paper has no numbers for this data set.
     """
     if preset not in FIELDS:
         raise unknown("preset", preset, FIELDS)
@@ -80,9 +82,9 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
 
 
 def row(method: str, preset: str, base: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-    """What a row sets on top of ``base``, the fields of all rows; asked: fields that were given on the command line."""
+    """Return the fields that a row sets on top of ``base`` (of all rows); asked: fields set on the command line."""
     epochs = base["federation.rounds"] * base["client.epochs"]
     once = {"federation.rounds": 1, "client.epochs": epochs, "fedcvae.local_epochs": epochs}
-    own = _OF_KD.get(base["data.name"], {}) if (method, preset) == ("fedcvae-kd", "paper") else {}
-    own = {name: value for name, value in {**METHODS[method], **own}.items() if name not in asked}
-    return {**own, **({} if method == "fedavg" else once)}
+    row_fields = _OF_KD.get(base["data.name"], {}) if (method, preset) == ("fedcvae-kd", "paper") else {}
+    row_fields = {name: value for name, value in {**METHODS[method], **row_fields}.items() if name not in asked}
+    return {**row_fields, **({} if method == "fedavg" else once)}

@@ -1,4 +1,4 @@
-"""The files of the sweep, from its run folders: tables, CSV and a picture with bars."""
+"""Files that the FedCVAE sweep writes from its run folders: tables, CSV and a picture with bars."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
 
 @dataclass(frozen=True)
 class Entry:
-    """A row's run: a method at an alpha and a rate of its clients (None: FedCVAE's own), with one seed."""
+    """A run of a row: a method at an alpha, a learning rate of its clients (None: FedCVAE's default) and a seed."""
 
     method: str
     alpha: float
@@ -33,47 +33,47 @@ class Entry:
 
 
 def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """A frame, a row for each finished run: method, at (alpha), rate, the columns of a run, and chosen.
+    """Return a frame with a row for each finished run: method, at (alpha), rate, the columns of a run, and chosen.
 
-    chosen: at the rate of the best validation accuracy; see ``tables.at_best_rate``.
+    chosen: the run has the rate of the best validation accuracy; see ``tables.at_best_rate``.
     """
     runs: Any = grid.finished([e.cell for e in found], out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
     stands = {e.cell.name: e for e in found}
-    mine = [stands[Path(run).name] for run in runs["run"]]
-    rates = [nan if e.rate is None else e.rate for e in mine]
-    runs = runs.assign(method=[e.method for e in mine], at=[e.alpha for e in mine], rate=rates)
-    kept = [tables.at_best_rate(of, "rate").index for _, of in runs.groupby(["at", "method"])]
-    return runs.assign(chosen=runs.index.isin([i for index in kept for i in index]))
+    of_runs = [stands[Path(run).name] for run in runs["run"]]
+    rates = [nan if e.rate is None else e.rate for e in of_runs]
+    runs = runs.assign(method=[e.method for e in of_runs], at=[e.alpha for e in of_runs], rate=rates)
+    chosen_indices = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(["at", "method"])]
+    return runs.assign(chosen=runs.index.isin([i for index in chosen_indices for i in index]))
 
 
 def groups(frame: Any) -> dict[tuple[float, str], Any]:
-    """The chosen runs by alpha and method, in the order of their seeds."""
+    """Return the chosen runs by alpha and method, in the order of their seeds."""
     chosen = frame[frame["chosen"]].sort_values("seed")
     pairs = [(alpha, method) for alpha in dict.fromkeys(frame["at"]) for method in METHODS]
-    of = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
-    return {pair: runs for pair, runs in of.items() if not runs.empty}
+    by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
+    return {pair: runs for pair, runs in by_pair.items() if not runs.empty}
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """Accuracies and what was sent for them; then FedCVAE against each other method, seed by seed."""
-    of, lines, ahead = groups(frame), [], []
-    for (alpha, method), runs in of.items():
+    """Return the table of accuracies and bytes, then FedCVAE against each other method, paired by seed."""
+    by_pair, lines, ahead = groups(frame), [], []
+    for (alpha, method), runs in by_pair.items():
         accuracies = [100 * value for value in runs["last_accuracy"]]
         sent = [f"{runs[name].mean() / MB:.3g}" for name in ("bytes_up", "bytes_down")]
-        rate, given = runs["rate"].iloc[0], f"{100 * runs['disclosed'].mean():.1f} %"
+        rate, disclosed = runs["rate"].iloc[0], f"{100 * runs['disclosed'].mean():.1f} %"
         lines.append([
             columns.text(alpha), method, "-" if rate != rate else columns.text(rate), len(runs),
             tables.percent(Cell({}, runs), "last_accuracy"), ends(accuracies), runs["rounds"].iloc[0], *sent,
-            SENDS[runs["algorithm"].iloc[0]], given,
+            SENDS[runs["algorithm"].iloc[0]], disclosed,
         ])  # fmt: skip
-    for (alpha, own), (at, other) in ((a, b) for a in of for b in of):
-        if alpha == at and own in OWN and other not in OWN:
-            both = of[alpha, own].merge(of[at, other], on="seed")
+    for (alpha, fedcvae), (at, other) in ((a, b) for a in by_pair for b in by_pair):
+        if alpha == at and fedcvae in OWN and other not in OWN:
+            both = by_pair[alpha, fedcvae].merge(by_pair[at, other], on="seed")
             gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
             if gaps:
-                ahead.append([columns.text(alpha), own, other, f"{fmean(gaps):+.1f}", ends(gaps, "+"), len(gaps)])
+                ahead.append([columns.text(alpha), fedcvae, other, f"{fmean(gaps):+.1f}", ends(gaps, "+"), len(gaps)])
     head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "95 % interval", "rounds", "MB up", "MB down",
             "a client sends", "given away")  # fmt: skip
     text = tables.markdown(head, lines)
@@ -84,7 +84,7 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
 
 
 def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     config = next((e.cell.config for e in found if e.method != "fedavg"), found[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]
     c = config.client
@@ -109,24 +109,24 @@ def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[st
 
 
 def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
-    """Bars of the methods for each alpha, with Student's interval of the mean."""
+    """Draw bars of the methods for each alpha, with Student's interval of the mean."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS
 
-    of = groups(frame)
-    alphas, methods = list(dict.fromkeys(at for at, _ in of)), [m for m in METHODS if m in {n for _, n in of}]
+    by_pair = groups(frame)
+    alphas, methods = list(dict.fromkeys(at for at, _ in by_pair)), [m for m in METHODS if m in {n for _, n in by_pair}]
     width = 0.8 / len(methods)
     drawing, ((axes,),) = plots.panels(1, 1, (2 + 2 * len(alphas), 4))
     for i, method in enumerate(methods):
-        there = [(j, [100 * v for v in of[alpha, method]["last_accuracy"]])
-                 for j, alpha in enumerate(alphas) if (alpha, method) in of]  # fmt: skip
-        at = [j + width * (i - (len(methods) - 1) / 2) for j, _ in there]
-        means = [fmean(values) for _, values in there]
+        present = [(j, [100 * v for v in by_pair[alpha, method]["last_accuracy"]])
+                 for j, alpha in enumerate(alphas) if (alpha, method) in by_pair]  # fmt: skip
+        at = [j + width * (i - (len(methods) - 1) / 2) for j, _ in present]
+        means = [fmean(values) for _, values in present]
         axes.bar(at, means, width, color=COLOURS[i], label=method)
-        known = [(x, mean, mean - found[0]) for x, mean, (_, values) in zip(at, means, there, strict=True)
-                 if (found := student(values))]  # fmt: skip
-        if known:
-            axes.errorbar(*zip(*known, strict=True), color="k", linestyle="none", linewidth=1, capsize=2)
+        intervals = [(x, mean, mean - interval[0]) for x, mean, (_, values) in zip(at, means, present, strict=True)
+                 if (interval := student(values))]  # fmt: skip
+        if intervals:
+            axes.errorbar(*zip(*intervals, strict=True), color="k", linestyle="none", linewidth=1, capsize=2)
     axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
     axes.set(xlabel="alpha", ylabel="last test accuracy, %", ylim=(0, 100))
     axes.set_title(title, fontsize=10)
@@ -136,7 +136,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, CSV and picture from the run folders, and show the tables."""
+    """Write tables, CSV and picture from the run folders, and display the tables."""
     frame = rows(found, out, display.say)
     if frame.empty:
         return

@@ -1,4 +1,4 @@
-"""What the presets are in the experiments of FedDM, and the rates that are tried."""
+"""Presets of the experiments of FedDM, and the learning rates to try."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,36 +17,36 @@ FIELDS: dict[str, dict[str, Any]] = {
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
 }  # fmt: skip
-"""What the presets set on top of the package's. The sizes of small were chosen on seed 100."""
+"""Fields that each preset adds to the package's preset. The sizes of small were chosen on seed 100."""
 _LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
                  "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
-"""What small has instead on images of 28x28 and more; chosen on MNIST, seed 100."""
+"""Fields of preset small on images of 28x28 and more; chosen on MNIST, seed 100."""
 _RATES = {
     "smoke": ("", ""),
     "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
-    "paper": ("", "0.001,0.01,0.1"),  # the paper tries them for the others, and has 1 for the pixels
+    "paper": ("", "0.001,0.01,0.1"),  # the paper tries these for the other methods, and has 1 for the pixels
 }
 _LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """The dotted fields of a preset of this experiment.
+    """Return the dotted fields of a preset of this experiment.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no preset has this name.
     """
     if preset not in FIELDS:
         raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
-    found = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    result = {**presets.preset(preset, dataset), **FIELDS[preset]}
     if _is_large(preset, dataset):
-        found |= _LARGE_IMAGES
+        result |= _LARGE_IMAGES
     if preset == "paper" and dataset == "cifar100":
-        found["feddm.ipc"] = 5
-    return found
+        result["feddm.ipc"] = 5
+    return result
 
 
 def rates(preset: str, dataset: str) -> tuple[str, str]:
-    """``--image-rates`` and ``--rates`` of a preset: those of FedDM's pixels, and those of the others' clients."""
+    """Return ``--image-rates`` (FedDM's pixels) and ``--rates`` (clients of other methods) of a preset."""
     return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
 
 

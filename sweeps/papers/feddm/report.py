@@ -1,4 +1,4 @@
-"""The files of the sweep, from its run folders."""
+"""Files that the FedDM sweep writes from its run folders."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from fedcommons.tune import grid, sweep
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a table: a method at an alpha and a rate, with one seed's run. A run may stand in several tables.
+    """A run in a table: a method at an alpha, a learning rate and a seed. A run may be in several tables.
 
-    rate: of FedDM the pixels', of REAL none, of others the clients'.
+    rate: learning rate of the pixels for FedDM, None for REAL, of the clients for other methods.
     """
 
     table: str
@@ -28,27 +28,31 @@ class Entry:
 
 
 def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """A frame, a row for each entry whose run is finished: its table, method and alpha, then the columns of a run.
+    """Return a frame with a row for each entry whose run is finished: table, method, alpha, and columns of the run.
 
-    level: of the noise, FedDM's own or the noise multiplier of DP-SGD.
+    Column level: the noise level, which is FedDM's sigma or the noise multiplier of DP-SGD.
     """
     import pandas as pd
 
     runs: Any = grid.finished(grid.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
-    own, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
-    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(own).fillna(0.0))
-    there = [e for e in found if e.cell.name in set(runs["cell"])]
-    stands = [{"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in there]
+    image_noise, private = (
+        runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma")
+    )
+    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(image_noise).fillna(0.0))
+    finished = [e for e in found if e.cell.name in set(runs["cell"])]
+    stands = [
+        {"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in finished
+    ]
     return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
 
 
 def notes(frame: Any, options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     goal = target.plain(options.target)
     reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
-    said = [
+    texts = [
         f"Rounds: the first whose server model has {reach}; >R: not within R rounds.",
         "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
         "mean has >.",
@@ -58,19 +62,19 @@ def notes(frame: Any, options: parse.Options) -> list[str]:
         "to the smaller; test data had no part in it.",
     ]
     if (server := options.get("feddm.server_lr")) is not None:
-        said.append(f"The server of FedDM and REAL is the same: feddm.server_lr {server:g}, not chosen by row.")
-    return [*said, *tables.rejected_notes(frame.drop_duplicates("run"))]
+        texts.append(f"The server of FedDM and REAL is the same: feddm.server_lr {server:g}, not chosen by row.")
+    return [*texts, *tables.rejected_notes(frame.drop_duplicates("run"))]
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, curves and pictures from the run folders, and show the tables."""
-    from papers.feddm import tables as own
+    """Write tables, curves and pictures from the run folders, and display the tables."""
+    from papers.feddm import tables as feddm_tables
 
     frame = rows(found, out, display.say)
     if frame.empty:
         return
-    frame, smoke = own.with_choice(frame), grid.is_smoke(options)
-    text = grid.stamped(own.markdown(frame, notes(frame, options)), options)
+    frame, smoke = feddm_tables.with_choice(frame), grid.is_smoke(options)
+    text = grid.stamped(feddm_tables.markdown(frame, notes(frame, options)), options)
     stands = [
         {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
     ]
@@ -78,8 +82,8 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
     write_text(out / "feddm.md", text)
     names = ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)
     write_text(out / "feddm.csv", tables.to_csv(tables.records(frame, names)))
-    own.courses(frame, out / "feddm.png", smoke)
-    own.noise(frame, out / "feddm_noise.png", smoke)
-    own.pictures(frame, out / "feddm_images.png", smoke)
-    own.figure1(out / "feddm_figure1.png", smoke)
+    feddm_tables.courses(frame, out / "feddm.png", smoke)
+    feddm_tables.noise(frame, out / "feddm_noise.png", smoke)
+    feddm_tables.pictures(frame, out / "feddm_images.png", smoke)
+    feddm_tables.figure1(out / "feddm_figure1.png", smoke)
     display.say("\n" + text)

@@ -1,16 +1,16 @@
-"""FedDM's figure 1: a surrogate of a loss of one weight, learned by matching 20 points to 100, and the tangent.
+"""Figure 1 of FedDM: a surrogate of a loss of one weight, learned by matching 20 points to 100, and the tangent.
 
-x ~ N(0, 1), y = 1 where x >= 0, turned over with probability 0.1;  prediction sigmoid(w x);  f(w): mean binary cross
-entropy of the n real points, f^(w): of the n' synthetic ones, of which each class has as many as among the real.
+x ~ N(0, 1), y = 1 where x >= 0, flipped with probability 0.1;  prediction sigmoid(w x);  f(w): mean binary cross
+entropy of the n real points, f^(w): of the n' synthetic points, whose class shares equal those of the real points.
 
 The model has no embedding: z = w x, and L_c = w^2 (mean_c x - mean_c x~)^2, as the mean of w x is w times that of x.
-So around w = 0 a step of SGD on the points moves those of a class together: they keep their spread, and only their mean
-goes to the real one's. With equal class means, and class shares n'_c/n' = n_c/n, the slopes at 0 are the same:
-f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x; y = 0] for both. The curvature at 0, E[x^2]/4, is what the spread decides.
+So around w = 0 a step of SGD moves all points of a class together: their spread is constant, and only their mean moves
+to the mean of the real points. With equal class means, and class shares n'_c/n' = n_c/n, the slopes at 0 are the same:
+f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x; y = 0] for both. The spread decides the curvature at 0, E[x^2]/4.
 
 Source: Xiong et al., arXiv:2207.09653, figure 1 and appendix A (equations 17 and 18).
-Departs from the paper, which does not say: the weights are w ~ N(0, 1) clipped to the radius, the points start from
-N(0, 1), and the labels of the synthetic points have the real ones' shares (rounded).
+Departs from the paper, which does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, the
+points start from N(0, 1), and the labels of the synthetic points have the shares of the real labels (rounded).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ FLIPPED = 0.1
 
 
 class Points(NamedTuple):
-    """x (n,) and labels y (n,) of 0 and 1."""
+    """Points x (n,) and their labels y (n,), 0 or 1."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,7 +34,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Constants of the matching: SGD with momentum on the points, at weights of the ball around 0."""
+    """Constants of the matching: SGD with momentum on the points, at weights in a ball around 0."""
 
     iterations: int = 1000
     lr: float = 1.0
@@ -43,17 +43,17 @@ class Recipe:
 
 
 def draw(seed: int, n: int = N_REAL) -> Points:
-    """The real points, equation 17."""
+    """Draw the real points, equation 17."""
     draws = numpy_generator(seed, "surrogate", "real")
     x = draws.standard_normal(n)
     return Points(x, ((x >= 0) != (draws.random(n) < FLIPPED)).astype(float))
 
 
 def first(real: Points, seed: int, n: int = N_SYNTHETIC) -> Points:
-    """Synthetic points before matching: x ~ N(0, 1), and as large a share of ones as among the real, to 1/n'.
+    """Draw synthetic points before matching: x ~ N(0, 1), with the real points' share of ones, rounded to 1/n'.
 
     Raises:
-        UserError: one class would have no point.
+        UserError: a class would have no point.
     """
     ones = round(n * float(real.y.mean()))
     if not 0 < ones < n:
@@ -64,44 +64,44 @@ def first(real: Points, seed: int, n: int = N_SYNTHETIC) -> Points:
 
 
 def weights(seed: int, recipe: Recipe) -> np.ndarray:
-    """The weight of each iteration:  w ~ N(0, 1), clipped to the radius."""
-    drawn = numpy_generator(seed, "surrogate", "weights").standard_normal(recipe.iterations)
-    return np.clip(drawn, -recipe.radius, recipe.radius)
+    """Draw the weight of each iteration:  w ~ N(0, 1), clipped to the radius."""
+    samples = numpy_generator(seed, "surrogate", "weights").standard_normal(recipe.iterations)
+    return np.clip(samples, -recipe.radius, recipe.radius)
 
 
 def match(real: Points, start: Points, seed: int, recipe: Recipe = Recipe()) -> Points:
-    """The synthetic points after matching; all real points are in every batch."""
+    """Return the synthetic points after matching; every batch has all real points."""
     x, velocity = start.x.copy(), np.zeros_like(start.x)
     for w in weights(seed, recipe):
         gradient = np.zeros_like(x)
         for label in (0.0, 1.0):
-            mine = start.y == label
-            gap = x[mine].mean() - real.x[real.y == label].mean()
-            gradient[mine] = 2 * w**2 * gap / mine.sum()
+            of_class = start.y == label
+            gap = x[of_class].mean() - real.x[real.y == label].mean()
+            gradient[of_class] = 2 * w**2 * gap / of_class.sum()
         velocity = recipe.momentum * velocity + gradient
         x -= recipe.lr * velocity
     return Points(x, start.y)
 
 
 def loss(w: np.ndarray, points: Points) -> np.ndarray:
-    """f at each of the weights, equation 18:  mean of log(1 + e^(w x)) - y w x."""
+    """Return f at each of the weights, equation 18:  mean of log(1 + e^(w x)) - y w x."""
     z = np.multiply.outer(w, points.x)
     return (np.logaddexp(0, z) - points.y * z).mean(-1)
 
 
 def slope(w: np.ndarray, points: Points) -> np.ndarray:
-    """f' at each of the weights:  mean of x (sigmoid(w x) - y)."""
+    """Return f' at each of the weights:  mean of x (sigmoid(w x) - y)."""
     z = np.multiply.outer(w, points.x)
     return (points.x * (1 / (1 + np.exp(-z)) - points.y)).mean(-1)
 
 
 def tangent(w: np.ndarray, points: Points) -> np.ndarray:
-    """f(0) + w f'(0): all that a gradient says."""
+    """Return the tangent f(0) + w f'(0), which is the information of a gradient."""
     return np.log(2) + w * slope(np.zeros(1), points)
 
 
 def minimiser(points: Points, radius: float) -> float:
-    """The weight in [-radius, radius] of the smallest loss; f is convex, so it is found by halving."""
+    """Return the weight in [-radius, radius] of the smallest loss, by bisection, as f is convex."""
     low, high = -radius, radius
     for _ in range(100):
         middle = (low + high) / 2

@@ -1,7 +1,8 @@
-"""Tables and pictures of sweeps/feddm.py: methods at their chosen rates, FedDM against each, what rates were tried.
+"""Tables and pictures of sweeps/feddm.py: methods at their chosen rates, FedDM against each method, and tried rates.
 
-A frame here has a row for each run and table it stands in: ``table``, ``method``, ``at`` (alpha), ``level`` (of
-the noise), ``rate`` (of FedDM the pixels', of REAL none, of others the clients'), and the columns of ``load_runs``.
+A frame here has a row for each pair of a run and a table that contains the run. Its columns are ``table``, ``method``,
+``at`` (alpha), ``level`` (of the noise), ``rate`` (learning rate: of the pixels for FedDM, none for REAL, of the
+clients for other methods), and the columns of ``load_runs``.
 """
 
 from collections.abc import Sequence
@@ -23,17 +24,19 @@ from papers.feddm import surrogate
 
 MB = 10**6
 METHODS, ROUND, NOISE = "methods", "round", "noise level"
-"""Tables with a part of their own: table 2; one round, for its images; figure 3."""
+"""Names of tables with special treatment: table 2; one round, for its images; figure 3."""
 _ROW = ["table", "at", "method"]
 
 
 def with_choice(frame: Any) -> Any:
-    """The frame with ``chosen``: whether a run is at the rate of its row, a method at an alpha in a table.
+    """Return the frame with the column ``chosen``: the run has the rate of its row (a method at an alpha in a table).
 
-    It is chosen as in ``tables.at_best_rate``. A run of one round has the rate of the run whose first images it shows.
+    ``tables.at_best_rate`` chooses the rate. A run of one round has the rate of the run whose first images it shows.
     """
-    kept = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
-    frame = frame.assign(chosen=frame.index.isin([i for index in kept for i in index]))
+    chosen_indices = [
+        tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)
+    ]
+    frame = frame.assign(chosen=frame.index.isin([i for index in chosen_indices for i in index]))
     longer = frame[
         frame["chosen"] & (frame["table"] == NOISE) & (frame["level"] == 0) & (frame["algorithm"] == "feddm")
     ]
@@ -41,14 +44,14 @@ def with_choice(frame: Any) -> Any:
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """All tables, of ``with_choice``; a run that missed the target counts with all its rounds, its cell has ``>``."""
-    shown = frame[frame["table"] != ROUND]  # which is for a picture
+    """Return all tables of a ``with_choice`` frame; a run that missed the target counts all rounds, marked ``>``."""
+    visible = frame[frame["table"] != ROUND]  # the table ROUND is only for a picture
     parts = []
-    for table, runs in shown[shown["chosen"]].groupby("table", sort=False):
+    for table, runs in visible[visible["chosen"]].groupby("table", sort=False):
         parts.append(f"## {'Methods' if table == METHODS else f'By {table}'}\n\n{_rows(runs)}")
         if table == METHODS:
-            parts += [f"## FedDM against each method\n\n{found}" for found in [_ahead(runs)] if found]
-    parts += [f"## Rates that were tried\n\n{found}" for found in [_tried(shown)] if found]
+            parts += [f"## FedDM against each method\n\n{section}" for section in [_ahead(runs)] if section]
+    parts += [f"## Rates that were tried\n\n{section}" for section in [_tried(visible)] if section]
     return "\n".join(parts) + tables.numbered(notes)
 
 
@@ -57,26 +60,26 @@ def _rows(frame: Any) -> str:
             "MB down a round", "MB to target")  # fmt: skip
     lines = []
     for (alpha, method), runs in frame.groupby(["at", "method"], sort=False):
-        of, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
+        cell, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
         each = [f"{(runs[name] / runs['rounds']).mean() / MB:.3f}" for name in ("bytes_up", "bytes_down")]
-        accuracies = [tables.percent(of, name) for name in ("last_accuracy", "best_accuracy")]
-        known = [columns.text(alpha), method, _rate(runs), len(runs), *accuracies, tables.rounds(runs)]
-        lines.append([*known, *each, f"{'>' * missed}{total:.2f}"])
+        accuracies = [tables.percent(cell, name) for name in ("last_accuracy", "best_accuracy")]
+        identity = [columns.text(alpha), method, _rate(runs), len(runs), *accuracies, tables.rounds(runs)]
+        lines.append([*identity, *each, f"{'>' * missed}{total:.2f}"])
     return tables.markdown(head, lines)
 
 
 def _rate(runs: Any) -> str:
-    """The rate of a row; ``-`` for REAL, which has none."""
+    """Return the learning rate of a row as text; ``-`` for REAL, which has none."""
     return columns.text(series.value(Cell({}, runs), "rate"))
 
 
 def _ahead(frame: Any) -> str:
-    """The last accuracy of FedDM minus each other method's, seed by seed; empty where there is nothing to compare."""
+    """Return the last accuracy of FedDM minus that of each other method, per seed; empty without a comparison."""
     lines = []
     for alpha, runs in frame.groupby("at", sort=False):
-        own = runs[runs["method"] == "feddm"]
+        feddm = runs[runs["method"] == "feddm"]
         for method, others in runs[runs["method"] != "feddm"].groupby("method", sort=False):
-            both = own.merge(others, on="seed").sort_values("seed")
+            both = feddm.merge(others, on="seed").sort_values("seed")
             gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
             if gaps:
                 each = ", ".join(f"{gap:+.1f}" for gap in gaps)
@@ -86,26 +89,26 @@ def _ahead(frame: Any) -> str:
 
 
 def _tried(frame: Any) -> str:
-    """Validation accuracy of the last round at each rate, test accuracy in brackets; empty where none was chosen."""
+    """Return last validation accuracies at each rate, test accuracy in brackets; empty where no rate was chosen."""
     of_rows = {key[1:]: runs for key, runs in frame.groupby(_ROW, sort=False) if runs["rate"].nunique() > 1}
     rates = sorted({rate for runs in of_rows.values() for rate in runs["rate"]})
     lines = []
     for (alpha, method), runs in of_rows.items():
-        at = {rate: _validated(of) for rate, of in runs.groupby("rate")}
+        at = {rate: _validated(of_rate) for rate, of_rate in runs.groupby("rate")}
         lines.append([columns.text(alpha), method, *(at.get(rate, "") for rate in rates)])
     return tables.markdown(["alpha", "method", *map(columns.text, rates)], lines) if lines else ""
 
 
 def _validated(runs: Any) -> str:
-    """Of one rate; in bold the chosen one."""
+    """Return the accuracies at one rate as text, in bold at the chosen rate."""
     validation, test = (f"{100 * runs[name].mean():.1f}" for name in ("validation_accuracy", "last_accuracy"))
     return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
 
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Figure 2: accuracy over rounds and over all MB; a column for each alpha.
+    """Draw figure 2: accuracy over rounds and over all MB; a column for each alpha.
 
-    Lines are means over seeds, bands go from the least seed to the best.
+    Lines are means over seeds; bands go from the lowest to the highest seed.
     """
     main = frame.loc[frame["chosen"] & (frame["table"] == METHODS), ["run", "method", "at"]]
     if main.empty:
@@ -119,10 +122,12 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
     for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
         axes = grid[i][j]
         for method, colour in zip(methods, series.COLOURS, strict=False):
-            mine = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
-            x = mine["round"].first() if column == "round" else mine[column].mean()
-            axes.plot(x, mine["percent"].mean(), color=colour, label=method)
-            axes.fill_between(x, mine["percent"].min(), mine["percent"].max(), color=colour, alpha=0.15, linewidth=0)
+            of_method = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
+            x = of_method["round"].first() if column == "round" else of_method[column].mean()
+            axes.plot(x, of_method["percent"].mean(), color=colour, label=method)
+            axes.fill_between(
+                x, of_method["percent"].min(), of_method["percent"].max(), color=colour, alpha=0.15, linewidth=0
+            )
         axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
         if j == 0:
             axes.set_ylabel("test accuracy, %")
@@ -137,7 +142,7 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def noise(frame: Any, path: Path, smoke: bool) -> None:
-    """Figure 3: accuracy of the last round over the level of the noise, means over seeds."""
+    """Draw figure 3: accuracy of the last round over the noise level, means over seeds."""
     at_rate = frame[frame["chosen"] & (frame["table"] == NOISE)]
     of_level = at_rate.groupby(["algorithm", "level"], sort=False)
     points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
@@ -147,13 +152,13 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Figures 14 to 17: the first image of each class, of round 1, and of the last round at each noise level."""
-    shown = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
+    """Draw figures 14 to 17: the first image of each class, of round 1 and of the last round at each noise level."""
+    feddm_runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in shown.drop_duplicates("method")[["run", "method"]].to_numpy():  # of the first seed
-        standing = checkpoint.load_latest(Path(run) / "checkpoints")
-        if standing and "images" in standing.state:
-            sets[method] = data(standing.state["images"]), data(standing.state["labels"])
+    for run, method in feddm_runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the runs of the first seed
+        checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
+        if checkpointed and "images" in checkpointed.state:
+            sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])
     if not sets:
         return
     labels = sorted({label for _, y in sets.values() for label in y.tolist()})[:20]
@@ -165,17 +170,19 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
                 image = x[y == label][0].movedim(0, -1).numpy()
                 low, high = image.min(), image.max()
                 axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
-        said = method.removeprefix("feddm, ")
-        last = "" if said.startswith("round") else "\nlast round"
-        row[0].set_ylabel(said + last, fontsize=8, rotation=0, ha="right", va="center")
+        label_text = method.removeprefix("feddm, ")
+        last = "" if label_text.startswith("round") else "\nlast round"
+        row[0].set_ylabel(label_text + last, fontsize=8, rotation=0, ha="right", va="center")
     for axes, label in zip(grid[0], labels, strict=True):
         axes.set_title(f"class {label}", fontsize=8)
-    figure.suptitle(f"Images that clients sent, the first of each class; seed {shown['seed'].iloc[0]}", fontsize=10)
+    figure.suptitle(
+        f"Images that clients sent, the first of each class; seed {feddm_runs['seed'].iloc[0]}", fontsize=10
+    )
     plots.save(figure, path, 110, smoke)
 
 
 def figure1(path: Path, smoke: bool) -> None:
-    """The loss of one weight, its surrogate of 20 matched points, and its tangent; three seeds."""
+    """Draw the loss of one weight, its surrogate of 20 matched points, and its tangent, for three seeds."""
     w = np.linspace(-2, 10, 200)
     figure, (row,) = plots.panels(1, 3, (9, 3.5), sharey=True)
     for seed, axes in enumerate(row):

@@ -1,4 +1,4 @@
-"""What FedDPMS's clients exchanged in a run, read from its last checkpoint, and a picture of it."""
+"""The images that FedDPMS's clients exchanged in a run, read from its last checkpoint, and their picture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ from fedcommons.flat_tensors import data
 from fedcommons.reports.plots import panels, save
 from fedcommons.tracking.run_folder import read_class_counts, read_config
 
-SHOWN = 6  # decoded images of a class
+SHOWN = 6  # number of decoded images per class in the picture
 NAMES = {
     "fmnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
     "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-"""Classes whose numbers say nothing to a reader."""
+"""Names of classes whose numbers are not meaningful to a reader."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """before, after: (clients, classes) numbers of examples; images: (m, C, H, W) decoded ones, by class.
+    """The exchange of a run.
 
-    kept: how many codes all clients gave. model, decoder: numbers in encoder and classifier, and in the decoder.
-    latent: l. preliminary: T_p.
+    before, after: (clients, classes) numbers of examples; images: (m, C, H, W) decoded images, by class. kept: number
+    of codes that all clients sent. model, decoder: parameters of encoder and classifier, and of the decoder. latent: l.
+    preliminary: T_p.
     """
 
     before: np.ndarray
@@ -40,29 +41,29 @@ class Exchange:
 
 
 def read(run: Path) -> Exchange | None:
-    """Of a run folder of FedDPMS; None for another method, without a checkpoint, or before stage II."""
+    """Read the exchange of a FedDPMS run folder; None for another method, without a checkpoint, or before stage II."""
     if read_config(run).algorithm != "feddpms":
         return None
     last = checkpoint.load_latest(run / "checkpoints", ClientMemory(folder=run / "memory"))
-    given = [data(x) for name, x in last.state.items() if name.startswith("codes/")] if last else []
-    if last is None or not given:
+    codes = [data(x) for name, x in last.state.items() if name.startswith("codes/")] if last else []
+    if last is None or not codes:
         return None
     before = np.array(read_class_counts(run))
     after, images = before.copy(), {}
-    for client, kept in last.memory.items():
-        if "images" in kept:
-            for image, c in zip(data(kept["images"]).numpy(), data(kept["labels"]).tolist(), strict=True):
+    for client, memory in last.memory.items():
+        if "images" in memory:
+            for image, c in zip(data(memory["images"]).numpy(), data(memory["labels"]).tolist(), strict=True):
                 after[client, c] += 1
                 images.setdefault(c, []).append(image)
     decoder = sum(part.numel() for name, part in last.model.items() if name.startswith("decoder."))
     return Exchange(
-        before, after, {c: np.stack(images[c]) for c in sorted(images)}, sum(map(len, given)),
-        last.model.buffer.numel() - decoder, decoder, given[0].shape[1], int(data(last.state["last"])),
+        before, after, {c: np.stack(images[c]) for c in sorted(images)}, sum(map(len, codes)),
+        last.model.buffer.numel() - decoder, decoder, codes[0].shape[1], int(data(last.state["last"])),
     )  # fmt: skip
 
 
 def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
-    """What clients hold of each class before and after, with what was received marked, and decoded images."""
+    """Draw the clients' images per class before and after, with received images marked, and decoded images."""
     classes = exchange.before.shape[1]
     names = NAMES.get(dataset, tuple(map(str, range(classes))))
     figure, ((left, middle, right),) = panels(1, 3, (13.5, 5.2))
@@ -84,9 +85,9 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
         middle.add_patch(Rectangle((c - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="#c0392b", linewidth=1.5))
     rows = [np.concatenate(list(_padded(exchange.images[c])), axis=2) for c in exchange.images]
     if rows:
-        shown = np.concatenate(rows, axis=1).transpose(1, 2, 0).astype(float)
-        shown /= max(shown.max(), 1)
-        right.imshow(shown.squeeze(-1) if shown.shape[2] == 1 else shown, cmap="gray")
+        canvas = np.concatenate(rows, axis=1).transpose(1, 2, 0).astype(float)
+        canvas /= max(canvas.max(), 1)
+        right.imshow(canvas.squeeze(-1) if canvas.shape[2] == 1 else canvas, cmap="gray")
         height = rows[0].shape[1]
         right.set_yticks([height * (i + 0.5) for i in range(len(rows))], [names[c] for c in exchange.images])
         right.set_xticks([])
@@ -97,6 +98,6 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
 
 
 def _padded(images: np.ndarray) -> np.ndarray:
-    """The first ``SHOWN`` images, black ones in place of those that are missing."""
+    """Return the first ``SHOWN`` images; black images replace missing images."""
     some = images[:SHOWN]
     return np.concatenate([some, np.zeros((SHOWN - len(some), *images.shape[1:]), images.dtype)])

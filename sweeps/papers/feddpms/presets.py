@@ -1,18 +1,18 @@
-"""What the presets are in the experiments of FedDPMS: the paper's tables, and the authors' released code.
+"""Presets of the experiments of FedDPMS: the paper's tables, and the authors' released code.
 
 Sources: Chen and Vikalo, arXiv:2206.00686, section 4 and appendix A.2; github.com/CityChan/Federated-DPMS at commit
-dd16e44. In every preset the encoder of the autoencoder normalises its input, as the networks of the other methods do:
-else the tables would compare scales of pixels. ``authors`` is the paper's experiment with what the released code sets
-otherwise: BatchNorm, a classifier on the encoder's features instead of the code, a cross entropy of pixels instead of
-the squared error, twice the channels for Fashion-MNIST, clients that weigh alike, other noise and quotas, 25 rounds of
-stage I where clients are many, and FedProx with its mu multiplied twice. Its learning rate never decays, as here by
-default.
+dd16e44. In every preset the encoder of the autoencoder normalises its input, as the networks of the other methods do;
+otherwise the tables would compare scales of pixels. ``authors`` is the paper's experiment with the differing settings
+of the released code: BatchNorm, a classifier on the encoder's features instead of the code, a cross entropy of pixels
+instead of the squared error, twice the channels for Fashion-MNIST, clients with equal weights, other noise and quotas,
+25 rounds of stage I with many clients, and FedProx with its mu multiplied twice. The released code's learning rate
+never decays, which is the default here too.
 
-Not taken from the released code. Of the network: PReLU, dropout 0.2 for CIFAR, strided deconvolutions, Xavier's
-initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Of the data: bootstrap samples
-of each client's images. Of giving: all before round T_p, one number for all entries of a mean, more codes than the
-quota, a client that may be its own helper, and training on all images instead of n_i of them. Of the results: the mean
-over batches instead of images; their number is the best of all rounds, which tables here have beside the last.
+These parts of the released code are not reproduced. Network: PReLU, dropout 0.2 for CIFAR, strided deconvolutions,
+Xavier's initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Data: bootstrap
+samples of each client's images. Exchange: all codes before round T_p, one number for all entries of a mean, more codes than the
+quota, a client that may be its own helper, and training on all images instead of n_i of them. Results: the mean over
+batches instead of images; their number is the best of all rounds, which the tables here show with the last round.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _DIGITS: dict[str, Any] = {  # chosen on seeds 100 and 101
     "client.lr": 5e-3, "client.batch_size": 16, "client.epochs": 3, "federation.rounds": 16,
     "model.latent": 16, "model.channels": (8, 16), "feddpms.quota": 5, "feddpms.sigma": 1.0,
 }  # fmt: skip
-_LAPTOP: dict[str, Any] = {  # chosen on seed 100 of Fashion-MNIST, where the decoded images can be recognised
+_LAPTOP: dict[str, Any] = {  # chosen on seed 100 of Fashion-MNIST, whose decoded images are recognisable
     "data.limit": 1000, "data.validation": 0.02, "client.lr": 3e-3, "client.batch_size": 32, "client.epochs": 5,
     "federation.rounds": 20, "feddpms.quota": 10, "feddpms.sigma": 1.0,
 }  # fmt: skip
@@ -56,7 +56,7 @@ _AUTHORS_OF: Mapping[str, dict[str, Any]] = {
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """The dotted fields of a preset of this experiment; digits know no other than ``small`` and ``smoke``."""
+    """Return the dotted fields of a preset of this experiment; digits have only ``small`` and ``smoke``."""
     papers = _PAPERS.get(dataset, {})
     if preset in ("paper", "authors"):
         base = {**presets.preset("paper", dataset), **_ALL, **_LARGE, **papers}

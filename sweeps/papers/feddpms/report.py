@@ -1,4 +1,4 @@
-"""The files of the sweep, from its run folders."""
+"""Files that the FedDPMS sweep writes from its run folders."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,9 +13,9 @@ from fedcommons.tune import grid, sweep
 
 
 def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the pictures and the summary from the run folders that are done, and show the tables."""
+    """Write the tables, the pictures and the summary from finished run folders, and display the tables."""
     from papers.feddpms import exchange
-    from papers.feddpms import tables as own
+    from papers.feddpms import tables as feddpms_tables
 
     every = grid.finished(once(of_tables), out)
     if every.empty:
@@ -26,28 +26,32 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
     write_text(out / "feddpms.csv", tables.to_csv(records))
     exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
     compared = {}
-    for table, of in of_tables.items():
-        runs = grid.finished(of, out)
-        compared[table] = [] if runs.empty else tables.compared(own.with_kept(runs, exchanges))
+    for table, of_table in of_tables.items():
+        runs = grid.finished(of_table, out)
+        compared[table] = [] if runs.empty else tables.compared(feddpms_tables.with_kept(runs, exchanges))
     configs = [cell.config for cell in once(of_tables)]
-    notes = [*own.NOTES, grid.work_note(configs), grid.method_note(configs)]
+    notes = [*feddpms_tables.NOTES, grid.work_note(configs), grid.method_note(configs)]
     text, smoke = [], grid.is_smoke(options)
-    for table, of in compared.items():
-        if of:
+    for table, of_table in compared.items():
+        if of_table:
             whole = table in ("Table 1", "Table 2", "Ablations")
-            said = own.methods(of, notes) if whole else own.constants(of, options.dp.delta)
-            text.append(f"{table}\n\n{said}")
+            body = (
+                feddpms_tables.methods(of_table, notes)
+                if whole
+                else feddpms_tables.constants(of_table, options.dp.delta)
+            )
+            text.append(f"{table}\n\n{body}")
     if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
-        text.append(f"Table 6\n\n{own.sent(first, exchanges[first['run']])}")
+        text.append(f"Table 6\n\n{feddpms_tables.sent(first, exchanges[first['run']])}")
         exchange.picture(out / "feddpms.png", exchanges[first["run"]], first["dataset"], smoke)
-    one, two, three = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
-    own.over_rounds(out / "feddpms_rounds.png", [*one, *three], smoke)
-    own.over_federations(out / "feddpms_federations.png", [*one, *two], smoke)
+    table1, table2, figure3 = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
+    feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*table1, *figure3], smoke)
+    feddpms_tables.over_federations(out / "feddpms_federations.png", [*table1, *table2], smoke)
     markdown = grid.stamped("\n".join(text), options)
     write_text(out / "feddpms.md", markdown)
     display.say("\n" + markdown)
 
 
 def once(of_tables: Mapping[str, Sequence[sweep.Trial]]) -> list[sweep.Trial]:
-    """The cells of all tables, each once."""
+    """Return the trials of all tables, without duplicates."""
     return grid.once(chain.from_iterable(of_tables.values()))

@@ -1,4 +1,4 @@
-"""Tables and pictures of sweeps/feddpms.py: methods beside FedAvg, FedDPMS by its constants, and what it sends."""
+"""Tables and pictures of sweeps/feddpms.py: methods against FedAvg, FedDPMS by its constants, and its communication."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 KEPT = "kept"
-"""Column of a run: how many of the codes that could be given were recognised, a share; none with privacy sound."""
+"""Column of a run: share of the possible codes that clients recognised and sent; none with privacy sound."""
 
 NOTES = (
     "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: of all. "
@@ -32,8 +32,8 @@ NOTES = (
 
 
 def methods(of: Sequence[Cell], notes: Sequence[str]) -> str:
-    """Tables 1 and 2, figure 2, ablations: a line for each federation and method."""
-    head, known = columns.identified(of)
+    """Return tables 1 and 2, figure 2 or the ablations, with a line for each federation and method."""
+    head, identities = columns.identified(of)
     baselines = {"last - FedAvg's": ("algorithm", "fedavg")}
     if "feddpms.receive" in of[0].fields:
         baselines["last - with nothing received"] = "feddpms.receive", "nothing"
@@ -41,16 +41,17 @@ def methods(of: Sequence[Cell], notes: Sequence[str]) -> str:
         [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
          *(ahead(cell, of, *baseline) for baseline in baselines.values()),
          tables.mean_std(cell.values("MB"), 2), len(cell.runs)]
-        for cell, line in zip(of, known, strict=True)
+        for cell, line in zip(of, identities, strict=True)
     ]  # fmt: skip
     head += ["last acc.", "best acc.", *baselines, "MB", "seeds"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
 def ahead(cell: Cell, of: Sequence[Cell], field: str, than: str) -> str:
-    """The last accuracy minus that of the cell with this value in the same federation, in points, seed by seed.
+    """Return the last accuracy minus that of a baseline in the same federation, in points, paired by seed.
 
-    Empty where there is none, and for that cell itself.
+    The baseline is the cell whose ``field`` has the value ``than``. The text is empty without a baseline, and for the
+    baseline itself.
     """
     same = [o for o in of if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
@@ -61,18 +62,18 @@ def ahead(cell: Cell, of: Sequence[Cell], field: str, than: str) -> str:
 
 
 def constants(of: Sequence[Cell], delta: float) -> str:
-    """Table 5 and figure 3: FedDPMS alone, a column for each constant that varies.
+    """Return table 5 and figure 3: only FedDPMS, with a column for each constant that varies.
 
-    delta: of the epsilon of the codes with privacy sound, one Gaussian release a client.
+    delta: the delta of the epsilon of the codes with privacy sound, one Gaussian release per client.
     """
     names = columns.others(of[0])
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
     for cell in of:
-        kept = cell.values(KEPT)
+        kept_codes = cell.values(KEPT)
         lines.append([
             *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
-            tables.percent(cell, "best_accuracy"), tables.mean_std([100 * share for share in kept], 0) if kept else "-",
+            tables.percent(cell, "best_accuracy"), tables.mean_std([100 * k for k in kept_codes], 0) if kept_codes else "-",
             len(cell.runs),
         ])  # fmt: skip
     notes = []
@@ -90,18 +91,18 @@ def constants(of: Sequence[Cell], delta: float) -> str:
 
 
 def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
-    """The runs with the column ``KEPT``. exchanges: by run folder."""
-    return runs.assign(**{KEPT: [_kept(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
+    """Return the runs with the column ``KEPT``. exchanges: the exchanges by run folder."""
+    return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 
-def _kept(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
-    if e is None or run["feddpms.privacy"] == "sound":  # which gives means instead
+def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
+    if e is None or run["feddpms.privacy"] == "sound":  # with privacy sound, clients send means instead of codes
         return None
     return e.kept / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
 
 
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
-    """Table 6: bytes of a run beyond the model's, counted against the closed forms of appendix A.9."""
+    """Return table 6: bytes of a run beyond the model, counted and by the closed forms of appendix A.9."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
     k = joining(clients, run["federation.participation"])
     model = 2 * k * rounds * 4 * e.model
@@ -121,10 +122,10 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
-    """Figure 3: test accuracy over rounds in the first federation: of each cell the mean, in a band of least and most.
+    """Draw figure 3: test accuracy over rounds in the first federation, per cell the mean and a band (min to max).
 
-    On the left all rounds, on the right the last two thirds, near the best accuracy. A cell may stand in ``of`` twice,
-    once for each table that it is in.
+    The left panel has all rounds, the right panel the last two thirds near the best accuracy. ``of`` may contain a cell
+    twice, once for each table with the cell.
     """
     figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
@@ -154,12 +155,12 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
 
 
 def over_federations(path: Path, of: Sequence[Cell], smoke: bool) -> None:
-    """Figure 2 and table 2: the last accuracy over each of alpha and N that varies, a panel each."""
+    """Draw figure 2 and table 2: the last accuracy over alpha and over N, a panel for each of these that varies."""
     panels = []
     for name in ("partition.alpha", "partition.n_clients"):
         inside = [cell for cell in of if name in cell.fields]
-        found = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
-        apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in found if p), key=lambda p: p.x)]
+        points = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
+        apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in points if p), key=lambda p: p.x)]
         panels += [series.Panel("", words(name), apart)] if inside else []
     if panels:
         seeds = max(len(cell.runs) for cell in of)

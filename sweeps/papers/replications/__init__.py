@@ -1,1 +1,1 @@
-"""Settings that others published numbers of, as our experiments."""
+"""Replications: experiments whose settings other authors published numbers for."""

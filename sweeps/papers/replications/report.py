@@ -1,11 +1,11 @@
-"""The page of replications: each published number beside ours, and a verdict.
+"""The page of replications: each published number, our number and a verdict.
 
-Our runs with n seeds give a prediction interval for the mean of m runs more, mean +- t s sqrt(1/m + 1/n) (95 %,
-Student's t with n - 1 degrees of freedom), where the published number is the mean of m runs, mostly of one. Verdicts:
+Our runs with n seeds give a prediction interval for the mean of m further runs, mean +- t s sqrt(1/m + 1/n) (95 %,
+Student's t with n - 1 degrees of freedom). The published number is the mean of m runs, mostly m = 1. Verdicts:
 
 inside        the published number lies in that interval; no tolerance is added
-inside, wide  so it does, but the interval goes further than a tenth of the mean to each side, so it says little
-outside       it does not
+inside, wide  the number lies in the interval, but the half-width exceeds a tenth of the mean, so the test is weak
+outside       the number lies outside the interval
 cannot tell   there are fewer than three seeds, or a seed missed the target
 """
 
@@ -22,12 +22,12 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from papers.replications.rows import ROWS, Published, Quantity
 
 LEAST, WIDE = 3, 0.1
-"""Seeds below which there is no verdict; half of an interval over its mean above which it says little."""
+"""Smallest number of seeds for a verdict; half-width of an interval over its mean above which it is wide."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A published number beside our runs': ``values`` by seed, None where a run missed the target."""
+    """A published number and the numbers of our runs; values: by seed, None where a run missed the target."""
 
     row: str
     quantity: Quantity
@@ -40,7 +40,7 @@ class Compared:
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """The prediction interval for as many runs more as were published; None where there is none."""
+        """Return the prediction interval for the mean of ``published.runs`` further runs; None without an interval."""
         n = len(self.values)
         if n < LEAST or len(self.reached) < n:
             return None
@@ -50,45 +50,53 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        if (found := self.predicted) is None:
+        if (interval := self.predicted) is None:
             return "cannot tell"
-        if not found[0] <= self.published.value <= found[1]:
+        if not interval[0] <= self.published.value <= interval[1]:
             return "outside"
-        return "inside, wide" if (found[1] - found[0]) / 2 > WIDE * fmean(self.reached) else "inside"
+        return "inside, wide" if (interval[1] - interval[0]) / 2 > WIDE * fmean(self.reached) else "inside"
 
 
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
-    """All published numbers of the rows that have runs, in the rows' order.
+    """Return the comparisons of all published numbers of rows with runs, in the order of the rows.
 
-    runs: by row and variant, for each seed whose run is finished the numbers by the quantities' words.
+    runs: by row and variant, then by seed of each finished run, the numbers by the quantities' words.
     """
     return [
-        Compared(name, quantity, published, {seed: one[quantity.words] for seed, one in of.items()})
+        Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
         for name, row in ROWS.items()
         for quantity in row.quantities
         for published in quantity.published
-        if (of := runs.get((name, quantity.variant)))
+        if (by_seed := runs.get((name, quantity.variant)))
     ]
 
 
 def ours(one: Compared) -> str:
-    """``94.1 (93.2 to 95.0)``: the mean over seeds and the prediction interval; the numbers themselves without one."""
+    """Return our mean and prediction interval, as ``94.1 (93.2 to 95.0)``, or all numbers without an interval."""
     digits = 1 if one.quantity.round is None else 2
-    if (found := one.predicted) is None:
+    if (interval := one.predicted) is None:
         return ", ".join("missed" if value is None else number(value, digits) for value in one.values.values())
-    return f"{number(fmean(one.reached), digits)} ({number(found[0], digits)} to {number(found[1], digits)})"
+    return f"{number(fmean(one.reached), digits)} ({number(interval[0], digits)} to {number(interval[1], digits)})"
 
 
 def table(found: Sequence[Compared], seeds: str) -> str:
-    """The table with its notes."""
+    """Return the table with its notes."""
     lines = []
-    for one in found:
-        note = f", {one.published.note}" if one.published.note else ""
-        published = f"{number(one.published.value, None)} ({one.published.source}{note})"
+    for item in found:
+        note = f", {item.published.note}" if item.published.note else ""
+        published = f"{number(item.published.value, None)} ({item.published.source}{note})"
         lines.append(
-            [one.row, one.quantity.variant, one.quantity.words, published, len(one.values), ours(one), one.verdict]
+            [
+                item.row,
+                item.quantity.variant,
+                item.quantity.words,
+                published,
+                len(item.values),
+                ours(item),
+                item.verdict,
+            ]
         )
-    names = list(dict.fromkeys(one.row for one in found))
+    names = list(dict.fromkeys(item.row for item in found))
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
         *(f"{name} departs: {ROWS[name].departs}." for name in names if ROWS[name].departs),
@@ -102,33 +110,33 @@ def table(found: Sequence[Compared], seeds: str) -> str:
 
 
 def records(found: Sequence[Compared]) -> list[dict[str, object]]:
-    """A line for each published number and seed."""
+    """Return a line for each published number and seed."""
     return [
         {
-            "row": one.row, "variant": one.quantity.variant, "quantity": one.quantity.words,
-            "source": one.published.source, "published": one.published.value, "seed": seed, "ours": value,
-            "verdict": one.verdict,
+            "row": item.row, "variant": item.quantity.variant, "quantity": item.quantity.words,
+            "source": item.published.source, "published": item.published.value, "seed": seed, "ours": value,
+            "verdict": item.verdict,
         }
-        for one in found
-        for seed, value in one.values.items()
+        for item in found
+        for seed, value in item.values.items()
     ]  # fmt: skip
 
 
 def picture(path: Path, found: Sequence[Compared]) -> None:
-    """Ours over the published number: a dot for the mean, a bar for the prediction interval; 1: the same."""
+    """Draw our number over the published number: a dot for the mean, a bar for the prediction interval; 1: equal."""
     figure, grid = panels(1, 1, (7.5, 1.2 + 0.28 * len(found)))
     axes = grid.flat[0]
-    for y, one in enumerate(found):
-        if not one.reached:
+    for y, item in enumerate(found):
+        if not item.reached:
             continue
-        colour = {"inside": "tab:green", "inside, wide": "tab:olive", "outside": "tab:red"}.get(one.verdict, "grey")
-        if one.predicted:
-            axes.plot([end / one.published.value for end in one.predicted], [y, y], color=colour, lw=2)
-        axes.plot(fmean(one.reached) / one.published.value, y, "o", color=colour, ms=6)
+        colour = {"inside": "tab:green", "inside, wide": "tab:olive", "outside": "tab:red"}.get(item.verdict, "grey")
+        if item.predicted:
+            axes.plot([end / item.published.value for end in item.predicted], [y, y], color=colour, lw=2)
+        axes.plot(fmean(item.reached) / item.published.value, y, "o", color=colour, ms=6)
     axes.axvline(1, color="black", lw=0.8)
     axes.set_yticks(
         range(len(found)),
-        [f"{one.row} {one.quantity.variant}, {one.quantity.words} ({one.published.source})" for one in found],
+        [f"{item.row} {item.quantity.variant}, {item.quantity.words} ({item.published.source})" for item in found],
         fontsize=7,
     )
     axes.set_ylim(len(found) - 0.5, -0.5)
@@ -139,7 +147,7 @@ def picture(path: Path, found: Sequence[Compared]) -> None:
 
 
 def write(found: Sequence[Compared], seeds: str, out: Path) -> str:
-    """Write replicate.md, .csv, .png and summary.json; the table."""
+    """Write replicate.md, .csv, .png and summary.json, and return the table."""
     markdown = table(found, seeds)
     write_text(out / "replicate.md", markdown)
     write_text(out / "replicate.csv", tables.to_csv(records(found)))

@@ -1,18 +1,19 @@
-"""The rows: what was published, under which setting, and the experiments that are ours of it.
+"""The rows of the replications: published numbers, their settings, and our experiments for them.
 
-Settings and rates are the sources', but for McMahan's rate; nothing is chosen here by what comes out. Sources:
+Settings and learning rates are those of the sources, except McMahan's rate; no setting here is chosen by results.
+Sources:
 
-McMahan   McMahan et al., AISTATS 2017, arXiv:1602.05629, table 1: 2NN, E = 1, B = 10, rates tuned and not told
-FedLab    SMILELab-FL/FedLab: readme_exp.ipynb (R4), mlp_exp.sh (the rate 0.02); where 43, 439 and 93.14 stand was not
-          seen again
+McMahan   McMahan et al., AISTATS 2017, arXiv:1602.05629, table 1: 2NN, E = 1, B = 10, rates tuned and not reported
+FedLab    SMILELab-FL/FedLab: readme_exp.ipynb (R4), mlp_exp.sh (the rate 0.02); the place of the numbers 43, 439 and
+          93.14 could not be found again
 FLUTE     microsoft/msrflute, README: LR_MNIST, "about 81"
 DPIB      DPImageBench's table of DP-MERF: classifiers trained on its images, tested on real ones
-NDPDC     Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop: ten images a class
-Flower    adap/flower, baselines/fedprox: figure, read off to 0.03
+NDPDC     Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop: ten images per class
+Flower    adap/flower, baselines/fedprox: a figure, read with an error of 0.03
 NIID      adap/flower, baselines/niid_bench, README: the best of 50 rounds, mean +- standard deviation of its seeds; the
           setting of Li et al., ICDE 2022
 
-The 2NN of 200 and 200 hidden units sees pixels in [0, 1], as theirs do.
+The 2NN of 200 and 200 hidden units takes pixels in [0, 1], as in the sources.
 """
 
 from collections.abc import Mapping
@@ -70,8 +71,8 @@ LATE = {"straggler.rule": "slow", "straggler.share": 0.9}
 class Published:
     """A published number and its source.
 
-    note: what the source or our reading says of its precision; the table shows it, and no verdict depends on it.
-    runs: how many runs it is the mean of.
+    note: its precision by the source or by our reading; the table shows the note, and no verdict depends on it.
+    runs: number of runs that the number is the mean of.
     """
 
     value: float
@@ -82,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What was published of a variant: the accuracy after ``round`` in percent, or the rounds to 97 % (None)."""
+    """A published quantity of a variant: the accuracy after ``round`` in percent, or the rounds to 97 % (None)."""
 
     variant: str
     round: int | None
@@ -95,9 +96,9 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Row:
-    """A setting with its variants, each an experiment's fields, and what was published of them.
+    """A setting with its variants (fields of an experiment each) and the published quantities of the variants.
 
-    departs: what is not as the source has it, where it says so.
+    departs: differences from the source, where the source is specific.
     """
 
     setting: str
@@ -132,9 +133,9 @@ ROWS = {
     "R3": Row(
         "R1 with more clients in a round",
         {
-            f"C = {c}, E = {of['client.epochs']}": {**IID, **of, "federation.participation": c}
+            f"C = {c}, E = {fields['client.epochs']}": {**IID, **fields, "federation.participation": c}
             for c in (0.2, 0.5, 1.0)
-            for of in (MCMAHAN, FEDLAB)
+            for fields in (MCMAHAN, FEDLAB)
         },
         tuple(
             _to_97(f"C = {c}, E = {epochs}", value, source)
@@ -231,10 +232,10 @@ ROWS = {
         "control is the gradient at the server's model (option 1), as the other is of SGD without momentum",
     ),
 }  # fmt: skip
-"""By the names under which issues and the page know them."""
+"""Rows by the names that issues and the page use."""
 
 NOT_HERE = {
     "R9": "Opacus' MNIST example as a client: docs/results/opacus_mnist.md",
     "R11": "FedProx' synthetic(alpha, beta): curves without numbers, examples/fedprox_synthetic.py",
 }
-"""Rows of the same list that this sweep does not run, and why or where."""
+"""Rows of the same list that this sweep does not run, with the reason or the page of the result."""
