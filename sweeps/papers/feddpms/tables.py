@@ -70,10 +70,10 @@ def constants(of: Sequence[Cell], delta: float) -> str:
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
     for cell in of:
-        kept_codes = cell.values(KEPT)
+        shares = cell.values(KEPT)
         lines.append([
             *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
-            tables.percent(cell, "best_accuracy"), tables.mean_std([100 * k for k in kept_codes], 0) if kept_codes else "-",
+            tables.percent(cell, "best_accuracy"), tables.mean_std([100 * k for k in shares], 0) if shares else "-",
             len(cell.runs),
         ])  # fmt: skip
     notes = []

@@ -1,4 +1,4 @@
-"""The advisor's table and picture: predicted rounds over those without sharing, and what sharing costs."""
+"""The advisor's table and picture: predicted rounds relative to no sharing, and the cost of sharing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ TRIED = (
 
 @dataclass(frozen=True)
 class Advice:
-    """The prediction at one alpha, a line for each share p, with the outcome where it was tried.
+    """The prediction at one alpha, with a line for each share p and the outcome of tried shares.
 
-    A line: p, relative, low, high, images, mb; rounds: those that were needed, as printed; outcome: over those without
-    sharing, with outcome_least and outcome_most of the seeds; None where it is not known. ``base``: rounds without
-    sharing, empty where nothing was tried.
+    A line: p, relative, low, high, images, mb; rounds: rounds to the target as printed; outcome: rounds relative to no
+    sharing, with outcome_least and outcome_most over the seeds, None where unknown. ``base``: rounds without sharing,
+    empty where no share was tried.
     """
 
     alpha: float
@@ -39,7 +39,7 @@ class Advice:
     base: str
 
     def sentence(self, speed_up: float) -> str:
-        """The smallest share that is predicted to be enough, and what it costs."""
+        """Return a sentence with the smallest share that is predicted to be enough, and its cost."""
         enough = [line for line in self.lines if line["relative"] <= 1 / speed_up]
         if not enough:
             return f"No p of the grid is predicted to be {speed_up:g} times faster."
@@ -51,7 +51,7 @@ class Advice:
 
 
 def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
-    """A table for each alpha, the advice under it, and what a reader must know."""
+    """Return a table and the advice for each alpha, and the footnotes that explain the numbers."""
     text = []
     for section in sections:
         head = ["p", "rounds p / 0", "band", "speed-up", "images a client", "MB once"]
@@ -67,16 +67,16 @@ def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
 
 def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
     low, high, ratio = line["low"], line["high"], line["outcome"]
-    found = [
+    cells = [
         f"{line['p']:g}", f"{line['relative']:.2f}", f"{low:.2f} to {high:.2f}", f"{1 / line['relative']:.1f}x",
         f"{line['images']:.0f}", f"{line['mb']:.2f}",
     ]  # fmt: skip
     if tried:
-        found += [
+        cells += [
             line["rounds"],
             *(("", "") if ratio is None else (_spread(line), "yes" if low <= ratio <= high else "no")),
         ]
-    return found
+    return cells
 
 
 def _spread(line: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _spread(line: Mapping[str, Any]) -> str:
 
 
 def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
-    """A panel for each alpha: predicted rounds over those without sharing with their band, and outcomes with theirs."""
+    """Draw a panel for each alpha: predicted rounds relative to no sharing, and outcomes, each with its band."""
     figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
     for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))

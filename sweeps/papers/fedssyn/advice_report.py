@@ -1,4 +1,4 @@
-"""What the advisor writes: its predictions, what they cost, and how they turned out where that was tried."""
+"""Files that the advisor writes: predictions, costs, and the outcomes of tried shares."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,27 +23,28 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.build import Prepared
 
 Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
-"""(alpha, p) to a cell for each seed."""
+"""Map (alpha, p) to a trial for each seed."""
 
 
 def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
-    """What clients with so many examples do in a round."""
+    """Return the local work per round of clients with these numbers of examples."""
     c = config.client
     tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
     return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
 
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
-    """Images a client hands over on average, and MB of all clients, both ways."""
+    """Return the mean number of images that a client sends, and MB of all clients, up and down."""
     images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rounds to the target as printed, and over those at p = 0: of the means over seeds, and of each seed.
+    """The outcome at a share p. rounds: rounds to the target as printed.
 
-    ``ratio`` is None and ``ratios`` is empty where one of them is not known.
+    ratio: mean rounds over mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio`` is None and
+    ``ratios`` is empty where a run is missing or missed the target.
     """
 
     rounds: str
@@ -52,35 +53,35 @@ class Outcome:
 
 
 def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
-    """How it turned out at this share."""
-    here, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
-    if here.empty or base.empty:
+    """Return the outcome at this share."""
+    shared, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
+    if shared.empty or base.empty:
         return Outcome("", None, ())
-    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (here, base))
+    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (shared, base))
     pairs = [(rounds, without.get(seed)) for seed, rounds in at.items()]
     if None in (*at.values(), *without.values()):
-        return Outcome(tables.rounds(here), None, ())
-    ratio = tables.mean_rounds(here)[0] / tables.mean_rounds(base)[0]
-    return Outcome(tables.rounds(here), ratio, [a / b for a, b in pairs if a and b])
+        return Outcome(tables.rounds(shared), None, ())
+    ratio = tables.mean_rounds(shared)[0] / tables.mean_rounds(base)[0]
+    return Outcome(tables.rounds(shared), ratio, [a / b for a, b in pairs if a and b])
 
 
 def report(
     found: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
     display: Display,
 ) -> None:  # fmt: skip
-    """Write the tables, the picture and the summary, and show them; found: by alpha, of which pool at the end."""
+    """Write tables, picture and summary, and display the tables; found: by alpha, predictions and name of the pool."""
     from papers.fedssyn.advice import Advice, advice_panels, advice_table
 
     sections = []
     for alpha, (ready, predicted, pool) in found.items():
         lines = []
-        for one in predicted:
-            images, mb = costs(ready, one.p)
-            ended = outcome(alpha, one.p, runs, out)
+        for prediction in predicted:
+            images, mb = costs(ready, prediction.p)
+            ended = outcome(alpha, prediction.p, runs, out)
             least, most = (min(ended.ratios), max(ended.ratios)) if ended.ratios else (None, None)
             found_out = {"outcome": ended.ratio, "outcome_least": least, "outcome_most": most}
             costs_of = {"images": images, "mb": mb}
-            lines.append({"alpha": alpha, **asdict(one), **costs_of, "rounds": ended.rounds, **found_out})
+            lines.append({"alpha": alpha, **asdict(prediction), **costs_of, "rounds": ended.rounds, **found_out})
         sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out).rounds))
     records = [line for section in sections for line in section.lines]
     text = grid.stamped(advice_table(sections, options.speed_up), options)

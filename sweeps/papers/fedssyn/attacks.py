@@ -1,4 +1,4 @@
-"""What attacks the generators of a pool: by membership, by canaries, and the classifier in whose features it looks."""
+"""Attacks on the generators of a pool, by membership and by canaries, and the classifier of the feature space."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,28 +35,28 @@ from papers.fedssyn import audits as pictures
 
 
 def classifier(prepared: Prepared) -> LightningModule:
-    """The run's model, trained on the validation set, so on nothing that is compared in its feature space."""
-    of, seed = prepared.dataset.validation, prepared.config.seed
+    """Train the run's model on the validation set, which is not compared in the model's feature space."""
+    validation, seed = prepared.dataset.validation, prepared.config.seed
     work = Work(build_module(prepared.config, prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
-    if len(of):
-        work.local(work.initial, ClientData(of.x, of.y), seed_for(seed, "classifier of an audit"))
+    if len(validation):
+        work.local(work.initial, ClientData(validation.x, validation.y), seed_for(seed, "classifier of an audit"))
     return work.module
 
 
 def attacked(prepared: Prepared, one: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
-    """The membership attacks on generators like this client's."""
+    """Run the membership attacks on generators like this client's generator."""
     generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
     seen = one.seen[one.matched]
     images = Examples(torch.cat([seen.x, one.held_out.x]), torch.cat([seen.y, one.held_out.y]))
     inside = membership.halves(images.y.numpy(), shadows, seed)
     kinds = {"pool": membership.by_pool, **({"loss": membership.by_loss} if isinstance(generator, Losing) else {})}
-    found = membership.scores(generator, images, inside, data.classes, seed, [*kinds.values()], data.flip, say)
-    ratios = (membership.likelihood_ratios(each, inside) for each in found)
+    scores = membership.scores(generator, images, inside, data.classes, seed, [*kinds.values()], data.flip, say)
+    ratios = (membership.likelihood_ratios(each, inside) for each in scores)
     return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
 
 
 def bounded(prepared: Prepared, one: Subject, canaries: int) -> Bounded:
-    """The lower bound on the epsilon of a generator like this client's."""
+    """Return the lower bound on the epsilon of a generator like this client's generator."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
@@ -65,66 +65,66 @@ def bounded(prepared: Prepared, one: Subject, canaries: int) -> Bounded:
 
 
 def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Job]:
-    """What the attacks train and draw, for its price: shadows, and two with and without canaries."""
-    own, some = of.examples, test[: min(canaries, len(test))]
-    inside = Examples(torch.cat([own.x, some.x[::2]]), torch.cat([own.y, some.y[::2]]))
-    drawn = some.y[:1] if isinstance(of.recipe.generator, Losing) else some.y.repeat(LOOKS)
-    shadow = Job([replace(of, labels=own.y.repeat(2))], {})
-    with_and_without = [Job([replace(of, examples=seen, labels=drawn)], {}) for seen in (inside, own)]
+    """Return the jobs of the attacks, for their price: shadows, and generators with and without canaries."""
+    examples, some = of.examples, test[: min(canaries, len(test))]
+    inside = Examples(torch.cat([examples.x, some.x[::2]]), torch.cat([examples.y, some.y[::2]]))
+    labels = some.y[:1] if isinstance(of.recipe.generator, Losing) else some.y.repeat(LOOKS)
+    shadow = Job([replace(of, labels=examples.y.repeat(2))], {})
+    with_and_without = [Job([replace(of, examples=seen, labels=labels)], {}) for seen in (inside, examples)]
     return [*[shadow] * shadows, *with_and_without]
 
 
 def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
-    """What is audited, and the client that is attacked: the one asked for, or the one whose generator sees most.
+    """Return the prepared experiment and the attacked client: ``asked``, or the client whose generator sees most.
 
     Raises:
-        UserError: there is nothing to audit, or nothing to compare it with.
+        UserError: the audit has no synthetic images, or no images to compare with.
     """
     prepared = prepare(config)
     needs, held_out = prepared.needs, prepared.dataset.test
     if not any(need.n for need in needs):
         raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")
-    one = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if asked is None else asked
-    if not 0 <= one < len(needs):
-        raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {one}.")
+    client = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if asked is None else asked
+    if not 0 <= client < len(needs):
+        raise UserError(f"--attacked must be one of 0 ... {len(needs) - 1}, got {client}.")
     if len(held_out) < FEWEST:
         raise UserError(
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool_audit.subjects(prepared.dealt, needs, held_out)  # refuses before any work
-    return prepared, one
+    pool_audit.subjects(prepared.dealt, needs, held_out)  # raises before any work where an audit is impossible
+    return prepared, client
 
 
 def audited(
     prepared: Prepared, one: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
-    """The audit of one seed, as plain values, all that tables and pictures need."""
+    """Run the audit of one seed and return all values of tables and pictures, as plain values; one: the client."""
     config, needs = prepared.config, prepared.needs
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
         set_up_process()
-        made = synthetic_images(prepared, store, image_cache.missing(store, needs), say, on_step)
-        images = [contribution.examples for contribution in made]
+        pool = synthetic_images(prepared, store, image_cache.missing(store, needs), say, on_step)
+        images = [contribution.examples for contribution in pool]
         subjects = pool_audit.subjects(prepared.dealt, needs, prepared.dataset.test, images)
-        found = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.dealt.seed)
+        result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.dealt.seed)
         attacks = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)
     return {
-        "spaces": found.record(),
+        "spaces": result.record(),
         "validation": len(prepared.dataset.validation),
         "client": one,
         "attacks": {name: {**attack.record(), "roc": pictures.curve(attack)} for name, attack in attacks.items()},
         "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,
                     "right": bound.audited.v, "canaries": bound.audited.m, "reported": bound.reported,
                     "verdict": bound.verdict},
-        "pairs": pictures.pairs(found.compared["pixels"]),
+        "pairs": pictures.pairs(result.compared["pixels"]),
     }  # fmt: skip
 
 
 def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str], None]) -> None:
-    """Say what the audit of a seed trains, and how long that takes."""
+    """Print what the audit of a seed trains, and for how long."""
     store = Store(Path(found.config.artifacts), say, found.config.storage)
     jobs = image_cache.missing(store, found.needs)
     attackers = generators(found.needs[one], found.dataset.test, options.shadows, options.canaries)
@@ -137,22 +137,27 @@ def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str]
 
 
 def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """The audits of all seeds, each kept in ``--out``, their tables and pictures."""
+    """Run the audits of all seeds, store each in ``--out``, and write tables and pictures."""
     out = Path(options.out)
     ready = {config.seed: checked(config, options.attacked) for config in options.configs}
     files = {seed: out / f"seed_{seed}.json" for seed in ready}
     if not options.resume and any(file.exists() for file in files.values()):
         raise UserError(f"--out: {out} holds audits already; add --resume to keep them or name another folder.")
     facts = {
-        seed: {**deciding(prepared.config), "attacked": one, "shadows": options.shadows, "canaries": options.canaries}
-        for seed, (prepared, one) in ready.items()
+        seed: {
+            **deciding(prepared.config),
+            "attacked": client,
+            "shadows": options.shadows,
+            "canaries": options.canaries,
+        }
+        for seed, (prepared, client) in ready.items()
     }
     earlier = {seed: cached_results.read(files[seed], facts[seed], "audit") for seed in ready}
     records = {}
-    for number, (seed, (prepared, one)) in enumerate(ready.items(), 1):
+    for number, (seed, (prepared, client)) in enumerate(ready.items(), 1):
         if (record := earlier[seed]) is None:
             say(f"seed {seed} ({number} of {len(ready)})")
-            record = audited(prepared, one, options, say, on_step)
+            record = audited(prepared, client, options, say, on_step)
             cached_results.write(files[seed], facts[seed], "audit", record)
         records[seed] = record
     say("\n" + pictures.report(records, options, out))

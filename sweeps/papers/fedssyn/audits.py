@@ -1,4 +1,4 @@
-"""The table, CSVs and pictures of an audit of a pool, from the kept audits of its seeds."""
+"""The table, CSVs and pictures of an audit of a pool, from the stored audits of its seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,36 +16,36 @@ from fedcommons.reports.plots import panels, save
 from fedcommons.storage.atomic_files import write_text
 
 PAIRS = 12
-"""How many of the closest pairs are shown."""
+"""Number of closest pairs in the picture."""
 
 ATTACKERS = {"pool": "attacker has the pool", "loss": "attacker has the generator"}
-"""The kinds of attacks in words."""
+"""Names of the kinds of attacks on pages."""
 
 GRID = np.union1d(np.linspace(0, 1, 101), np.geomspace(1e-3, 1, 91)).round(6)
-"""False positive rates at which a ROC is kept, so that means over seeds can be taken."""
+"""False positive rates at which a ROC is stored, so that the ROCs of seeds can be averaged."""
 
 Record = Mapping[str, Any]
 """The audit of a seed: see ``attacks.audited``."""
 
 
 def curve(attack: Attack) -> list[float]:
-    """The true positive rates at ``GRID``."""
+    """Return the true positive rates at ``GRID``."""
     last = np.searchsorted(attack.fpr, GRID + 1e-9, side="right") - 1
     return attack.tpr[last].round(6).tolist()
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """The made images that are closest to one that was seen, by the limit, each with the one that was seen."""
+    """Return the synthetic images closest to a seen image, relative to the limit, each with that seen image."""
     near = [(float(c.made.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
         {"distance": distance, "client": c.of.client, "made": c.of.made.x[i].tolist(),
          "seen": c.of.seen.x[int(c.made.closest_seen[i])].tolist()}
-        for distance, c, i in sorted(near, key=lambda found: found[0])[:PAIRS]
+        for distance, c, i in sorted(near, key=lambda pair: pair[0])[:PAIRS]
     ]  # fmt: skip
 
 
 def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> str:
-    """Write the table, the CSVs and the pictures; the table with its notes is returned. ``records``: by seed."""
+    """Write the table, the CSVs and the pictures; return the table with its notes. ``records``: audits by seed."""
     smoke = options.preset == "smoke"
     text = table(records) + words(records, options.shadows)
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
@@ -60,15 +60,15 @@ def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> 
 
 
 def table(records: Mapping[int, Record]) -> str:
-    """A line for each quantity, a column for each seed, and the mean over seeds."""
-    of, one = list(records.values()), next(iter(records.values()))
+    """Return a table with a line per quantity, a column per seed, and the mean over seeds."""
+    audits, first = list(records.values()), next(iter(records.values()))
     lines: list[list[str]] = []
 
-    def add(name: str, said: Sequence[str], values: Sequence[float] = (), digits: int = 1) -> None:
-        lines.append([name, *said, *([_mean(values, digits) if values else ""] if len(of) > 1 else [])])
+    def add(name: str, texts: Sequence[str], values: Sequence[float] = (), digits: int = 1) -> None:
+        lines.append([name, *texts, *([_mean(values, digits) if values else ""] if len(audits) > 1 else [])])
 
-    for space in one["spaces"]:
-        all_of = [r["spaces"][space]["all"] for r in of]
+    for space in first["spaces"]:
+        all_of = [r["spaces"][space]["all"] for r in audits]
         shares = [tuple(100 * f[name] for name in ("closer", "low", "high")) for f in all_of]
         add(f"{space}: closer to a seen image, %", [_interval(*s) for s in shares], [s[0] for s in shares])
         add(f"{space}: near-copies (at most expected)", [f"{f['near_copies']} ({f['expected']:.1f})" for f in all_of],
@@ -76,20 +76,20 @@ def table(records: Mapping[int, Record]) -> str:
         add(f"{space}: copied", [f"{f['copied']} : {f['control']}, {f['copied_half']} : {f['control_half']}"
                                  for f in all_of])  # fmt: skip
         add(f"{space}: verdict", [_verdict(f) for f in all_of])
-    for name in one["attacks"]:
-        found = [r["attacks"][name] for r in of]
-        said = [_interval(a["auc"], *a["auc_interval"], digits=3) for a in found]
-        add(f"{ATTACKERS[name]}: AUC", said, [a["auc"] for a in found], 3)
-        rates = [tuple(100 * v for v in (a["tpr_at_1_percent_fpr"], *a["tpr_interval"])) for a in found]
+    for name in first["attacks"]:
+        results = [r["attacks"][name] for r in audits]
+        texts = [_interval(a["auc"], *a["auc_interval"], digits=3) for a in results]
+        add(f"{ATTACKERS[name]}: AUC", texts, [a["auc"] for a in results], 3)
+        rates = [tuple(100 * v for v in (a["tpr_at_1_percent_fpr"], *a["tpr_interval"])) for a in results]
         add(f"{ATTACKERS[name]}: TPR at 1 % FPR, %", [_interval(*v) for v in rates],
             [v[0] for v in rates])  # fmt: skip
-    bounds = [r["epsilon"] for r in of]
+    bounds = [r["epsilon"] for r in audits]
     add("canaries: guesses right", [f"{e['right']} of {e['guesses']}" for e in bounds])
     add("epsilon is at least (were all right)", [f"{e['at_least']:.3g} ({e['ceiling']:.3g})" for e in bounds],
         [e["at_least"] for e in bounds], 2)  # fmt: skip
     add("epsilon reported", ["none" if e["reported"] is None else f"{e['reported']:.3g}: {e['verdict']}"
                              for e in bounds])  # fmt: skip
-    head = ["", *(f"seed {seed}" for seed in records), *(["mean [lowest, highest]"] if len(of) > 1 else [])]
+    head = ["", *(f"seed {seed}" for seed in records), *(["mean [lowest, highest]"] if len(audits) > 1 else [])]
     return tables.markdown(head, lines)
 
 
@@ -101,24 +101,24 @@ def _mean(values: Sequence[float], digits: int) -> str:
     return _interval(fmean(values), min(values), max(values), digits)
 
 
-def _verdict(found: Record) -> str:
-    if found["memorised"]:
+def _verdict(facts: Record) -> str:
+    if facts["memorised"]:
         return "**memorised**"
-    return "not shown; finds no share" if found["finds"] is None else f"not shown; finds {100 * found['finds']:.2g} %"
+    return "not shown; finds no share" if facts["finds"] is None else f"not shown; finds {100 * facts['finds']:.2g} %"
 
 
 def words(records: Mapping[int, Record], shadows: int) -> str:
-    """What a reader must know to read the numbers."""
-    of = list(records.values())
-    few, many = min(r["validation"] for r in of), max(r["validation"] for r in of)
+    """Return the footnotes that explain the numbers."""
+    audits = list(records.values())
+    few, many = min(r["validation"] for r in audits), max(r["validation"] for r in audits)
     n = f"{few:,}" if few == many else f"{few:,} to {many:,}"
     trained = f"trained on {n} validation images" if many else "untrained, as there are no validation images"
     images, clients, canaries = (
         " or ".join(f"{value:,}" for value in sorted(set(values)))
         for values in (
-            [r["spaces"]["pixels"]["all"]["images"] for r in of],
-            [r["client"] for r in of],
-            [r["epsilon"]["canaries"] for r in of],
+            [r["spaces"]["pixels"]["all"]["images"] for r in audits],
+            [r["client"] for r in audits],
+            [r["epsilon"]["canaries"] for r in audits],
         )
     )
     notes = [
@@ -143,18 +143,18 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
 
 
 def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """For each seed and space what is said of all images, of each client's and of each class's."""
+    """Return the verdicts for each seed and space: on all images, per client and per class."""
     lines = []
     for seed, record in records.items():
-        for space, found in record["spaces"].items():
-            groups = {"all": found["all"], **{f"client {c}": f for c, f in found["clients"].items()},
-                      **{f"class {c}": f for c, f in found["classes"].items()}}  # fmt: skip
+        for space, verdicts in record["spaces"].items():
+            groups = {"all": verdicts["all"], **{f"client {c}": f for c, f in verdicts["clients"].items()},
+                      **{f"class {c}": f for c, f in verdicts["classes"].items()}}  # fmt: skip
             lines += [{"seed": seed, "space": space, "group": group, **f} for group, f in groups.items()]
     return lines
 
 
 def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """For each seed the attacks, and beside them the bound on epsilon."""
+    """Return the attacks of each seed, each with the bound on epsilon."""
     lines = []
     for seed, record in records.items():
         for name, a in record["attacks"].items():
@@ -168,13 +168,13 @@ def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
 
 
 def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
-    """The ROC of every kind of attack, mean and range over seeds; both axes linear, and both logarithmic."""
+    """Draw the ROC of every kind of attack, mean and range over seeds, on linear and on logarithmic axes."""
     figure, ((linear, logarithmic),) = panels(1, 2, (9.4, 5.2))
     for name in records[0]["attacks"]:
-        found = [r["attacks"][name] for r in records]
-        rates = np.array([a["roc"] for a in found])
-        areas = [a["auc"] for a in found]
-        (low, high) = (min(areas), max(areas)) if len(found) > 1 else found[0]["auc_interval"]
+        results = [r["attacks"][name] for r in records]
+        rates = np.array([a["roc"] for a in results])
+        areas = [a["auc"] for a in results]
+        (low, high) = (min(areas), max(areas)) if len(results) > 1 else results[0]["auc_interval"]
         label = f"{ATTACKERS[name]}: AUC {fmean(areas):.3f} [{low:.3f}, {high:.3f}]"
         for axes in (linear, logarithmic):
             (line,) = axes.plot(GRID, rates.mean(0), drawstyle="steps-post", label=label)
@@ -194,11 +194,11 @@ def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
 
 
 def closest_pairs(path: Path, records: Mapping[int, Record], smoke: bool) -> None:
-    """The closest pairs of all seeds."""
+    """Draw the closest pairs of all seeds."""
     every = [(pair["distance"], seed, pair) for seed, record in records.items() for pair in record["pairs"]]
-    shown = sorted(every, key=lambda found: found[:2])[:PAIRS]
-    figure, axes = panels(2, max(1, len(shown)), (1.1 * max(4, len(shown)), 3.2))
-    for column, (distance, seed, pair) in zip(axes.T, shown, strict=True):
+    closest = sorted(every, key=lambda item: item[:2])[:PAIRS]
+    figure, axes = panels(2, max(1, len(closest)), (1.1 * max(4, len(closest)), 3.2))
+    for column, (distance, seed, pair) in zip(axes.T, closest, strict=True):
         column[0].set_title(f"{distance:.2f}\nseed {seed}\nclient {pair['client']}", fontsize=8)
         for place, name in zip(column, ("made", "seen"), strict=True):
             x = np.array(pair[name])

@@ -1,11 +1,12 @@
-"""What Fedssyn's released code sets where its paper says otherwise, for each cell of Table 1.
+"""Settings of Fedssyn's released code that differ from its paper, for each cell of Table 1.
 
 Sources: section 4 of the paper (Li et al., TMLR 2024, arXiv:2306.13263) and github.com/lyn1874/fedssyn at commit
-4ceefff. The released code has no branch for some cells; they take the values of the nearest one that it has.
+4ceefff. The released code has no branch for some cells; these cells take the values of the nearest cell with a branch.
 
-Four things stay as in preset ``paper``: the generator's optimizer (theirs is AdamW), the rule of equal work (theirs
-counts 50000/N images, but trains on 45000/N), the partition (theirs is drawn again for the shuffled runs) and the
-number of rounds (theirs is 102). Our store samples whole multiples of n/N images, so more are sampled than are used.
+Four settings stay as in preset ``paper``: the generator's optimizer (the released code uses AdamW), the rule of equal
+work (the code counts 50000/N images, but trains on 45000/N), the partition (the code draws it again for the shuffled
+runs) and the number of rounds (102 in the code). Our store samples whole multiples of n/N images, so it samples more
+images than clients use.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,10 +18,10 @@ from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
-if TYPE_CHECKING:  # a tenth of a second to import, and one experiment needs it not
+if TYPE_CHECKING:  # takes a tenth of a second to import, and a single experiment does not need it
     from fedcommons.tune.sweep import Trial
 
-_N_SEEN = {10: 3375, 40: 845, 100: 385}  # images a generator is trained on
+_N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of training images of a generator, by N
 
 # (data set, algorithm): learning rates at (N, C) = (10, 1), (10, 0.4), (40, 0.2), (100, 0.1), each for alpha 0.01, 0.1
 _RATES = {
@@ -40,7 +41,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """The cell of these fields in a grid, whatever its preset; ``owned``: those that an option of the sweep sets."""
+    """Return the trial of these fields in a grid of any preset; ``owned``: fields that an option of the sweep sets."""
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -48,10 +49,10 @@ def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[st
 
 
 def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experiment:
-    """For preset ``authors``, the config with what the released code sets in this cell, except fields in ``asked``.
+    """Return the config; preset ``authors`` adds the released code's fields for this cell, except fields in ``asked``.
 
     Raises:
-        UserError: preset ``authors``, and the cell is not one of Table 1's.
+        UserError: the preset is ``authors``, and the cell is not in Table 1.
     """
     if preset != "authors":
         return config
@@ -60,10 +61,10 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
-    """The fields that the released code sets in this cell, by its data set, algorithm, setting, N, C and alpha.
+    """Return the released code's fields for this cell, by data set, algorithm, setting, N, C and alpha.
 
     Raises:
-        UserError: the cell is not one of Table 1's.
+        UserError: the cell is not in Table 1.
     """
     data, algorithm = config.data.name, config.algorithm
     n, c, alpha = config.partition.n_clients, config.federation.participation, config.flat.get("partition.alpha")

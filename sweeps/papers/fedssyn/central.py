@@ -1,6 +1,6 @@
-"""The central lines of a figure: one model on all the data in one place, trained by a plain Lightning Trainer.
+"""Central models of a figure: one model on all data in one place, trained by a plain Lightning Trainer.
 
-central_real: all real training images;  central_synthetic: the union of all clients' synthetic images, the very ones
+central_real: all real training images;  central_synthetic: the union of all clients' synthetic images, the same images
 that the federated runs train on.  Fedssyn, figure 3.
 """
 
@@ -37,12 +37,12 @@ _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
     "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p", "source."),
 }
-"""Fields, or beginnings of their names, that a central training depends on."""
+"""Names or prefixes of the fields that a central training depends on."""
 
 
 @dataclass(frozen=True)
 class Central:
-    """One central training: ``source`` is central_real or central_synthetic; the rest is as in the experiment."""
+    """One central training: ``source`` is central_real or central_synthetic; ``config`` gives all other settings."""
 
     source: str
     config: Experiment
@@ -50,21 +50,21 @@ class Central:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that decides its result."""
-        kept = {n: v for n, v in deciding(self.config).items() if n.startswith(_DECIDING[self.source])}
-        return {"source": self.source, "epochs": self.epochs, **kept}
+        """Return all values that decide the result of the training."""
+        fields = {n: v for n, v in deciding(self.config).items() if n.startswith(_DECIDING[self.source])}
+        return {"source": self.source, "epochs": self.epochs, **fields}
 
     @property
     def name(self) -> str:
-        """Its folder in the sweep's."""
-        found = self.config.flat.get("partition.alpha") if self.source == "central_synthetic" else None
-        alpha = [] if found is None else [f"alpha{found:.4g}"]
+        """Return the name of the training's folder in the sweep's folder."""
+        value = self.config.flat.get("partition.alpha") if self.source == "central_synthetic" else None
+        alpha = [] if value is None else [f"alpha{value:.4g}"]
         return "-".join([self.source, *alpha, f"seed{self.config.seed}", key_of(self.facts)[:6]])
 
 
 @dataclass
 class _Batches:
-    """Minibatches for a Trainer: at every pass in a fresh order, augmented as clients do it, keyed by (seed, pass)."""
+    """Minibatches for a Trainer: each pass has a new order keyed by (seed, pass), with the clients' augmentation."""
 
     examples: Examples
     batch_size: int
@@ -85,7 +85,7 @@ class _Batches:
 
 
 class _TestAccuracy(Callback):
-    """Keeps the accuracy on the test set after every epoch."""
+    """A callback that records the accuracy on the test set after every epoch."""
 
     def __init__(self, test: Examples) -> None:
         self.test = test
@@ -113,7 +113,7 @@ def fit(
     drop_last: bool = False,
     augment: bool = False,
 ) -> list[float]:
-    """Train ``module`` on ``train``; the accuracy on ``test`` after each epoch."""
+    """Train ``module`` on ``train`` and return the accuracy on ``test`` after each epoch."""
     accuracy = _TestAccuracy(test)
     set_default_generator(seed, "central dropout")
     lightning_trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
@@ -122,11 +122,11 @@ def fit(
 
 @fresh_torch()
 def run(central: Central, folder: Path) -> dict[str, Any]:
-    """Train, unless ``folder`` holds the result already; the summary, which is also ``folder/summary.json``.
+    """Train, unless ``folder`` has the result already; return the summary, also written to ``folder/summary.json``.
 
     Raises:
-        LookupError: the clients' synthetic images have not been made.
-        UserError: another process trains there, or the folder is neither empty nor of a central model.
+        LookupError: the clients' synthetic images are not in the store.
+        UserError: another process trains in the folder, or the folder has files of something else.
     """
     if finished := read_summary(folder):
         return finished
@@ -180,15 +180,15 @@ def _train(central: Central) -> dict[str, Any]:
 
 
 def _require_logits(module: LightningModule, dataset: Dataset) -> None:
-    """Refuse a module without logits of the classes, which has no accuracy.
+    """Check that the module returns logits of the classes, which an accuracy needs.
 
     Raises:
-        UserError: its forward returns anything else.
+        UserError: the module's forward returns anything else.
     """
     with torch.no_grad():
-        found = module.eval()(dataset.test.x[:1])
+        output = module.eval()(dataset.test.x[:1])
     module.train()
-    if not (isinstance(found, Tensor) and found.shape == (1, dataset.n_classes)):
+    if not (isinstance(output, Tensor) and output.shape == (1, dataset.n_classes)):
         raise UserError(
             f"a central model is judged by its accuracy, and the forward of {type(module).__name__} returns no logits "
             f"of {dataset.n_classes} classes."
@@ -196,13 +196,13 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
 
 
 def _union(prepared: Prepared) -> Examples:
-    """All clients' synthetic images, as many of each client's as the federated runs use."""
+    """Return all clients' synthetic images, from each client the number that the federated runs use."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 
 
 def seconds_of(line: Central) -> float:
-    """Seconds of the training of a central model, from those of a step and of a test image."""
+    """Return the seconds of training a central model, from the seconds of a step and of a test image."""
     ready = build.prepare(line.config)
     step, image = measure(line, ready.dataset)
     synthetic = line.source == "central_synthetic"
@@ -212,16 +212,18 @@ def seconds_of(line: Central) -> float:
 
 @fresh_torch()
 def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
-    """Seconds of a step and of a test image in the training of a central model."""
+    """Measure the seconds of a step and of a test image in the training of a central model."""
     c, test = line.config.client, dataset.test
     torch.set_num_threads(1)
     module = build_module(line.config, dataset)
-    some, one = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
+    some, one_image = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
 
     def train(test: Examples, epochs: int) -> None:
         fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
 
-    fit(module, one, one, epochs=1, batch_size=1, seed=0)  # Lightning imports something at its first training
+    fit(
+        module, one_image, one_image, epochs=1, batch_size=1, seed=0
+    )  # a warm-up: Lightning imports modules at its first training
     steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
-    start, step = cost.per_epoch(lambda epochs: train(one, epochs), steps)
+    start, step = cost.per_epoch(lambda epochs: train(one_image, epochs), steps)
     return step, max(0.0, cost.seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from papers.fedssyn.central import Central
 
 
-def _train(here: str, central: "Central", folder: Path) -> None:
+def _train(base_folder: str, central: "Central", folder: Path) -> None:
     from papers.fedssyn.central import run
 
-    os.environ[registry.HERE] = here
+    os.environ[registry.HERE] = base_folder
     run(central, folder)
 
 
 def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[str, str]:
-    """Train each, in ``out/NAME`` and as a Ray task of its own, unless that is done; the message of each that failed.
+    """Train each unfinished central model in ``out/NAME`` as a Ray task; return the error message of each failure.
 
-    The folders in their configs are absolute: a task may run elsewhere.
+    The folders in the configs must be absolute, as a task may run on another machine.
     """
     import ray
     from ray.exceptions import RayError
@@ -38,12 +38,12 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     if not todo:
         return {}
     ray_cluster.connect()
-    asked = todo[0].config.federation.gpus_per_actor
-    share, pin = ray_cluster.gpu_share(asked), ray_cluster.pinned(asked)
-    ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(asked)], pin, "a central model"))
+    gpus = todo[0].config.federation.gpus_per_actor
+    share, pin = ray_cluster.gpu_share(gpus), ray_cluster.pinned(gpus)
+    ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(gpus)], pin, "a central model"))
     task: Any = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(hosts.run_if_same)
-    driver, here = hosts.facts(), str(registry.base())
-    pending = {task.remote(driver, _train, here, c, (out / c.name).resolve()): c for c in todo}
+    driver, base_folder = hosts.facts(), str(registry.base())
+    pending = {task.remote(driver, _train, base_folder, c, (out / c.name).resolve()): c for c in todo}
     failures = {}
     while pending:
         (ready, *_), _ = ray.wait(list(pending))

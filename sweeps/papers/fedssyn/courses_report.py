@@ -1,4 +1,4 @@
-"""Figures 5, A.7 and A.8: the files of the sweep, from its run folders, and what stands under its tables."""
+"""Files of figures 5, A.7 and A.8, written from the run folders of the sweep, and the notes under the tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
 
 Figure = Mapping[str, Sequence[sweep.Trial]]
-"""The curves of a figure, each with a cell for every seed."""
+"""The curves of a figure, each with a trial for every seed."""
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
          "generator.epochs": "generator", "seed": "seed"}  # fmt: skip
-"""Fields in the names of run folders, and what they are called there."""
+"""Fields in the names of run folders, and their labels there."""
 
 NOTES = (
     "Measured at the server model after a round (round 0: untrained), in evaluation mode, without augmentation; "
@@ -37,7 +37,7 @@ L_NOTE = (
 
 
 def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
     c = configs[0]
     steps, epochs = options.generator.steps, options.generator.epochs
@@ -63,7 +63,7 @@ def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
 
 
 def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the pictures and the summary from the run folders, and show the tables."""
+    """Write the tables, the pictures and the summary from the run folders, and display the tables."""
     from fedcommons.reports.plots import save
     from papers.fedssyn import courses
 
@@ -74,25 +74,25 @@ def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: D
     rounds = load_rounds(*runs["run"])
 
     def curves(figure: Figure) -> list[courses.Curve]:
-        found = []
+        result = []
         for label, some in figure.items():
             folders = [str(out / cell.name) for cell in some]
-            of, lines = (frame.loc[frame["run"].isin(folders), :] for frame in (runs, rounds))
-            found += [courses.curve(label, of, lines)] if len(of) else []
-        return found
+            runs_of_curve, lines = (frame.loc[frame["run"].isin(folders), :] for frame in (runs, rounds))
+            result += [courses.curve(label, runs_of_curve, lines)] if len(runs_of_curve) else []
+        return result
 
     over_p, over_epochs = curves(a7), curves(a8)
     if not over_p:
         return
-    own, of_a8 = (
+    records_a7, of_a8 = (
         [
-            {"curve": one.label, **line}
-            for one in some
-            for line in tables.records(one.runs, (*tables.RUN, "generator.epochs"))
+            {"curve": item.label, **line}
+            for item in some
+            for line in tables.records(item.runs, (*tables.RUN, "generator.epochs"))
         ]
         for some in (over_p, over_epochs)
     )
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": own, "a8": of_a8})
+    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records_a7, "a8": of_a8})
     title, smoke = grid.title([c.config for cells in a7.values() for c in cells]), grid.is_smoke(options)
     markdown = grid.stamped(courses.section("Figures 5 and A.7", over_p), options)
     save(courses.over_rounds(over_p, title), out / "convergence_parameters.png", 110, smoke)

@@ -1,4 +1,4 @@
-"""Figure 3 of Fedssyn: accuracy in each data setting, with the central lines."""
+"""Figure 3 of Fedssyn: accuracy with each sharing strategy, and lines of central models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fedcommons.reports.series import value
 from fedcommons.reports.tables import markdown, numbered, percent, share
 
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour, as in the paper, and where the dashes begin, so that two lines at the same place are both seen."""
+"""Colour, as in the paper, and offset of the dashes, so that both of two equal lines are visible."""
 
 WHITE = {"color": "w", "pad": 0.8}
 MEANING = "dots and dashed lines: mean of the seeds; bars and bands: least to most"
@@ -21,7 +21,7 @@ MEANING = "dots and dashed lines: mean of the seeds; bars and bands: least to mo
 
 @dataclass(frozen=True)
 class Dot:
-    """Accuracies in percent, one of each seed."""
+    """Accuracies in percent, one per seed, of a group (method) and a setting."""
 
     group: str
     setting: str
@@ -30,7 +30,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """Dots, in groups along the axis, and lines: (central_real or central_synthetic, one percent of each seed)."""
+    """Dots, in groups along the axis, and lines: (central_real or central_synthetic, accuracy in percent per seed)."""
 
     title: str
     dots: Sequence[Dot]
@@ -38,10 +38,10 @@ class Panel:
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
-    """A panel for each alpha, of last accuracies; the line of the real images stands in all of them."""
+    """Return a panel of last accuracies for each alpha; every panel has the line of the real images."""
 
     def last(cell: Cell) -> list[float]:
-        return [100 * found for found in cell.values("last_accuracy")]
+        return [100 * accuracy for accuracy in cell.values("last_accuracy")]
 
     def alpha(cell: Cell) -> float | None:
         return value(cell, "partition.alpha")
@@ -49,29 +49,31 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
     central = [cell for cell in cells if value(cell, "algorithm") == "central"]
     federated = [cell for cell in cells if value(cell, "algorithm") != "central"]
     result = []
-    for here in dict.fromkeys(map(alpha, federated)):
-        inside = [cell for cell in federated if alpha(cell) == here]
+    for alpha_of_panel in dict.fromkeys(map(alpha, federated)):
+        inside = [cell for cell in federated if alpha(cell) == alpha_of_panel]
         dots = [Dot(method(cell), setting(cell), last(cell)) for cell in inside if last(cell)]
-        lines = [(setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, here)]
-        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(here)}", dots, lines))
+        lines = [
+            (setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, alpha_of_panel)
+        ]
+        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(alpha_of_panel)}", dots, lines))
     return result
 
 
 def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
-    """A line for each dot and each central model."""
-    head, known = identified(cells)
+    """Return the table with a line for each dot and each central model."""
+    head, identities = identified(cells)
     results = [
         [percent(cell, "last_accuracy"), percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr"))]
         for cell in cells
     ]
-    lines = [[*line, *result] for line, result in zip(known, results, strict=True)]
+    lines = [[*line, *result] for line, result in zip(identities, results, strict=True)]
     return markdown([*head, "last acc.", "best acc.", "p", "lr"], lines) + numbered(footnotes)
 
 
 def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) -> None:
-    """A panel for each partition, in it a row for each algorithm and setting, and a line for each central model.
+    """Draw a panel for each partition, with a row per algorithm and setting, and a line per central model.
 
-    Dots and lines are means over the seeds; thin bars and bands go from the least to the most.
+    Dots and lines are means over the seeds; thin bars and bands go from minimum to maximum.
     """
     rows = list(dict.fromkeys((d.group, d.setting) for p in panels for d in p.dots))
     settings = list(dict.fromkeys(name for _, name in rows))
@@ -80,8 +82,10 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
     columns = min(2, len(panels))
     size = (2.2 + 3.8 * columns, 1.2 + (0.9 + 0.3 * len(rows)) * -(-len(panels) // columns))
     figure, grid = empty(-(-len(panels) // columns), columns, size, sharey=True)
-    every = [of for p in panels for of in (*(d.values for d in p.dots), *(values for _, values in p.lines))]
-    least = min((value for of in every for value in of), default=0)
+    every = [
+        accuracies for p in panels for accuracies in (*(d.values for d in p.dots), *(values for _, values in p.lines))
+    ]
+    least = min((value for accuracies in every for value in accuracies), default=0)
     for axes, panel in zip(grid.flat, panels, strict=False):
         for name, values in panel.lines:
             colour, offset = LINES[name]
@@ -91,8 +95,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
             y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), colour_of(dot.setting, settings)
             axes.plot([min(dot.values), max(dot.values)], [y, y], color=colour, lw=1.6, marker="|", ms=7)
             axes.plot(mean, y, "o", color=colour, ms=7)
-            left = {"xytext": (-5, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-            axes.annotate(f"{mean:.1f}", (min(dot.values), y), fontsize=8, bbox=WHITE, **left)
+            placement = {"xytext": (-5, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            axes.annotate(f"{mean:.1f}", (min(dot.values), y), fontsize=8, bbox=WHITE, **placement)
         axes.set(title=panel.title, xlabel="top-1 test accuracy (%)", xlim=(max(0, 5 * ((least - 1) // 5)), 100))
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.5, -0.7)
@@ -100,8 +104,12 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    found = {name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {
+        name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.suptitle(f"{title}\n{MEANING}", fontsize=10)
-    if found:
-        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    if handles:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=2, fontsize=9, frameon=False
+        )
     save(figure, path, 120, smoke)

@@ -1,29 +1,29 @@
-"""Fewest rounds to an error eps, and the line R_p = A_p/sqrt(eps) + B_p through them, fitted in two ways.
+"""Fewest rounds R_p to an error eps, and the fitted line R_p = A_p/sqrt(eps) + B_p, by two kinds of fit.
 
-plain       least squares for every share p by itself, as the paper describes
-authors     as the paper's released code does it: p = 0 as above, and every following p by least squares under
-            A_p <= A_(p-1) and B_p <= B_(p-1) - 1 (beyond p = 0.5: - 0.1), p-1 being the share before
+plain       least squares for every share p separately, as the paper describes
+authors     as in the paper's released code: p = 0 as above, and every following p by least squares under
+            A_p <= A_(p-1) and B_p <= B_(p-1) - 1 (beyond p = 0.5: - 0.1), where p-1 is the share before
 
-The second depends on how many shares there are: each of them lowers B, and what B loses A must gain.
+The fit ``authors`` depends on the number of shares: each share lowers B, and A must increase to compensate.
 
 Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figure 2 (c), and the first version's figure B.3.
-Departs from the released code: an error that is never reached is left out; there it counts 1000 rounds.
+Departs from the released code: the fit omits an error that is never reached; in the code it counts 1000 rounds.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-TARGETS = np.logspace(-6, -4.3, 80)[1:]  # eps of the fit, the released code's: 1.05e-6 ... 5.01e-5
+TARGETS = np.logspace(-6, -4.3, 80)[1:]  # eps of the fit, as in the released code: 1.05e-6 ... 5.01e-5
 FITS = ("plain", "authors")
 
 Line = tuple[float, float]  # A, B
 
 
 def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
-    """Over the step sizes: (rounds to ``eps``, index of the step size with the lowest error then); None: never.
+    """Return (fewest rounds to ``eps`` over the step sizes, index of the step size with the lowest error then).
 
-    errors: (step sizes, 1 + rounds), of one problem.
+    errors: (step sizes, 1 + rounds), of one problem. None: no step size reaches ``eps``.
     """
     reached = np.flatnonzero(errors.min(0) <= eps)
     if not len(reached):
@@ -32,14 +32,14 @@ def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
 
 
 def rounds_to(errors: np.ndarray, targets: np.ndarray = TARGETS) -> np.ndarray:
-    """Fewest rounds to each target, (targets,); nan: not reached."""
+    """Return the fewest rounds to each target, (targets,); nan: not reached."""
     return np.array([at[0] if (at := fewest_rounds(errors, eps)) else np.nan for eps in targets])
 
 
 def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.inf, np.inf)) -> Line | None:
-    """(A, B) of the least-squares line under A <= at_most[0] and B <= at_most[1], exactly.
+    """Return (A, B) of the exact least-squares line under A <= at_most[0] and B <= at_most[1].
 
-    None where fewer than three targets are reached.
+    None: fewer than three targets are reached.
     """
     reached = np.isfinite(rounds)
     if reached.sum() < 3:
@@ -52,11 +52,11 @@ def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.i
 
 
 def fit_all(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> list[Line | None]:
-    """A line for each share p, in rising order; kind: one of ``FITS``; rounds: ``rounds_to`` of each share."""
+    """Fit a line for each share p, in rising order; kind: one of ``FITS``; rounds: ``rounds_to`` of each share."""
     lines: list[Line | None] = []
     a = b = np.inf
-    for p, found in zip(shares, rounds, strict=True):
-        line = fit(found, at_most=(a, b - (1 if p <= 0.5 else 0.1)))
+    for p, rounds_of_share in zip(shares, rounds, strict=True):
+        line = fit(rounds_of_share, at_most=(a, b - (1 if p <= 0.5 else 0.1)))
         lines.append(line)
         if kind == "authors" and line:
             a, b = line

@@ -1,4 +1,4 @@
-"""The quality of pools: their table and numbers, over seeds, and a grid of pictures of the first seed's."""
+"""The quality of pools: a table and a CSV over seeds, and a grid of images of the first seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -33,11 +33,11 @@ SHOWN = 3
 MEASURES = ("precision", "recall", "density", "coverage", "kernel_distance", "fidelity")
 
 POOL = ("generator", "rho", "epochs")
-"""What tells pools of a table apart."""
+"""Columns that identify a pool in the table."""
 
 
 def _checked(config: Experiment) -> Prepared:
-    """The experiment with its data, dealt.
+    """Return the experiment with its partitioned data.
 
     Raises:
         UserError: no client draws an image, or the model names no head.
@@ -51,7 +51,7 @@ def _checked(config: Experiment) -> Prepared:
 
 
 def price(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Say what would be trained, and for how long."""
+    """Print what would be trained, and for how long."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).needs])
     seconds = dry_run.duration(dry_run.generators(jobs))
@@ -59,21 +59,21 @@ def price(options: parse.Options, say: Callable[[str], None]) -> None:
 
 
 def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """Make the pools that are not stored, judge each, and write all into ``--out``."""
+    """Generate pools that are not stored, measure the quality of each pool, and write the files into ``--out``."""
     store, records, pictures = Store(Path(options.config.artifacts), say, options.config.storage), [], []
-    for seed, of in groupby(options.pools, key=lambda config: config.seed):
-        ready = [_checked(config) for config in of]
+    for seed, of_seed in groupby(options.pools, key=lambda config: config.seed):
+        ready = [_checked(config) for config in of_seed]
         with fresh_torch():
             set_up_process()
             jobs = image_cache.missing(store, [need for p in ready for need in p.needs])
             synthetic_images(ready[0], store, jobs, say, on_step)
             for number, prepared in enumerate(ready, 1):
                 say(f"seed {seed}: judging pool {number}/{len(ready)}")
-                made = [m.examples for m in contributions(prepared, store)]
-                pool = Examples(torch.cat([m.x for m in made]), torch.cat([m.y for m in made]))
+                images = [m.examples for m in contributions(prepared, store)]
+                pool = Examples(torch.cat([m.x for m in images]), torch.cat([m.y for m in images]))
                 records.append({**_named(prepared.config), "seed": seed, **_plain(_judged(prepared, pool, options))})
                 if seed == options.pools[0].seed:
-                    pictures.append((prepared, made, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
+                    pictures.append((prepared, images, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
     out, smoke = Path(options.out), options.preset == "smoke"
     text = table(records, options.neighbours, options.epochs)
     write_text(out / "quality.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
@@ -92,28 +92,28 @@ def _judged(prepared: Prepared, pool: Examples, options: parse.Options) -> Quali
 
 
 def _named(config: Experiment) -> dict[str, Any]:
-    """What tells this pool apart, see ``POOL``."""
+    """Return the values that identify this pool, see ``POOL``."""
     flat = config.flat
     made_by = registry.label(flat["generator.name"])
     return {"generator": made_by, "rho": flat["generator.rho"], "epochs": flat.get("generator.epochs")}
 
 
-def _plain(of: Quality) -> dict[str, Any]:
-    """In one record, as a line of the CSV has it."""
-    unseen = {f"test_images_{name}": of.unseen[name] for name in MEASURES}
-    return {**{name: of.pool[name] for name in MEASURES}, "accuracy": of.accuracy, **unseen, "points": of.points,
-            "trained": of.trained}  # fmt: skip
+def _plain(q: Quality) -> dict[str, Any]:
+    """Return the quality as one record, a line of the CSV."""
+    unseen = {f"test_images_{name}": q.unseen[name] for name in MEASURES}
+    return {**{name: q.pool[name] for name in MEASURES}, "accuracy": q.accuracy, **unseen, "points": q.points,
+            "trained": q.trained}  # fmt: skip
 
 
 def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
-    """A line for each pool, over seeds, and test images in a pool's place."""
+    """Return the table: a line for each pool, over seeds, and a line for test images in a pool's place."""
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for r in records:
         groups.setdefault(tuple(r[name] for name in POOL), []).append(r)
     lines = []
-    for (made_by, rho, epoch), of in groups.items():
-        values = [tables.mean_std([r[name] for r in of], 3) for name in (*MEASURES, "accuracy")]
+    for (made_by, rho, epoch), group in groups.items():
+        values = [tables.mean_std([r[name] for r in group], 3) for name in (*MEASURES, "accuracy")]
         lines.append([made_by, f"{100 * rho:g} %", "-" if epoch is None else epoch, *values])
     first = next(iter(groups.values()))
     unseen = [tables.mean_std([r[f"test_images_{name}"] for r in first], 3) for name in MEASURES]
@@ -136,31 +136,37 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
 
 
 def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
-    """Real images, then a row for each pool, or of a single pool for each of its first twelve clients."""
-    prepared, made, pool = pictures[0]
+    """Draw real images, then a row for each pool; a single pool has a row for each of its first twelve clients."""
+    prepared, images_of_clients, pool = pictures[0]
     classes = prepared.dataset.classes
     rows = [("real", _of_each_class(prepared.train, classes))]
     names = [_named(p.config) for p, _, _ in pictures]
-    varied = [name for name in POOL if len({one[name] for one in names}) > 1]
+    varied = [name for name in POOL if len({fields[name] for fields in names}) > 1]
     if varied:
-        labels = [", ".join(_said(name, one[name]) for name in varied) for one in names]
-        rows += [(label, _of_each_class(of, classes)) for label, (_, _, of) in zip(labels, pictures, strict=True)]
+        labels = [", ".join(_in_words(name, fields[name]) for name in varied) for fields in names]
+        rows += [
+            (label, _of_each_class(pool_of_row, classes))
+            for label, (_, _, pool_of_row) in zip(labels, pictures, strict=True)
+        ]
     else:
         rows.append(("pool", _of_each_class(pool, classes)))
         needs = prepared.needs
-        each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, made, strict=True)]
+        each = [
+            (f"client {need.client}", _of_each_class(m, classes))
+            for need, m in zip(needs, images_of_clients, strict=True)
+        ]
         rows += each[:12]
     image_grid(path, rows, [f"class {y}" for y in range(classes)], "", smoke)
 
 
-def _said(name: str, value: Any) -> str:
+def _in_words(name: str, value: Any) -> str:
     return f"rho {100 * value:g} %" if name == "rho" else f"{value} epochs" if name == "epochs" else str(value)
 
 
-def _of_each_class(of: Examples, n_classes: int) -> list[np.ndarray | None]:
-    """The first images of each class; None where there are fewer."""
-    found: list[np.ndarray | None] = []
+def _of_each_class(examples: Examples, n_classes: int) -> list[np.ndarray | None]:
+    """Return the first ``SHOWN`` images of each class; None in place of missing images."""
+    images: list[np.ndarray | None] = []
     for label in range(n_classes):
-        there = of.x[(of.y == label).nonzero().flatten()[:SHOWN]]
-        found += [*(x.numpy() for x in there), *[None] * (SHOWN - len(there))]
-    return found
+        first = examples.x[(examples.y == label).nonzero().flatten()[:SHOWN]]
+        images += [*(x.numpy() for x in first), *[None] * (SHOWN - len(first))]
+    return images

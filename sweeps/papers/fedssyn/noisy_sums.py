@@ -1,9 +1,11 @@
-"""The audit of stages that fit images to clients' noisy sums (merf, ndpdc), by who sees these sums.
+"""The audit of sharing strategies that fit images to clients' noisy sums (merf, ndpdc), by an auditor with these sums.
 
-The images follow from the sums, so whoever has the images alone knows no more. An estimate: ``audits.directions``.
+The images follow from the sums, so an attacker with only the images knows no more. The result is an estimate:
+``audits.directions``.
 
-merf: the worst neighbour, one image that is there or not, in many draws of both worlds; with noise summed, of the sum.
-ndpdc: k examples that are each the worst one, as their features are orthogonal and of norm 1 in all steps; half are in.
+merf: the worst neighbour, one image that is present or absent, in many draws of both worlds; with summed noise, the
+auditor sees only the sum.
+ndpdc: k worst-case examples, whose features are orthogonal and of norm 1 in all steps; half of the examples are in.
 """
 
 from collections.abc import Callable
@@ -34,26 +36,26 @@ from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
-"""Draws of each world (merf), and canaries in the run (ndpdc), for each one of ``--canaries``."""
+"""Draws of each world (merf), and canaries in the run (ndpdc), per unit of ``--canaries``."""
 
 
 def of_merf(stage: MERF, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
-    """By draws of a message, or of the sum of all, with one image and with none."""
+    """Return the estimate from draws of a message (or the sum of all messages) with one image and with none."""
     phi, classes, seeds = stage.phi(dealt), dealt.n_classes or 0, count(seed_for(dealt.seed, "audit of sums"))
-    one, senders = dealt.own.store[np.arange(1)], len(dealt.own) if stage.noise == "summed" else 1
-    added = sums(phi, one, classes).flatten()
+    image, senders = dealt.own.store[np.arange(1)], len(dealt.own) if stage.noise == "summed" else 1
+    added = sums(phi, image, classes).flatten()
 
-    def draw(there: bool) -> np.ndarray:
-        rows = [np.arange(int(there and i == 0)) for i in range(senders)]
+    def draw(present: bool) -> np.ndarray:
+        rows = [np.arange(int(present and i == 0)) for i in range(senders)]
         seed = next(seeds)
-        world = Dealt(Clients(one, rows), classes, dealt.flip, seed, salt=of_audit(seed).salt)
+        world = Dealt(Clients(image, rows), classes, dealt.flip, seed, salt=of_audit(seed).salt)
         return torch.stack([stage.message(world, i, phi).values for i in range(senders)]).sum(0).flatten().numpy()
 
     return of_release(draw, (added / added.norm()).numpy(), stated, delta, DRAWS * canaries)
 
 
 def of_ndpdc(stage: NDPDC, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
-    """By one run of T messages of the client, who has the canaries in place of its own examples."""
+    """Return the estimate from one run of T messages of the client, which has canaries in place of its examples."""
     seed, canaries = seed_for(dealt.seed, "audit of sums"), DIRECTIONS * canaries
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
@@ -70,10 +72,10 @@ def of_ndpdc(stage: NDPDC, dealt: Dealt, stated: Release, canaries: int, delta: 
 
 
 def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
-    """What a client's sums state, and what is seen of it; attacked: by default who has most images.
+    """Return the release of a client's sums and the estimate; attacked: default is the client with most images.
 
     Raises:
-        UserError: nothing is stated, or there is no such client.
+        UserError: the release is not covered, or there is no such client.
     """
     stage, dealt = prepared.stage, prepared.dealt
     client = int(np.argmax(dealt.own.sizes)) if attacked is None else attacked
@@ -82,18 +84,18 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     stated = stage.release(dealt, Contributions.of_made(dealt, []))[1][client]
     if not stated.covered:
         raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
-    given = dealt, stated, canaries, prepared.config.dp.delta
+    arguments = dealt, stated, canaries, prepared.config.dp.delta
     if isinstance(stage, MERF):
-        return stated, of_merf(stage, *given)
+        return stated, of_merf(stage, *arguments)
     assert isinstance(stage, NDPDC)
-    return stated, of_ndpdc(stage, *given)
+    return stated, of_ndpdc(stage, *arguments)
 
 
 def work(options: parse.Options, say: Callable[[str], None]) -> None:
-    """The audit of each seed, as a table, and in ``--out``.
+    """Audit each seed, print the table and write it to ``--out``.
 
     Raises:
-        UserError: an audit is in there already.
+        UserError: ``--out`` has an audit already.
     """
     path = Path(options.out) / "audit_pool.md"
     if path.exists():
@@ -102,14 +104,14 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
             "with mu as stated", "reported", "verdict"]  # fmt: skip
     lines, faults = [], []
     for config in options.configs:
-        stated, found = audited(prepare(config), options.attacked, options.canaries)
+        stated, result = audited(prepare(config), options.attacked, options.canaries)
         numbers = (stated.q, stated.sigma, stated.steps)
         lines.append(
             [str(config.seed), str(stated.client), *(f"{n:.3g}" for n in numbers),
-             f"{found.mu:.3g} [{found.low:.3g}, {found.high:.3g}]", f"{found.epsilon:.3g}", f"{found.ceiling:.3g}",
-             f"{found.reported:.3g}", found.verdict]
+             f"{result.mu:.3g} [{result.low:.3g}, {result.high:.3g}]", f"{result.epsilon:.3g}", f"{result.ceiling:.3g}",
+             f"{result.reported:.3g}", result.verdict]
         )  # fmt: skip
-        faults += [f"Seed {config.seed}: {fault}." for fault in found.faults]
+        faults += [f"Seed {config.seed}: {fault}." for fault in result.faults]
     notes = [
         "An estimate that takes tails for normal, by who sees every noisy sum; [ ]: 95 % interval of mu. Epsilon is "
         "that of its lower end. It is no bound.",

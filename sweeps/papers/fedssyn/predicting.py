@@ -1,4 +1,4 @@
-"""What Corollary I predicts of an experiment with a pool, from a short probe of its federation."""
+"""Predictions of Corollary I for an experiment with a pool, from a short probe run of its federation."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from papers.fedssyn.probe import probe
 
 
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
-    """The predictions of one experiment, and of which pool they are."""
+    """Return the predictions of one experiment, and the name of the pool that they apply to."""
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
-    known = not image_cache.missing(store, ready.needs)
-    synthetic = build.contributions(ready, store) if ready.needs and known else None
-    pool = "the pool" if known else "an ideal pool, of real data: no synthetic images are in the store yet"
-    found = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
+    is_stored = not image_cache.missing(store, ready.needs)
+    synthetic = build.contributions(ready, store) if ready.needs and is_stored else None
+    pool = "the pool" if is_stored else "an ideal pool, of real data: no synthetic images are in the store yet"
+    probed_models = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
     work = local_work(config, [len(rows) for rows in ready.partition.rows])
     shares = parse.split("--p", options.p, float)
     checked = parse.split("--check-p", options.check_p, float) if options.check else ()
-    return advisor.predict([advisor.probed(f) for _, f in found], sorted({*shares, *checked}), work), pool
+    return advisor.predict([advisor.probed(f) for _, f in probed_models], sorted({*shares, *checked}), work), pool

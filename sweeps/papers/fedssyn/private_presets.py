@@ -1,7 +1,7 @@
-"""What the presets set for private generators, on top of ``presets.preset``.
+"""Fields that the presets set for private generators, on top of ``presets.preset``.
 
-smoke and small predict the image and clip at 0.1, where the paper's DDPM predicts the noise and clips at 1: an image's
-gradient is rarely longer than 0.5, so that at 1 the noise is sized for far more than there is to hide.
+smoke and small predict the image and clip at 0.1, where the paper's DDPM predicts the noise and clips at 1. An image's
+gradient is rarely longer than 0.5, so with a clipping norm of 1 the noise is far larger than necessary.
 """
 
 from collections.abc import Mapping
@@ -23,27 +23,27 @@ NDPDC: Mapping[str, Mapping[str, Any]] = {
     "small": {"sharing.iterations": 200, "sharing.width": 32, "sharing.per_class": 20, "sharing.lr": 0.3},
     "paper": {"sharing.iterations": 10_000, "sharing.per_class": 50},
 }  # fmt: skip
-"""Fields of the stage ndpdc; those of small were chosen by validation images of digits, with seeds 10 and 11."""
+"""Fields of the strategy ndpdc; small's fields were chosen by validation images of digits, with seeds 10 and 11."""
 
 OF_SUMS = {"merf": "FedMERF", "ndpdc": "NDPDC"}
-"""Stages that fit images to clients' noisy sums, and their names on pages."""
+"""Sharing strategies that fit images to clients' noisy sums, and their names on pages."""
 
 _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "generator.lr")
 
 
 def fields(preset: str) -> dict[str, Any]:
-    """The dotted fields of private generators in this preset; rho is 1, as privacy hides single images anyway."""
+    """Return the dotted fields of private generators in this preset; rho is 1, as privacy protects single images."""
     return {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
 
 
 def plain(preset: str, dataset: str) -> dict[str, Any]:
-    """Those of the plain generator beside them: its training is the preset's, what it predicts is as in the others."""
-    found = presets.preset(preset, dataset)
-    return {"generator.name": "ddpm", **{name: found[name] for name in _PLAIN if name in found}}
+    """Return the fields of the plain generator to compare with: training as in the preset, same prediction target."""
+    values = presets.preset(preset, dataset)
+    return {"generator.name": "ddpm", **{name: values[name] for name in _PLAIN if name in values}}
 
 
 def of_sums(setting: str, preset: str, epsilon: float) -> dict[str, dict[str, Any]]:
-    """The dotted fields of each pool of this stage, by how its clients' noise is called: local or summed."""
+    """Return the dotted fields of each pool of this strategy, by the kind of its clients' noise: local or summed."""
     level = {"sharing.setting": setting, "sharing.target_epsilon": epsilon}
     if setting == "merf":
         return {noise: {**level, "sharing.noise": noise} for noise in ("local", "summed")}

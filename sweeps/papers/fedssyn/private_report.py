@@ -1,4 +1,4 @@
-"""Figures 6 and A.6, with private generators: the files of the sweep, from its run folders and the store."""
+"""Files of figures 6 and A.6, with private generators, written from the run folders and the store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: its pool in words, and whether it is one of the last epoch, as all are that stand in the table."""
+    """A run: its pool in words; last: the pool is that of the last epoch, not of an earlier checkpoint."""
 
     pool: str
     last: bool
@@ -36,7 +36,7 @@ class Entry:
 
 @lru_cache(maxsize=256)
 def images(cell: sweep.Trial) -> "Sequence[Contribution]":
-    """The images that the clients of this cell contribute, and their receipts."""
+    """Return the images that the clients of this trial contribute, with their receipts."""
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 
@@ -44,13 +44,13 @@ def images(cell: sweep.Trial) -> "Sequence[Contribution]":
 
 
 def is_fitted(cell: sweep.Trial) -> bool:
-    """Whether its images are fitted to clients' noisy sums (merf, ndpdc), so that there is no generator's receipt."""
+    """Return whether images are fitted to clients' noisy sums (merf, ndpdc), so that no generator has a receipt."""
     return cell.config.sharing.setting in private_presets.OF_SUMS
 
 
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
-    """What left the clients of this cell for images that are fitted; what these are does not matter."""
+    """Return the releases of this trial's clients for fitted images; they do not depend on the images."""
     from fedcommons.runs.build import prepare
     from fedcommons.sharing.stage import Contributions
 
@@ -60,7 +60,7 @@ def releases(cell: sweep.Trial) -> "Sequence[Release]":
 
 @lru_cache(maxsize=16)
 def fitted_images(cell: sweep.Trial) -> "Examples":
-    """The pool that is fitted to noisy sums, which is in no store."""
+    """Return the pool that is fitted to noisy sums, which no store has."""
     from fedcommons.core.worker import set_up_process
     from fedcommons.runs.build import contribute, prepare
 
@@ -70,7 +70,7 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 
 
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
-    """Images (n, C, H, W) of this label in the pool that this client contributed; fitted ones are of all clients."""
+    """Return images (n, C, H, W) of this label in the client's pool; fitted images belong to all clients together."""
     of_all = is_fitted(cell)
     examples = fitted_images(cell) if of_all else images(cell)[client].examples
     of_label = examples.x[examples.y == label]
@@ -78,10 +78,10 @@ def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
 
 
 def spent(cell: sweep.Trial) -> float | None:
-    """The largest epsilon of the clients' pools by the ledger's accounting; None where nothing protects one."""
+    """Return the largest epsilon of the clients' pools by the ledger's accounting; None where a pool is unprotected."""
     from fedcommons.privacy.accountants import epsilon
 
-    receipts = [] if is_fitted(cell) else [made.receipt for made in images(cell)]
+    receipts = [] if is_fitted(cell) else [contribution.receipt for contribution in images(cell)]
     events = releases(cell) if is_fitted(cell) else [r.release(0) for r in receipts if r is not None]
     if len(events) < len(receipts) or not all(event.covered for event in events):
         return None
@@ -89,30 +89,34 @@ def spent(cell: sweep.Trial) -> float | None:
 
 
 def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
-    """A line for each federation, method and pool, over seeds; and its numbers."""
+    """Return the table with a line for each federation, method and pool, over seeds; and its numbers."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
     runs = grids.finished([e.cell for e in found], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
-    for (alpha, algorithm, pool, epochs), of in _groups([e for e in found if e.cell.name in names]).items():
-        cell = Cell({}, runs.iloc[[names[e.cell.name] for e in of]])
-        secret = of[0].cell.config.dp.noise == SECRET
-        epsilons = [None] if pool == "none" else [spent(e.cell) for e in of]
-        known = [e for e in epsilons if e is not None]
-        sigmas = [r.sigma for e in of for made in images(e.cell) if (r := made.receipt)] if known else []
-        sigmas += [event.sigma for e in of if is_fitted(e.cell) for event in releases(e.cell)]
-        said = "-" if pool == "none" else f"{max(known):.2f}" if len(known) == len(of) else "no guarantee"
-        said += " if secret" if known and not secret else ""
+    for (alpha, algorithm, pool, epochs), group in _groups([e for e in found if e.cell.name in names]).items():
+        cell = Cell({}, runs.iloc[[names[e.cell.name] for e in group]])
+        secret = group[0].cell.config.dp.noise == SECRET
+        epsilons = [None] if pool == "none" else [spent(e.cell) for e in group]
+        covered = [e for e in epsilons if e is not None]
+        sigmas = (
+            [r.sigma for e in group for contribution in images(e.cell) if (r := contribution.receipt)]
+            if covered
+            else []
+        )
+        sigmas += [event.sigma for e in group if is_fitted(e.cell) for event in releases(e.cell)]
+        budget = "-" if pool == "none" else f"{max(covered):.2f}" if len(covered) == len(group) else "no guarantee"
+        budget += " if secret" if covered and not secret else ""
         lines.append(
             [
-                f"{alpha:g}", algorithm, pool, str(epochs or "-"), said, tables.commons_epsilon(cell), _range(sigmas),
+                f"{alpha:g}", algorithm, pool, str(epochs or "-"), budget, tables.commons_epsilon(cell), _range(sigmas),
                 tables.rounds(cell.runs), tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
             ]
         )  # fmt: skip
         records.append(
-            {"alpha": alpha, "algorithm": algorithm, "pool": pool, "epochs": epochs, "seeds": len(of),
-             "epsilon" + IF_SECRET * (not secret): max(known, default=None),
+            {"alpha": alpha, "algorithm": algorithm, "pool": pool, "epochs": epochs, "seeds": len(group),
+             "epsilon" + IF_SECRET * (not secret): max(covered, default=None),
              "noise_multiplier": fmean(sigmas) if sigmas else None,
              "last_accuracy": fmean(cell.values("last_accuracy"))}
         )  # fmt: skip
@@ -126,36 +130,36 @@ _ABOVE = (
 
 
 def gains(found: Sequence[Entry], out: Path) -> str:
-    """Points of test accuracy above the same seed's run without a pool after rounds 1, 2 and the last, with interval.
+    """Return the gains in test accuracy (points) over the same seed's run without a pool, with intervals.
 
-    The line of no pool has its own accuracy.
+    Columns are rounds 1, 2 and the last. The line without a pool has its accuracy instead of a gain.
     """
     from fedcommons.reports.frames import load_rounds
 
     rounds: Any = load_rounds(*(out / e.cell.name for e in found))
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
     accuracy = rounds.set_index(["cell", "round"])["test/accuracy"].mul(100).to_dict()
-    every = set.intersection(*(set(of["round"]) for _, of in rounds.groupby("cell")))
+    every = set.intersection(*(set(group["round"]) for _, group in rounds.groupby("cell")))
     after = sorted({1, 2, max(every)} & every)
     groups, lines = _groups(found), []
-    for (alpha, algorithm, pool, epochs), of in groups.items():
+    for (alpha, algorithm, pool, epochs), group in groups.items():
         alone = {e.cell.config.seed: e.cell.name for e in groups.get((alpha, algorithm, "none", None), [])}
-        shown = []
+        texts = []
         for r in after:
-            values = [accuracy[e.cell.name, r] for e in of]
-            pairs = [(v, accuracy[alone[seed], r]) for v, e in zip(values, of, strict=True)
+            values = [accuracy[e.cell.name, r] for e in group]
+            pairs = [(v, accuracy[alone[seed], r]) for v, e in zip(values, group, strict=True)
                      if (seed := e.cell.config.seed) in alone]  # fmt: skip
             over = [v - base for v, base in pairs]
             of_pool = f"{fmean(over):+.1f} {intervals.ends(over)}" if over else "-"
-            shown.append(tables.mean_std(values, 1) if pool == "none" else of_pool)
-        lines.append([f"{alpha:g}", algorithm, pool, str(epochs or "-"), *shown])
+            texts.append(tables.mean_std(values, 1) if pool == "none" else of_pool)
+        lines.append([f"{alpha:g}", algorithm, pool, str(epochs or "-"), *texts])
     return tables.markdown(["alpha", "algorithm", "pool", "epochs", *(f"after round {r}" for r in after)], lines)
 
 
-def _groups(found: Sequence[Entry]) -> dict[tuple, list[Entry]]:
-    """The runs of each (alpha, algorithm, pool, epochs of its generators or None)."""
+def _groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:
+    """Group the runs by (alpha, algorithm, pool, epochs of its generators or None)."""
     groups: dict[tuple, list[Entry]] = {}
-    for e in found:
+    for e in entries:
         c, fields = e.cell.config, e.cell.config.flat
         groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
     return groups
@@ -167,7 +171,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
-    """Epsilon over epochs of each private pool, and the accuracy over rounds of each method with each pool."""
+    """Draw epsilon over epochs of each private pool, and accuracy over rounds of each method with each pool."""
     from fedcommons.privacy.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
@@ -181,24 +185,28 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
     drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 4))
     for pool in pools:
-        of = next(e for e in last if e.pool == pool)
-        if "generator.clip" in of.cell.config.flat:
-            epochs, delta = of.cell.config.flat["generator.epochs"], of.cell.config.dp.delta
-            shown = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
-            receipts = [r for made in images(of.cell) if (r := made.receipt)]
-            largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in shown]
-            row[0].plot(shown, largest, color=colours[pool])
-            row[0].annotate(pool, (shown[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
-    said = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
-    row[0].set(xlabel="epochs of the generator", ylabel=said, yscale="log", title="spent by generators, first seed")
+        entry = next(e for e in last if e.pool == pool)
+        if "generator.clip" in entry.cell.config.flat:
+            epochs, delta = entry.cell.config.flat["generator.epochs"], entry.cell.config.dp.delta
+            checkpoints = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
+            receipts = [r for contribution in images(entry.cell) if (r := contribution.receipt)]
+            largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in checkpoints]
+            row[0].plot(checkpoints, largest, color=colours[pool])
+            row[0].annotate(
+                pool, (checkpoints[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8
+            )
+    epsilon_label = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
+    row[0].set(
+        xlabel="epochs of the generator", ylabel=epsilon_label, yscale="log", title="spent by generators, first seed"
+    )
     row[0].margins(y=0.15)
     plots.plain_ticks(row[0].yaxis)
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
         for pool in pools:
-            mine = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e.pool) ==
+            names = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e.pool) ==
                     (alpha, algorithm, pool)]  # fmt: skip
-            of = rounds[rounds["cell"].isin(mine) & (rounds["round"] > 0)]
-            course = 100 * of.groupby("round")["test/accuracy"].agg(["mean", "std"])
+            of_pool = rounds[rounds["cell"].isin(names) & (rounds["round"] > 0)]
+            course = 100 * of_pool.groupby("round")["test/accuracy"].agg(["mean", "std"])
             mean, spread = course["mean"], course["std"].fillna(0)
             axes.plot(course.index, mean, color=colours[pool], label=pool)
             axes.fill_between(course.index, mean - spread, mean + spread, color=colours[pool], alpha=0.2, linewidth=0)
@@ -214,48 +222,50 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
 
 
 def columns(needs: "Sequence[Need]") -> list[tuple[int, int, int]]:
-    """For each class the client whose generator saw most of its images and the one that saw fewest.
+    """Return for each class the clients whose generators saw most and fewest images of the class.
 
-    Among those that are asked for an image of the class; ``(class, place of the client, images seen)``.
+    Only clients with a request for an image of the class count; ``(class, index of the client, images seen)``.
     """
     chosen = []
     for label in range(min(needs[0].n_classes, 10)):
-        asked = [i for i, need in enumerate(needs) if int((need.labels[: need.n] == label).sum())]
-        seen = {i: int((needs[i].examples.y == label).sum()) for i in asked}
-        if asked:
-            ends = max(asked, key=seen.__getitem__), min(asked, key=seen.__getitem__)
+        requested = [i for i, need in enumerate(needs) if int((need.labels[: need.n] == label).sum())]
+        seen = {i: int((needs[i].examples.y == label).sum()) for i in requested}
+        if requested:
+            ends = max(requested, key=seen.__getitem__), min(requested, key=seen.__getitem__)
             chosen += [(label, i, seen[i]) for i in dict.fromkeys(ends)]
     return chosen
 
 
 def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Images of the pools that the first seed's first method shared: a row each, two of each class.
+    """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
 
-    Labels follow noised class counts, so that a generator is also asked for classes that it hardly saw, or never: over
-    each column stands how many images of the class its generator saw.
+    Labels follow noised class counts, so generators also get requests for classes that they saw rarely or never. The
+    title of each column is the number of images of the class that its generator saw.
     """
     from fedcommons.reports import plots
     from fedcommons.runs.build import prepare
 
     first = found[0].cell.config
-    mine = [e for e in found if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
-    rows = [e for e in mine if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
+    of_method = [e for e in found if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
+    rows = [e for e in of_method if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
     if not rows:
         return
     by_generators = [e for e in rows if not is_fitted(e.cell)]
     if not by_generators:
         return
-    shown = columns(prepare(by_generators[0].cell.config).needs)
-    drawing, grid = plots.panels(len(rows), len(shown), (0.55 * len(shown) + 1.5, 0.65 * len(rows) + 1.1))
+    drawn_columns = columns(prepare(by_generators[0].cell.config).needs)
+    drawing, grid = plots.panels(
+        len(rows), len(drawn_columns), (0.55 * len(drawn_columns) + 1.5, 0.65 * len(rows) + 1.1)
+    )
     for e, row in zip(rows, grid, strict=True):
-        for axes, (label, client, _) in zip(row, shown, strict=True):
+        for axes, (label, client, _) in zip(row, drawn_columns, strict=True):
             axes.set(xticks=[], yticks=[])
             if len(of_class := shown_images(e.cell, client, label)):
                 axes.imshow(of_class[0].movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
         epochs = e.cell.config.flat.get("generator.epochs")
-        said = e.pool if epochs is None else f"{e.pool}\n{epochs} epochs"
-        row[0].set_ylabel(said, fontsize=7, rotation=0, ha="right", va="center")
-    for axes, (label, _, seen) in zip(grid[0], shown, strict=True):
+        row_label = e.pool if epochs is None else f"{e.pool}\n{epochs} epochs"
+        row[0].set_ylabel(row_label, fontsize=7, rotation=0, ha="right", va="center")
+    for axes, (label, _, seen) in zip(grid[0], drawn_columns, strict=True):
         axes.set_title(f"label {label}\nsaw {seen}", fontsize=7, color="#c0392b" if not seen else "k")
     drawing.suptitle(
         "Images of the pools. Of each label: from the generator that saw most real images of the class, and from the "
@@ -264,7 +274,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, curves and pictures from the run folders and the store, and show the table."""
+    """Write table, curves and pictures from the run folders and the store, and display the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):
         display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")

@@ -26,10 +26,11 @@ Found = dict[str, Estimate]
 def probe(
     config: Experiment, synthetic: Sequence[Contribution] | None, say: Callable[[str], None]
 ) -> list[tuple[float, Found]]:
-    """Test accuracy and convergence parameters of the server model at round 0, 1, ..., ``config.federation.rounds``.
+    """Return test accuracy and convergence parameters of the server model at rounds 0 to ``config.federation.rounds``.
 
-    ``config``: the experiment with sharing, whose pool is measured and not trained on; without it the parameters of the
-    pool are those of all clients' real data together, of which an ideal generator would draw.
+    config: the experiment with sharing; the probe measures its pool, but does not train on the pool. synthetic: the
+    clients' synthetic images; without these images, the pool of a strategy with generators is all clients' real data,
+    which an ideal generator would draw from.
     """
     prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
     ready = build.assemble(prepared)
@@ -41,7 +42,7 @@ def probe(
     if config.federation.executor == "ray_actors":
         ray_cluster.connect()
         ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
-    executor, found = ready.executor(), []
+    executor, result = ready.executor(), []
     try:
         c = ready.config
         laboratory = Laboratory(executor, ready.data, 0.0, c.federation.blocks, c.measure.samples, c.seed)
@@ -53,9 +54,9 @@ def probe(
             sizes = {"test": len(ready.data.sets["test"])}
             accuracy = evaluate(executor, at, sizes)["test/accuracy"]
             say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")
-            found.append((accuracy, measured))
+            result.append((accuracy, measured))
         if now.rejected:
             say(f"probe: {told(records(now.rejected))}")
     finally:
         executor.close()
-    return found
+    return result

@@ -1,9 +1,9 @@
-"""The heterogeneous quadratics of Fedssyn, and FedAvg on all step sizes of a grid at once.
+"""The heterogeneous quadratics of Fedssyn, and FedAvg with all step sizes of a grid in one batch.
 
 f(x) = (1/N) sum_i f_i(x),   f_i(x) = 1/(2 n) sum_j ||A_ij x - b_ij||^2,   A_ij = a_ij I
 
-N, n, d     clients, samples of each, dimension of x
-a_ij        i for client i = 1 ... N; a swapped sample keeps its own
+N, n, d     clients, samples per client, dimension of x
+a_ij        i for client i = 1 ... N; a swapped sample keeps its a
 b_ij        ~ N(mu_i, sigma^2/(i^2 d) I) with mu_i ~ N(0, zeta^2/(i^2 d) I), so that E||A_i^T mu_i||^2 = zeta^2
 p           share of every client's samples that is swapped
 tau         local steps of a round: one pass over the n samples, one by one, in an order drawn for (round, client)
@@ -12,12 +12,12 @@ eta, eps    step size; error ||x - x*||^2 to be reached, x* the minimiser of f
 A step is affine in x with a scalar coefficient, x <- (1 - eta a^2) x + eta a b. So a client's round is
 x <- P_i x + eta sum_j a_j b_j prod_{l after j} (1 - eta a_l^2), where P_i = prod_j (1 - eta a_j^2) in any order.
 Only a small matrix product depends on d: the grid of figure 2, 10^9 steps, takes seconds on one core.
-The result equals that of a loop over steps up to rounding; all in float64.
+The result equals that of a loop over steps up to rounding; all computation is in float64.
 
 Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figures 2 and A.4; its first version, section 2.3 and figure B.3.
-Departs from the paper: variances are divided by i^2 d as in the released code, which is what makes zeta^2 mean what the
-paper says; the text has (i d)^2. The error is that of the server's model as in the released code; the captions have the
-mean over clients (``models``). The draws have the released code's law, not its values.
+Departs from the paper: variances are divided by i^2 d as in the released code, which gives zeta^2 the paper's meaning;
+the text has (i d)^2. The error is that of the server's model as in the released code; the captions have the mean over
+clients (``models``). The draws have the released code's distribution, not its values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ MODELS = ("server", "clients")
 MOST_ROUNDS = 100_000  # the errors of the whole grid fill 1 GB
 
 TOGETHER = 256
-"""Rounds times step sizes whose coefficients are made at once, so that they fit into a cache. Decides no bit."""
+"""Rounds times step sizes whose coefficients are computed at once, to fit into a cache. It changes no bit."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Constants:
     zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
     sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
     l_max: float  # the largest L_i, the smoothness of f_i; L_p after a swap
-    l_avg: float  # that of f
+    l_avg: float  # the smoothness of f
     mu: float  # strong convexity of f; f is isotropic, so l_avg again
 
 
 def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int] = SHAPE) -> Quadratics:
-    """The clients' own samples; ``shape``: (N, n, d).
+    """Draw the clients' samples before any swap; ``shape``: (N, n, d).
 
     Raises:
         UserError: zeta^2 or sigma^2 is negative or not finite.
@@ -79,9 +79,9 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 
 
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
-    """``n_swapped`` samples leave each client, are permuted together and dealt equally.
+    """Swap ``n_swapped`` samples of each client: permute them together and distribute them equally.
 
-    A larger p moves all that a smaller one moves. Minimiser, l_avg and mu do not change.
+    A larger p moves all samples that a smaller p moves. Minimiser, l_avg and mu do not change.
 
     Raises:
         UserError: p is outside [0, 1].
@@ -100,31 +100,31 @@ def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
 
 
 def optimum(problem: Quadratics) -> np.ndarray:
-    """x* = sum_ij a_ij b_ij / sum_ij a_ij^2, (d,)."""
+    """Return x* = sum_ij a_ij b_ij / sum_ij a_ij^2, (d,)."""
     return (problem.a[..., None] * problem.b).sum((0, 1)) / np.square(problem.a).sum()
 
 
 def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
-    """Of every sample at x, A_ij^T (A_ij x - b_ij), (N, n, d)."""
+    """Return the gradient of every sample at x, A_ij^T (A_ij x - b_ij), (N, n, d)."""
     a = problem.a[..., None]
     return a * (a * x - problem.b)
 
 
 def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
-    """At x, exactly; with a ``pool``: of the exact mixtures (1 - p) D_i + p D~, D~ all samples of the pool.
+    """Compute the exact constants at x; with a ``pool``, of the mixtures (1 - p) D_i + p D~, D~ all samples of ``pool``.
 
     Then zeta_mix^2 = (1-p)^2 zeta^2 and sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) hold
-    with equality, where sigma~_avg^2 = ``constants(pooled(pool), x).sigma_sq`` and L~_avg = ``.l_avg`` of the same; and
-    l_max = (1-p) L_max + p L~_avg.  Fedssyn, lemma 1.
+    with equality, where sigma~_avg^2 = ``constants(pooled(pool), x).sigma_sq`` and L~_avg = ``.l_avg`` of these
+    constants; and l_max = (1-p) L_max + p L~_avg.  Fedssyn, lemma 1.
     """
     shared = pooled(pool or problem)
-    own, common = gradients(problem, x), gradients(shared, x)
+    of_clients, common = gradients(problem, x), gradients(shared, x)
 
     def mix(of_own: np.ndarray, of_pool: np.ndarray) -> np.ndarray:
         return (1 - p) * of_own.mean(1) + p * of_pool.mean(1)
 
-    means = mix(own, common)  # (N, d)
-    noise = mix(np.square(own - means[:, None]).sum(2), np.square(common - means[:, None]).sum(2))
+    means = mix(of_clients, common)  # (N, d)
+    noise = mix(np.square(of_clients - means[:, None]).sum(2), np.square(common - means[:, None]).sum(2))
     smoothness = mix(np.square(problem.a), np.square(shared.a))
     zeta_sq = np.square(means - means.mean(0)).sum(1).mean()
     l_avg = float(smoothness.mean())
@@ -132,17 +132,17 @@ def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None
 
 
 def delta_sq(problem: Quadratics, pool: Quadratics, x: np.ndarray) -> float:
-    """||grad f(x, D) - grad f(x, D~)||^2."""
+    """Return ||grad f(x, D) - grad f(x, D~)||^2."""
     return float(np.square(gradients(problem, x).mean((0, 1)) - gradients(pool, x).mean((0, 1))).sum())
 
 
 def pooled(problem: Quadratics) -> Quadratics:
-    """All samples as those of one client."""
+    """Return all samples as samples of one client."""
     return Quadratics(problem.a.reshape(1, -1), problem.b.reshape(1, -1, problem.b.shape[2]))
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """The order of a client's n samples in a round (1, 2, ...); the same for every p and step size."""
+    """Draw the order of a client's n samples in a round (1, 2, ...); it is the same for every p and step size."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 
@@ -154,10 +154,10 @@ def run(
     models: str = "server",
     until: float = -np.inf,
 ) -> list[np.ndarray]:
-    """Errors of FedAvg from x = 1; for each problem (step sizes, 1 + rounds), at the start and after every round.
+    """Return errors of FedAvg from x = 1, per problem (step sizes, 1 + rounds): at the start and after every round.
 
-    models: "server", ||x - x*||^2 of the mean over clients (the released code); or "clients", before they are averaged,
-    (1/N) sum_i ||x_i - x*||^2 (the captions). inf: float64 overflowed, the step size diverges.
+    models: "server", ||x - x*||^2 of the mean over clients (the released code); or "clients", the mean error before
+    averaging, (1/N) sum_i ||x_i - x*||^2 (the captions). An error inf: float64 overflowed, the step size diverges.
     until: a problem ends after the first round in which a step size has an error of at most this.
     """
     n_clients, n, _ = problems[0].b.shape
@@ -165,24 +165,24 @@ def run(
 
     @cache
     def orders(first: int) -> np.ndarray:
-        """Of the rounds after ``first``, the last step first, (up to together, N, n)."""
+        """Return the orders of the rounds after ``first``, the last step first, (up to together, N, n)."""
         numbers = range(first + 1, min(first + together, rounds) + 1)
         return np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in numbers])[..., ::-1]
 
     every = []
-    with np.errstate(over="ignore", invalid="ignore"):  # of step sizes that diverge
+    with np.errstate(over="ignore", invalid="ignore"):  # step sizes that diverge overflow
         for problem in problems:
-            found = []
+            errors_so_far = []
             for errors in _play(problem, steps, (orders(k) for k in range(0, rounds, together)), models == "server"):
-                found.append(np.where(np.isfinite(errors), errors, np.inf))
-                if found[-1].min() <= until:
+                errors_so_far.append(np.where(np.isfinite(errors), errors, np.inf))
+                if errors_so_far[-1].min() <= until:
                     break
-            every.append(np.stack(found, axis=1))
+            every.append(np.stack(errors_so_far, axis=1))
     return every
 
 
 def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
-    """Errors (step sizes,) at the start and after every round; blocks: orders (rounds, N, n), the last step first."""
+    """Yield errors (step sizes,) at the start and per round; blocks: orders (rounds, N, n), the last step first."""
     n_clients, n, d = problem.b.shape
     target, clients = optimum(problem), np.arange(n_clients)
     factors, ab = 1 - np.square(problem.a)[..., None] * steps, problem.a[..., None] * problem.b
@@ -190,9 +190,9 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
     yield _error(x[None], target)
     for some in blocks:
         ordered = factors[clients, np.moveaxis(some, -1, 0)]  # (n, rounds, N, step sizes)
-        products = np.ones((n + 1, *ordered.shape[1:]))  # over the steps that come after
+        products = np.ones((n + 1, *ordered.shape[1:]))  # products of the factors of all later steps
         np.multiply.accumulate(ordered, axis=0, out=products[1:])
-        # one small product for each client: BLAS runs those in one thread, and so in the same way everywhere
+        # one small product per client: BLAS runs small products in one thread, so the bits are the same everywhere
         shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
         for shift, shrink in zip(shifts, products[n], strict=True):
             models = shrink[..., None] * x + shift  # (N, step sizes, d)
@@ -201,12 +201,12 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
 
 
 def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """models (models, step sizes, d) -> (step sizes,)."""
+    """Return the mean errors (step sizes,) of models (models, step sizes, d)."""
     return np.square(models - target).sum(2).mean(0)
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Refuse, before any work, what ``run`` cannot do, and a target error that float64 cannot tell from 0.
+    """Check, before any work, that ``run`` can run, and that float64 distinguishes the target error from 0.
 
     Raises:
         UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.

@@ -1,4 +1,4 @@
-"""Figures 2 and B.3 as pictures."""
+"""Pictures of figures 2 and B.3 of Fedssyn: FedAvg on quadratics."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ RED = "#c0392b"
 
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> bytes:
-    """Figure 2: medians over seeds, and bands from the least to the most."""
+    """Draw figure 2: medians over seeds, and bands from minimum to maximum."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -31,12 +31,12 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
     def column(name: str) -> np.ndarray:
         return np.array([r[name] or (np.nan,) * 3 for r in bands]).T  # median, least, most
 
-    for (sigma_sq, found), style in zip(curves.items(), ("-", ":"), strict=True):
+    for (sigma_sq, errors), style in zip(curves.items(), ("-", ":"), strict=True):
         for of_p, k in enumerate(chosen(options, 3)):
             colour = colormaps["viridis"](0.9 * p[k])
             label = f"p = {p[k]:g}" if style == "-" else None
-            over_rounds.semilogy(np.median(found[:, of_p], axis=0), style, color=colour, linewidth=1.3, label=label)
-            lowest, highest = found[:, of_p].min(0), found[:, of_p].max(0)
+            over_rounds.semilogy(np.median(errors[:, of_p], axis=0), style, color=colour, linewidth=1.3, label=label)
+            lowest, highest = errors[:, of_p].min(0), errors[:, of_p].max(0)
             over_rounds.fill_between(range(len(lowest)), lowest, highest, color=colour, alpha=0.2, linewidth=0)
         over_rounds.plot([], [], style, color="0.4", label=f"σ² = {sigma_sq:g}")
     over_rounds.set(title=f"(a) error at step size {FIXED[0]:.2g}", xlabel="round", ylabel="error ‖x − x*‖²")
@@ -75,7 +75,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
 
 
 def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Options) -> bytes:
-    """Figure B.3, of the first seed: fewest rounds over 1/sqrt(eps), and the lines of each fit."""
+    """Draw figure B.3, of the first seed: fewest rounds over 1/sqrt(eps), and the lines of each fit."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Optio
 
 
 def heading(options: parse.Options) -> str:
-    """What every panel shares."""
+    """Return the title of the picture: the settings of all panels."""
     n_clients, n, d = q.SHAPE
     seeds = f"{len(options.seeds)} seeds: median, and band or line from the least to the most"
     return (

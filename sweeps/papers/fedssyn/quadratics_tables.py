@@ -1,4 +1,4 @@
-"""Figure 2 in numbers: a row for each p and seed, bands over seeds, and how close theory comes."""
+"""Tables of figure 2: a row for each p and seed, bands over seeds, and the distance to theory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 
 NOISES = (0.0, 1000.0)  # sigma^2 of figure 2 (a)
-FIXED = q.STEP_SIZES[[8]]  # its step size, 4.4e-5: every error is flat from round 100 on
+FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5: every error is flat after round 100
 
 Rows = Sequence[Mapping[str, Any]]
 Band = tuple[float, float, float]  # median, least, most
@@ -20,21 +20,21 @@ Band = tuple[float, float, float]  # median, least, most
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """A row for each p of a seed: what the grid has shown, and what theory says."""
-    to = [lines.rounds_to(found) for found in errors]
+    """Return a row for each p of a seed: results of the grid, and values of the theory."""
+    to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]
     rows = []
-    for k, (p, here) in enumerate(zip(options.shares, at, strict=True)):
-        ratio = (1 - p) * (here.l_max / at[0].l_max) ** 0.5
+    for k, (p, at_p) in enumerate(zip(options.shares, at, strict=True)):
+        ratio = (1 - p) * (at_p.l_max / at[0].l_max) ** 0.5
         rounds, step = lines.fewest_rounds(errors[k], options.target) or (None, None)
         row = {
             "seed": seed, "p": p, "swapped": q.n_swapped(p, q.SHAPE[1]), "rounds": rounds,
             "step_size": None if step is None else float(q.STEP_SIZES[step]), "theory_ratio": ratio,
-            "(1-p)^2": (1 - p) ** 2, "L_p": here.l_max, "zeta_sq": here.zeta_sq, "sigma_sq": here.sigma_sq,
+            "(1-p)^2": (1 - p) ** 2, "L_p": at_p.l_max, "zeta_sq": at_p.zeta_sq, "sigma_sq": at_p.sigma_sq,
         }  # fmt: skip
-        for kind, found in fitted.items():
-            (a, b), (a0, _) = found[k] or (None, None), found[0] or (None, None)
+        for kind, fits in fitted.items():
+            (a, b), (a0, _) = fits[k] or (None, None), fits[0] or (None, None)
             row |= {f"A_{kind}": a, f"B_{kind}": b, f"A_ratio_{kind}": None, f"theory_rounds_{kind}": None}
             if a0 and a is not None and b is not None:
                 row[f"A_ratio_{kind}"] = a / a0
@@ -44,13 +44,13 @@ def table(
 
 
 def band(values: Sequence[float | None]) -> Band | None:
-    """Median, least and most of those that are there."""
-    there = [value for value in values if value is not None]
-    return (float(np.median(there)), float(min(there)), float(max(there))) if there else None
+    """Return median, minimum and maximum of the values that are not None."""
+    present = [value for value in values if value is not None]
+    return (float(np.median(present)), float(min(present)), float(max(present))) if present else None
 
 
 def over_seeds(rows: Rows) -> list[dict[str, Any]]:
-    """A row for each p: how many seeds reached the target, and a band of everything else."""
+    """Return a row for each p: the number of seeds that reached the target, and bands of all other values."""
     of_p = [[r for r in rows if r["p"] == p] for p in dict.fromkeys(r["p"] for r in rows)]
     names = [name for name in rows[0] if name not in ("seed", "p", "swapped", "(1-p)^2")]
     return [
@@ -61,7 +61,7 @@ def over_seeds(rows: Rows) -> list[dict[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    """``median [least, most]`` of a band, or the median alone where all are equal; ``-`` for None."""
+    """Return a band as ``median [least, most]``, or only the median where all are equal; ``-`` for None."""
     if not isinstance(value, tuple):
         return "-" if value is None else f"{value:.3g}"
     middle, least, most = (f"{v:.3g}" for v in value)
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """How far a fit's A_p/A_0 lies from theory and from (1-p)^2 for ``least`` < p <= ``most``."""
+    """Return in words the distance of a fit's A_p/A_0 from theory and from (1-p)^2 for ``least`` < p <= ``most``."""
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:
         return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."
@@ -85,12 +85,12 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
 
 
 def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> str:
-    """The table, and what a reader must know; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
+    """Return the table and its footnotes; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
     bands = over_seeds(rows)
-    head = [name for name in bands[0] if name not in {f"{of}_{kind}" for of in "AB" for kind in options.fit}]
+    head = [name for name in bands[0] if name not in {f"{letter}_{kind}" for letter in "AB" for kind in options.fit}]
     falls = [
-        shown(band((np.median(found[:, 0, -50:], axis=1) / np.median(found[:, -1, -50:], axis=1)).tolist()))
-        for found in curves.values()
+        shown(band((np.median(errors[:, 0, -50:], axis=1) / np.median(errors[:, -1, -50:], axis=1)).tolist()))
+        for errors in curves.values()
     ]
     notes = (
         f"Numbers are the median over {len(options.seeds)} seeds ({', '.join(map(str, options.seeds))}), with "
@@ -111,5 +111,5 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
 
 
 def chosen(options: parse.Options, n: int) -> list[int]:
-    """Indices of up to ``n`` shares, evenly from the first to the last."""
+    """Return the indices of up to ``n`` shares, evenly spaced from the first to the last."""
     return sorted({round(k) for k in np.linspace(0, len(options.shares) - 1, n)})

@@ -1,4 +1,4 @@
-"""Table A.2: its lines, from a CSV of rounds or from runs, and what stands under it."""
+"""Lines and notes of Table A.2 of Fedssyn, from a CSV of rounds or from runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_cs
 MB, MIB = 10**6, 2**20
 TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
-"""How the names of those parameters begin whose control variate travels beside the model, both ways."""
+"""Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
 
 NOTES = (
@@ -46,7 +46,7 @@ def line(
     head: Mapping[str, str], n: int, c: float, pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget],
     rounds: Sequence[str], model_unit: int,
 ) -> dict[str, object]:  # fmt: skip
-    """A line of the table. head: its first columns; model_unit: of models in the paper's formula, images are in MB."""
+    """Return a table line. head: first columns; model_unit: bytes per unit of models in the paper's formula."""
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
     return {
@@ -58,12 +58,12 @@ def line(
 
 
 def from_rounds(path: Path) -> list[dict[str, object]]:
-    """Lines for a CSV of rounds; the printed value stands only beside rounds that are the paper's."""
+    """Return the lines for a CSV of rounds; the printed value appears only with the paper's rounds."""
     papers, printed, lines = fedssyn_table1(), fedssyn_table_a2(), []
     for row in rounds_csv.rows(path):
-        for name, given, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
-            if given not in allowed:
-                raise unknown(f"{name} ({row.where})", given, allowed)
+        for name, actual, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
+            if actual not in allowed:
+                raise unknown(f"{name} ({row.where})", actual, allowed)
         key = (row.dataset, row.n_clients, row.participation, row.alpha, row.algorithm)
         once = communication.pool_nbytes(row.n_clients, communication.images_nbytes(TRAIN // row.n_clients, SHAPE))
         model, control = (vgg11_nbytes(CLASSES[row.dataset], names) for names in (("",), CONTROL[row.algorithm]))
@@ -71,46 +71,46 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
         rounds = {"shuffled_synthetic": row.rounds_fedssyn, "real": row.rounds_vanilla}
         sides = []
         for written, exchanged in zip(rounds.values(), (once, 0), strict=True):
-            known = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
-            sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in known])
+            reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
+            sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
-        head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))  # all but the setting
-        shown = [written or "-" for written in rounds.values()]
-        found = line(head, row.n_clients, row.participation, sides[0], sides[1], shown, MIB)
-        lines.append(found | {"table A.2 prints": printed.get(key, "") if same else ""})
+        head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))  # all columns except the setting
+        texts = [written or "-" for written in rounds.values()]
+        result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)
+        lines.append(result | {"table A.2 prints": printed.get(key, "") if same else ""})
     return lines
 
 
 def from_sweep(folder: Path) -> list[dict[str, object]]:
-    """Lines for the finished runs in this folder, over the seeds that both settings have."""
+    """Return the lines for the finished runs in this folder, over the seeds that both settings have."""
     runs = load_runs(folder)
     runs = runs if runs.empty else runs.loc[runs["status"] == "finished", :]
     if runs.empty:
         return []
     cells, lines = tables.compared(runs.sort_values([name for name in IDENTIFYING if name in runs])), []
     heads, facts = columns.identified(cells)
-    for cell, real, known in zip(cells, columns.without_sharing(cells), facts, strict=True):
+    for cell, real, identity in zip(cells, columns.without_sharing(cells), facts, strict=True):
         if real is None or value(cell, "sharing.setting") != "shuffled_synthetic":
             continue
         seeds = sorted({*cell.values("seed")} & {*real.values("seed")})
-        pool, vanilla = (of.loc[of["seed"].isin(seeds), :] for of in (cell.runs, real.runs))
+        pool, vanilla = (frame.loc[frame["seed"].isin(seeds), :] for frame in (cell.runs, real.runs))
         if seeds:
-            head = {name: fact for name, fact in zip(heads, known, strict=True) if name != "setting"}
+            head = {name: fact for name, fact in zip(heads, identity, strict=True) if name != "setting"}
             _, n, c, *_ = columns.key(cell)
             rounds = [tables.rounds(pool), tables.rounds(vanilla)]
-            found = line(head, n, c, until_target(pool), until_target(vanilla), rounds, MB)
-            lines.append(found | {"seeds": len(seeds)})
+            result = line(head, n, c, until_target(pool), until_target(vanilla), rounds, MB)
+            lines.append(result | {"seeds": len(seeds)})
     return lines
 
 
 @lru_cache
 def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
-    """Bytes of the parameters of VGG-11 whose names begin so."""
+    """Return the bytes of VGG-11's parameters whose names have one of these prefixes."""
     import torch
 
     from fedcommons.flat_tensors import nbytes
     from lightning_modules.networks import VGG11
 
-    with torch.device("meta"):  # shapes alone: no weights are drawn
+    with torch.device("meta"):  # only shapes: no weights are drawn
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})

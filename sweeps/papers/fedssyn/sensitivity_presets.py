@@ -1,4 +1,4 @@
-"""What the presets of figure 4 of Fedssyn set: fields, and the lists that its three panels vary.
+"""Presets of figure 4 of Fedssyn: fields, and the lists of values that its three panels vary.
 
 (a) rho n_i x n~ at alpha 0.1; (b) epochs of the generators for two N, (c) generators, both at alpha 0.01. FedAvg.
 """
@@ -14,9 +14,9 @@ _SMALL: dict[str, Any] = {
     "model.name": "encoder",
     "federation.rounds": 10,
     "client.epochs": 5,
-    "client.lr": 0.16,  # of FedAvg and of Fedssyn on the page of commons, by validation accuracy, at both alphas
+    "client.lr": 0.16,  # best validation accuracy of FedAvg and Fedssyn at both alphas, on the page of commons
     "measure.every": 0,
-    "generator.even_batches": True,  # of 129 images, two batches of 64 would leave one image, which spoils the DDPM
+    "generator.even_batches": True,  # with 129 images, batches of 64 leave one image, which harms the DDPM
 }
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -24,22 +24,22 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "small": _SMALL,
     "paper": {"measure.every": 0},
 }
-"""The dotted fields of each preset on top of those of ``presets``."""
+"""Dotted fields that each preset adds to the preset of ``presets``."""
 
 LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
     "smoke": ("0.5,1", "0.25,1", "0.5,1", "4,6", "ddpm,gan"),
     "small": ("0.1,0.3,1", "0.1,0.3,1", "0.1,0.3,1", "10,40", "ddpm,gan,cvae"),
     "paper": ("0.1,0.25,0.5,0.75,1", "0.1,0.25,0.5,0.75,1", "0.1,0.3,0.5,0.7,0.9", "10,40", "ddpm,gan"),
 }
-"""rho and n~/n_i of (a); shares of the generators' epochs and N of (b); generators of (c). Ours, but for N."""
+"""rho and n~/n_i of (a); shares of the generators' epochs and N of (b); generators of (c). Only N is the paper's."""
 
 
 def fields(preset: str, dataset: str) -> dict[str, Any]:
-    """The dotted fields of a preset with this data set."""
+    """Return the dotted fields of a preset with this data set."""
     return {**presets.preset(preset, dataset), **FIELDS[preset], "data.name": dataset, "algorithm": "fedavg",
             "sharing.setting": "shuffled_synthetic"}  # fmt: skip
 
 
 def generator(name: str, preset: str, epochs: int) -> dict[str, Any]:
-    """The fields of a generator of (c); ``epochs``: those of the DDPM, which others have unless a preset sets them."""
+    """Return the fields of a generator of (c); epochs: the DDPM's, and the default of the other generators."""
     return {"generator.epochs": epochs, **presets.generator(name, preset), "generator.name": name}

@@ -1,4 +1,4 @@
-"""Figure 4 of Fedssyn: table, CSV and picture of its three panels, each with FedAvg alone and a central model."""
+"""Table, CSV and picture of figure 4 of Fedssyn: three panels, each with FedAvg without a pool and a central model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,39 +32,39 @@ KEY = ("panel", "n_clients", "generator", "rho", "number", "epochs")
 
 
 def records(found: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
-    """A record for each pool, over the seeds that are finished. Accuracies in %.
+    """Return a record for each pool, over the finished seeds. Accuracies are in %.
 
-    central: last accuracy of the central model by seed; ``ahead``: whether Student's 95 % interval of the differences
-    to it, seed by seed, lies above 0; None of fewer than two seeds.
+    central: last accuracy of the central model by seed. ``ahead``: whether Student's 95 % interval of the difference
+    to the central model, paired by seed, lies above 0; None with fewer than two seeds.
     """
     runs = grid.finished([e.cell for e in found], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for e in found:
         if e.cell.name in by_name:
-            of = groups.setdefault(tuple(getattr(e, name) for name in KEY), {})
-            of[e.cell.config.seed] = 100 * float(by_name[e.cell.name]["last_accuracy"])
+            accuracies = groups.setdefault(tuple(getattr(e, name) for name in KEY), {})
+            accuracies[e.cell.config.seed] = 100 * float(by_name[e.cell.name]["last_accuracy"])
     return [
-        {**dict(zip(KEY, key, strict=True)), "seeds": len(of), "last": fmean(of.values()),
-         "sd": stdev(of.values()) if len(of) > 1 else 0.0, "accuracies": list(of.values()),
-         "ahead": is_above([value - central[seed] for seed, value in of.items() if seed in central])}
-        for key, of in groups.items()
+        {**dict(zip(KEY, key, strict=True)), "seeds": len(accuracies), "last": fmean(accuracies.values()),
+         "sd": stdev(accuracies.values()) if len(accuracies) > 1 else 0.0, "accuracies": list(accuracies.values()),
+         "ahead": is_above([value - central[seed] for seed, value in accuracies.items() if seed in central])}
+        for key, accuracies in groups.items()
     ]  # fmt: skip
 
 
 def is_above(differences: Sequence[float]) -> bool | None:
-    """Whether Student's 95 % interval of the mean lies above 0; None of fewer than two."""
+    """Return whether Student's 95 % interval of the mean lies above 0; None with fewer than two values."""
     ends = student(differences)
     return None if ends is None else ends[0] > 0
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each pool."""
-    said = {None: "-", True: "yes", False: "no"}
+    """Return the table with a line for each pool."""
+    words = {None: "-", True: "yes", False: "no"}
     lines = [
         [f"({r['panel']})", str(r["n_clients"]), r["generator"] or "no pool",
          f"{100 * r['rho']:g} %" if r["generator"] else "-", f"{r['number']:g}" if r["generator"] else "-",
-         str(r["epochs"] or "-"), tables.mean_std(r["accuracies"], 1), said[r["ahead"]], str(r["seeds"])]
+         str(r["epochs"] or "-"), tables.mean_std(r["accuracies"], 1), words[r["ahead"]], str(r["seeds"])]
         for r in rows
     ]  # fmt: skip
     head = ["panel", "N", "generator", "rho", "n~/n_i", "epochs", "last accuracy, %", "above central", "seeds"]
@@ -72,36 +72,40 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
-    """(a) against n~/n_i, a line for each rho; (b) against epochs, one for each N; (c) a point for each generator."""
+    """Draw (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
     drawing, (row,) = plots.panels(1, 3, (13, 4), sharey=True)
-    for axes, panel, x, series, label, said, subject in zip(
+    for axes, panel, x, series, label, xlabel, subject in zip(
         row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None), ("rho {:g}", "N = {:g}", "pool"),
         ("images dealt to a client over its own, n~/n_i", "epochs of the generators", "generator"),
         ("alpha 0.1", "alpha 0.01", "alpha 0.01"), strict=True,
     ):  # fmt: skip
-        mine = [r for r in rows if r["panel"] == panel]
-        pools = [r for r in mine if r["generator"]]
-        for i, one in enumerate(sorted({r[series] for r in pools}) if series else [None]):
-            of = [r for r in pools if series is None or r[series] == one]
-            at, mean, sd = ([r[name] for r in of] for name in (x, "last", "sd"))
-            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": label.format(one)}
+        of_panel = [r for r in rows if r["panel"] == panel]
+        pools = [r for r in of_panel if r["generator"]]
+        for i, series_value in enumerate(sorted({r[series] for r in pools}) if series else [None]):
+            points = [r for r in pools if series is None or r[series] == series_value]
+            at, mean, sd = ([r[name] for r in points] for name in (x, "last", "sd"))
+            look = {
+                "color": COLOURS[i % len(COLOURS)],
+                "marker": MARKERS[i % len(MARKERS)],
+                "label": label.format(series_value),
+            }
             if panel == "c":
                 axes.errorbar(at, mean, sd, capsize=3, linestyle="none", **look)
             else:
                 axes.plot(at, mean, **look)
                 low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
                 axes.fill_between(at, low, high, color=look["color"], alpha=0.2, linewidth=0)
-            for r in (r for r in of if r["ahead"]):
+            for r in (r for r in points if r["ahead"]):
                 axes.annotate("*", (r[x], r["last"]), textcoords="offset points", xytext=(0, 5), ha="center")
-        for i, none in enumerate(r for r in mine if not r["generator"]):
+        for i, none in enumerate(r for r in of_panel if not r["generator"]):
             name = f"no pool, N = {none['n_clients']}"
             axes.axhline(none["last"], color=COLOURS[i % len(COLOURS)], linestyle="--", linewidth=1, label=name)
         if central:
             axes.axhline(fmean(central), color="k", linestyle=":", label="central, real images")
-        axes.set(title=f"({panel}) {subject}", xlabel=said)
+        axes.set(title=f"({panel}) {subject}", xlabel=xlabel)
         if panel == "c":
             axes.margins(x=0.2)
         else:
@@ -116,7 +120,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
 
 
 def report(found: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and picture from the run folders, and show the table; central: folders of these models."""
+    """Write table, CSV and picture from the run folders, and display the table; central: folders of central models."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):
         display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")

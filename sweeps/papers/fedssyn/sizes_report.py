@@ -1,4 +1,4 @@
-"""What the images of private generators of ever more images teach: table, CSV and picture."""
+"""Table, CSV and picture of the study of private pools over the number of images per client."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from papers.fedssyn import private_presets
 
 
 def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
-    """Table, CSV and picture; the table is returned."""
+    """Write table, CSV and picture, and return the table."""
     from fedcommons.reports import tables
 
     lines = [
@@ -33,7 +33,7 @@ def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path)
 
 
 def notes(options: parse.Options) -> list[str]:
-    """What a reader must know of the accuracies and of each way's pools."""
+    """Return the footnotes that explain the accuracies and the pools."""
     g = choose(parse.flat(options), options.fields).flat
     of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
     many = options.clients
@@ -57,7 +57,7 @@ def notes(options: parse.Options) -> list[str]:
 
 
 def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
-    """A row for each size, pool and seed."""
+    """Return a row for each size, pool and seed."""
     seeds = parse.split("--seeds", options.seeds, int)
     return [
         {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
@@ -67,15 +67,17 @@ def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[d
 
 
 def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
-    """Accuracy over sizes: of each pool the mean with a bar of the standard deviation, and each seed as a point."""
+    """Draw accuracy over sizes: per pool the mean with a bar of the standard deviation, and each seed as a point."""
     from fedcommons.reports import plots
 
     drawing, ((axes,),) = plots.panels(1, 1, (6, 4.8))
     for pool in dict.fromkeys(r["pool"] for r in records):
-        of = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
-        spread = [stdev(a) if len(a) > 1 else 0 for _, a in of]
-        bars = axes.errorbar([n for n, _ in of], [fmean(a) for _, a in of], spread, marker="o", capsize=3, label=pool)
-        for n, accuracies in of:
+        points = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
+        spread = [stdev(a) if len(a) > 1 else 0 for _, a in points]
+        bars = axes.errorbar(
+            [n for n, _ in points], [fmean(a) for _, a in points], spread, marker="o", capsize=3, label=pool
+        )
+        for n, accuracies in points:
             axes.plot([n] * len(accuracies), accuracies, ".", color=bars[0].get_color(), alpha=0.6, markersize=4)
     sizes = list(dict.fromkeys(r["n"] for r in records))
     axes.set(xscale="log", xlabel="images of a client", ylabel="accuracy of a logistic regression, %")

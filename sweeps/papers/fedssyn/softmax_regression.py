@@ -1,20 +1,20 @@
-"""Federated softmax regression with full-batch local steps, all clients at once in float64: the convex experiment.
+"""The convex experiment: federated softmax regression, full-batch local steps, all clients in one batch, float64.
 
-a_i   images of client i, pixels in [0, 1]                 (N, n, d), every client has n
+a_i   images of client i, pixels in [0, 1]                 (N, n, d), n per client
 b_i   their labels, one-hot                                (N, n, K)
 x     server model, one for each noise level               (d, S, K); 0 at the start, no bias
 y_i   local models                                         (N, d, S, K)
 f_i   loss of client i:  -1/(n K) sum_j sum_k b_ijk log softmax(a_ij x)_k
-s     noise level;  z ~ N(0, I/d) is drawn anew for every client and step
+s     noise level;  a new z ~ N(0, I/d) for every client and step
 E     full-batch steps of a client in a round;  R rounds
 p     share of every client's real images that is swapped through the pool, in [0, 1]
 
 A round: y_i = x;  E times  y_i <- y_i - lr (grad f_i(y_i) + s z);  x = mean of y_i over all clients.
 
 Source: Fedssyn (Li et al., TMLR 2024), appendix A.3.1, equations A.5 and A.6, figure A.3.
-Departs from the paper: equation A.5b lacks the minus sign; it is added here. The paper names no start (the authors'
-code has PyTorch's random one), no learning rate and no rounds. No bias, as in A.5a; the authors' code has a bias, and
-no noise.
+Departs from the paper: equation A.5b lacks the minus sign, which is added here. The paper states no start (the authors'
+code has PyTorch's random start), no learning rate and no number of rounds. There is no bias, as in A.5a; the authors'
+code has a bias, and no noise.
 """
 
 from collections.abc import Sequence
@@ -44,43 +44,43 @@ class Labelled:
 
     @staticmethod
     def of(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
-        """The images at ``rows``, in its shape."""
+        """Return the images at ``rows``, in the shape of ``rows``."""
         part = examples[rows]
         pixels = part.x.flatten(part.y.dim()).double() / 255
         return Labelled(pixels, F.one_hot(part.y, n_classes).double())
 
 
 def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
-    """As many training images of every class: ``most``, or what the smallest class has."""
+    """Draw equal numbers of training images per class: ``most``, or the size of the smallest class."""
     y = dataset.train.y.numpy()
     n = min(most, np.bincount(y, minlength=dataset.classes).min())
-    drawn = [
+    rows_of_classes = [
         numpy_generator(seed, "images of class", c).choice(np.flatnonzero(y == c), n, replace=False)
         for c in range(dataset.classes)
     ]
-    return replace(dataset, train=dataset.train[np.sort(np.concatenate(drawn))])
+    return replace(dataset, train=dataset.train[np.sort(np.concatenate(rows_of_classes))])
 
 
 def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
-    """K clients of equal size by the partition ``name`` (iid or single_class), after shuffled_real with this p.
+    """Return K clients of equal size by the partition ``name`` (iid or single_class), after shuffled_real with this p.
 
-    ``dataset`` has as many images of every class. int(p n) images of each client are swapped.
+    ``dataset`` must have equal numbers of images per class. int(p n) images of each client are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)
     before = deal(cut, dataset.train.y.numpy(), dataset.classes, seed)
-    dealt = Dealt(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
-    rows = share(ShuffledReal(p), dealt).data.clients.rows
+    client_data = Dealt(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
+    rows = share(ShuffledReal(p), client_data).data.clients.rows
     return Labelled.of(dataset.train, dataset.classes, np.stack(list(rows)))
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:
-    """f on ``data`` (n, d) of each of the models x (d, S, K), without their noise: (S,)."""
+    """Return the loss f on ``data`` (n, d) of each model x (d, S, K), without noise: (S,)."""
     logits = (data.a @ x.flatten(1)).unflatten(1, x.shape[1:])
     return -(data.b[:, None] * logits.log_softmax(-1)).sum(-1).mean(0) / x.shape[-1]
 
 
 def gradient(y: Tensor, data: Labelled) -> Tensor:
-    """grad f_i at y_i, for all clients: (N, d, S, K)."""
+    """Return grad f_i at y_i for all clients: (N, d, S, K)."""
     _, n, n_classes = data.b.shape
     logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # (N, n, S, K)
     error = logits.softmax(-1) - data.b[:, :, None]
@@ -88,7 +88,7 @@ def gradient(y: Tensor, data: Labelled) -> Tensor:
 
 
 def zeta_sq(data: Labelled) -> float:
-    """(1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0, without noise."""
+    """Return (1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0, without noise."""
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     gradients = gradient(data.a.new_zeros(n_clients, d, 1, n_classes), data)
     return float((gradients - gradients.mean(0)).square().sum() / n_clients)
@@ -97,9 +97,9 @@ def zeta_sq(data: Labelled) -> float:
 def train(
     data: Labelled, test: Labelled, *, lr: float, steps: int, rounds: int, noises: Sequence[float], seed: int
 ) -> tuple[Tensor, Tensor]:
-    """R = ``rounds`` rounds of E = ``steps``: the last x (d, S, K), and the test loss after every round, (R + 1, S).
+    """Train R = ``rounds`` rounds of E = ``steps``; return the last x (d, S, K) and the test losses (R + 1, S).
 
-    Round 0 is the start. The draws z do not depend on s, p or the partition.
+    Row r is the test loss after round r; round 0 is the start. The draws z do not depend on s, p or the partition.
     """
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     s = data.a.new_tensor(noises)[:, None]

@@ -1,4 +1,4 @@
-"""Figure A.3: table and picture."""
+"""Table and picture of figure A.3 of Fedssyn: softmax regression."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # torch and matplotlib take seconds to import, and --help nee
 
     from fedcommons.data.examples import Dataset
 
-PER_CLASS = 1024  # images, Fedssyn A.3.1
+PER_CLASS = 1024  # images per class, Fedssyn A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
 Curve = dict[str, Any]
 
 
 def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
-    """The cells of each curve, which differ in their seeds."""
+    """Group the cells by curve; the cells of a curve differ in their seeds."""
     groups: dict[tuple, list[Curve]] = {}
     for c in cells:
         groups.setdefault((c["partition"], c["epochs"], c["noise"], c["p"]), []).append(c)
@@ -30,13 +30,13 @@ def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def band(values: Sequence[float], form: str) -> str:
-    """``median [least, most]``, or the one value; inf is a target that was not reached."""
+    """Return ``median [least, most]`` as text, or only the value where all are equal; inf: target not reached."""
     middle, least, most = (format(v, form) for v in (median(values), min(values), max(values)))
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
 def table(cells: Sequence[Curve], dataset: "Dataset", options: parse.Options) -> str:
-    """A line for each curve, and what a reader must know."""
+    """Return the table with a line for each curve, and its footnotes."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
         [PARTITIONS[c["partition"]], c["epochs"], f"{c['noise']:g}", f"{c['p']:g}", c["swapped"],
@@ -65,16 +65,16 @@ def seeds(options: parse.Options, several: str) -> str:
 
 
 def picture(cells: Sequence[Curve], options: parse.Options) -> bytes:
-    """A PNG of ``drawn``."""
+    """Return the figure of ``drawn`` as PNG bytes."""
     from fedcommons.reports.plots import png
 
     return png(drawn(cells, options), 110)
 
 
 def drawn(cells: Sequence[Curve], options: parse.Options) -> "Figure":
-    """Test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
+    """Draw test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
-    Curves are medians over seeds, and bands go from the least to the most.
+    Curves are medians over seeds, and bands go from minimum to maximum.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
@@ -84,11 +84,11 @@ def drawn(cells: Sequence[Curve], options: parse.Options) -> "Figure":
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
     figure, grid = panels(len(PARTITIONS), len(columns), (1.2 + 2.5 * len(columns), 6), sharey=True)
     for (name, column), axes in zip(product(PARTITIONS, columns), grid.flat, strict=True):
-        own = curves([c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, *column)])
-        for i, some in enumerate(own):
-            part = i / max(1, len(own) - 1)
+        of_panel = curves([c for c in cells if (c["partition"], c["epochs"], c["noise"]) == (name, *column)])
+        for i, some in enumerate(of_panel):
+            part = i / max(1, len(of_panel) - 1)
             colour = colormaps["viridis_r"](0.1 + 0.9 * part)
-            width = 5 - 4 * part  # ever thinner, so that all are seen where they coincide
+            width = 5 - 4 * part  # later curves are thinner, so that all curves are visible where they coincide
             losses = np.array([c["losses"] for c in some])
             axes.plot(np.median(losses, axis=0), color=colour, linewidth=width, label=f"{some[0]['p']:g}")
             if len(some) > 1:

@@ -1,4 +1,4 @@
-"""Figures A.9 and A.10 of Fedssyn: table, CSV, accuracies with bands over seeds, and pictures of the pools."""
+"""Files of figures A.9 and A.10 of Fedssyn: table, CSV, accuracies with bands over seeds, pictures of the pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neith
     import numpy as np
 
 USUAL = 0.25
-"""n~/n_i of figure A.9, left, and of A.10."""
+"""n~/n_i of figure A.9 (left) and of figure A.10."""
 CLIENTS = (3, 5, 11)
-"""Of figure A.10, numbered from 0."""
+"""Clients of figure A.10, numbered from 0."""
 SHOWN = 3
-"""Pictures of each in figure A.10."""
+"""Number of images per client and generator in figure A.10."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: rho, the epochs of its generators and n~/n_i; without a pool rho is None."""
+    """A run: rho, epochs of its generators and number = n~/n_i; without a pool rho is None."""
 
     rho: float | None
     epochs: int
@@ -34,7 +34,7 @@ class Entry:
 
 
 def records(found: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
-    """A record for each pool, over seeds, of the runs that are finished."""
+    """Return a record for each pool, over the seeds of finished runs."""
     runs = grid.finished([e.cell for e in found], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
@@ -42,17 +42,17 @@ def records(found: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
         if e.cell.name in by_name:
             groups.setdefault((e.rho, e.epochs, e.number), []).append(by_name[e.cell.name])
     result = []
-    for (rho, epochs, number), of in groups.items():
-        last, best = ([100 * float(row[name]) for row in of] for name in ("last_accuracy", "best_accuracy"))
+    for (rho, epochs, number), group in groups.items():
+        last, best = ([100 * float(row[name]) for row in group] for name in ("last_accuracy", "best_accuracy"))
         result.append(
-            {"rho": rho, "epochs": epochs, "number": number, "seeds": len(of), "last": fmean(last),
+            {"rho": rho, "epochs": epochs, "number": number, "seeds": len(group), "last": fmean(last),
              "sd": stdev(last) if len(last) > 1 else 0.0, "best": fmean(best), "accuracies": last}
         )  # fmt: skip
     return result
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each pool."""
+    """Return the table with a line for each pool."""
     head = ["rho", "epochs", "n~/n_i", "last accuracy, %", "best, %", "seeds"]
     lines = [
         ["no pool" if r["rho"] is None else f"{100 * r['rho']:g} %", str(r["epochs"] or "-"),
@@ -64,7 +64,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
-    """Left: accuracy against rho, a line for each number of epochs. Right: against n~/n_i, a line for each rho."""
+    """Draw accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
@@ -79,20 +79,20 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
     ]  # fmt: skip
     sides = [side for side in sides if side[0]]
     drawing, (row,) = plots.panels(1, len(sides), (4.5 * len(sides), 3.8), sharey=True)
-    for axes, (of, x, series, said, label) in zip(row, sides, strict=True):
-        for i, one in enumerate(sorted({r[series] for r in of})):
-            mine = sorted((r for r in of if r[series] == one), key=lambda r: r[x])
-            at, mean, sd = ([r[name] for r in mine] for name in (x, "last", "sd"))
+    for axes, (points, x, series, xlabel, label) in zip(row, sides, strict=True):
+        for i, series_value in enumerate(sorted({r[series] for r in points})):
+            line = sorted((r for r in points if r[series] == series_value), key=lambda r: r[x])
+            at, mean, sd = ([r[name] for r in line] for name in (x, "last", "sd"))
             colour = COLOURS[i % len(COLOURS)]
-            axes.plot(at, mean, color=colour, marker=MARKERS[i % len(MARKERS)], label=label(one))
+            axes.plot(at, mean, color=colour, marker=MARKERS[i % len(MARKERS)], label=label(series_value))
             low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
             axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
         for none in (r for r in rows if r["rho"] is None):
             axes.axhspan(none["last"] - none["sd"], none["last"] + none["sd"], color="0.6", alpha=0.3, linewidth=0)
             axes.axhline(none["last"], color="0.4", linestyle="--", label="no pool")
-        axes.set(xscale="log", xlabel=said)
+        axes.set(xscale="log", xlabel=xlabel)
         axes.minorticks_off()
-        ticks = sorted({r[x] for r in of})
+        ticks = sorted({r[x] for r in points})
         axes.set_xticks(ticks, [f"{100 * t:g} %" if x == "rho" else f"{t:g}" for t in ticks], fontsize=8)
         axes.legend(fontsize=8)
     row[0].set_ylabel("last test accuracy, %")
@@ -101,22 +101,22 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 
 
 def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Of the first seed, images of three clients: columns by epochs, rows by what the generator saw."""
+    """Draw images of three clients of the first seed: columns by epochs, rows by the generator's training images."""
     from fedcommons.reports.plots import image_grid
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 
     first = [e for e in found if e.rho is not None and e.number == USUAL]
-    mine = [e for e in first if e.cell.config.seed == first[0].cell.config.seed]
-    epochs = sorted({e.epochs for e in mine})
+    of_first_seed = [e for e in first if e.cell.config.seed == first[0].cell.config.seed]
+    epochs = sorted({e.epochs for e in of_first_seed})
     images: dict[tuple[int, float, int], Sequence[np.ndarray]] = {}
     seen: dict[tuple[int, float], int] = {}
-    for e in mine:
+    for e in of_first_seed:
         assert e.rho is not None
         prepared = prepare(e.cell.config)
-        made = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
-        for client in (c for c in CLIENTS if c < len(made)):
-            images[client, e.rho, e.epochs] = [x.numpy() for x in made[client].examples.x[:SHOWN]]
+        contributed = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
+        for client in (c for c in CLIENTS if c < len(contributed)):
+            images[client, e.rho, e.epochs] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]
             seen[client, e.rho] = len(prepared.needs[client].examples)
     rows = [
         (f"client {c}, {n:,} images", [x for epoch in epochs for x in _padded(images.get((c, rho, epoch), ()))])
@@ -130,7 +130,7 @@ def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and pictures from the run folders and the store, and show the table."""
+    """Write table, CSV and pictures from the run folders and the store, and display the table."""
     done = [e for e in found if sweep.is_done(e.cell, out)]
     if len(done) < len(found):
         display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
@@ -141,14 +141,14 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
     data = config.data.name
     pooled = next((e.cell.config.flat for e in done if e.rho is not None), {})
     training = {"B": "batch_size", "learning rate": "lr", "C": "capacity", "ramp": "ramp", "filters": "filters"}
-    said = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
-    drawn = data == "procedural_sprites"
+    constants = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
+    is_procedural = data == "procedural_sprites"
     notes = [
-        *(["Sprites are drawn here, from the factors of dSprites: they are not dSprites."] if drawn else []),
+        *(["Sprites are drawn here, from the factors of dSprites: they are not dSprites."] if is_procedural else []),
         "12 clients, each with one shape in one quadrant; labels are shapes. Every client trains a generator on the "
         "share rho of its images, and the union of what they draw is shuffled and dealt. Epochs: of this training, of "
         "which earlier ones are checkpoints.",
-        *([f"{pooled['generator.name']}: {', '.join(said)}."] if said else []),
+        *([f"{pooled['generator.name']}: {', '.join(constants)}."] if constants else []),
         grid.work_note([e.cell.config for e in done]),
         f"Accuracy after round {config.federation.rounds}; best: of all rounds. Learning rate {config.client.lr:g} in "
         f"all runs. Seeds: {options.seeds}; ± is the sample standard deviation.",

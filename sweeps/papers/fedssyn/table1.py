@@ -1,4 +1,4 @@
-"""Table 1: what stands in it and under it, and how it grows while its runs end."""
+"""Table 1 of Fedssyn: its lines and notes, and its updates while runs finish."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
-"""Fields in which the cells of the table differ, or may."""
+"""Fields in which the cells of the table may differ."""
 
 
 def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     configs = [cell.config for cell in cells]
     rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
     if options.lrs is not None:
@@ -48,56 +48,56 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
 
 
 def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: parse.Options) -> str:
-    """Write the tables, the picture and the summary of these runs; the table, if there is any run."""
+    """Write the tables, the picture and the summary of these runs; return the table (empty without runs)."""
     import pandas as pd
 
     from papers.fedssyn.table1_pictures import rounds_to_target
 
     if runs.empty:
         return ""
-    found = tables.compared(runs)
-    names = [*tables.RUN, *columns.others(found[0])]
+    compared = tables.compared(runs)
+    names = [*tables.RUN, *columns.others(compared[0])]
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": tables.records(runs, names)})
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     notes = [*footnotes(cells, options), *of_runs, *part]
-    table = tables.table1_markdown(found, published(cells, options), notes) + tables.spread(found)
+    table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     markdown = grid.stamped(table, options)
     write_text(out / "table1.md", markdown)
-    chosen = pd.concat([one.runs for one in found])
+    chosen = pd.concat([cell.runs for cell in compared])
     write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
     title = grid.title([c.config for c in cells])
-    rounds_to_target(out / "table1.png", found, title, grid.is_smoke(options))
+    rounds_to_target(out / "table1.png", compared, title, grid.is_smoke(options))
     return markdown
 
 
 def row(cell: sweep.Trial) -> tuple:
-    """What the cells have in common that are compared: those of other settings, seeds and learning rates."""
+    """Return the key of compared cells, which differ only in sharing strategy, seed and learning rate."""
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
-    """The cells row by row, so that the table grows; in a row first those whose generators take time."""
+    """Return the cells row by row, so that rows finish early; in a row, cells with generators come first."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 
 
 class Growing:
-    """The table while the cells run: it is written whenever one has ended, and every row that is complete is said."""
+    """The table while the cells run: each finished run rewrites it, and each completed row is printed once."""
 
     def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
         self.said: set[tuple] = set()
-        self.rows: dict[str, dict[str, Any]] = {}  # of the frame, by the cell's name: a finished run is read once
+        self.rows: dict[str, dict[str, Any]] = {}  # frame rows by the cell's name, so that a finished run is read once
 
     def play(self, left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-        """Run what is left."""
+        """Run the remaining cells."""
         return sweep.run_cells(left, out, display, on_end=lambda: self.grow(out, display))
 
     def report(self, out: Path, display: Display) -> None:
-        """Write the table and both pictures, and show the table."""
+        """Write the table and both pictures, and display the table."""
         from papers.fedssyn.table1_pictures import accuracy_over_rounds
 
         display.say("\n" + self.write(out, display.say))
@@ -107,7 +107,7 @@ class Growing:
             accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grid.is_smoke(self.options))
 
     def grow(self, out: Path, display: Display) -> None:
-        """Write the table, and say the rows that have become complete."""
+        """Write the table, and print the newly completed rows."""
         self.write(out, lambda text: None)
         for key in dict.fromkeys(map(row, self.cells)):
             group = [cell for cell in self.cells if row(cell) == key]
@@ -116,20 +116,20 @@ class Growing:
                 display.say(tables.effect(tables.compared(self.frame(group))))
 
     def write(self, out: Path, say: Callable[[str], None]) -> str:
-        """Write the table of what is finished; ``say`` is told which runs cannot be read."""
+        """Write the table of finished runs; ``say`` is called with a message for each unreadable run."""
         new = grid.finished([cell for cell in self.cells if cell.name not in self.rows], out, say)
         self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
         return written(self.cells, self.frame(self.cells), out, self.options)
 
     def frame(self, cells: Sequence[sweep.Trial]) -> "pd.DataFrame":
-        """The finished runs of these cells."""
+        """Return the finished runs of these cells."""
         import pandas as pd
 
         return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:
-    """The paper's rounds, only where every field but those of the grid is the preset's: the paper's or the authors'."""
+    """Return the paper's rounds if all fields outside the grid are those of preset paper or authors, else nothing."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:

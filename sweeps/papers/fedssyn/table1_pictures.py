@@ -1,4 +1,4 @@
-"""Table 1 as pictures: rounds to the target, and the test accuracy over the rounds."""
+"""Pictures of Table 1 of Fedssyn: rounds to the target, and test accuracy over the rounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +20,18 @@ if TYPE_CHECKING:  # pandas takes a second to import
     import pandas as pd
 
 WIDEST = 4
-"""Panels in a row."""
+"""Maximum number of panels in a row."""
 
 NARROWEST = 6.5
-"""Inches, in which the legend has room."""
+"""Minimum width in inches, so that the legend fits."""
 
 
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
-    """A panel for each federation, in it a row for each method, in that a bar for each data setting.
+    """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy.
 
-    Seeds that missed the target count with all their rounds, and their cell's bar is hatched.
+    Seeds that missed the target count with all their rounds, and the bar of their cell is hatched.
     """
-    places, methods, settings = (list(dict.fromkeys(map(of, cells))) for of in (place, method, setting))
+    places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     columns = min(WIDEST, len(places))
     rows = -(-len(places) // columns)
     height = 0.6 + 0.22 * len(methods) * (len(settings) + 0.8)
@@ -78,20 +78,20 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
 
 
 def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
-    """A row for each federation, a column for each method, a curve for each data setting. rounds: of ``load_rounds``.
+    """Draw a row for each federation, a column for each method, a curve for each sharing strategy.
 
-    Lines are means over the seeds, bands go from the least to the most.
+    rounds: the frame of ``load_rounds``. Lines are means over the seeds; bands go from minimum to maximum.
     """
-    places, methods, settings = (list(dict.fromkeys(map(of, cells))) for of in (place, method, setting))
+    places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.1 + 1.9 * len(places))
     figure, grid = panels(len(places), len(methods), size, sharey=True)
     for cell in cells:
         axes, colour = grid[places.index(place(cell)), methods.index(method(cell))], colour_of(setting(cell), settings)
-        found = course(rounds.loc[rounds["run"].isin(cell.runs["run"].tolist()), :], target.ACCURACY)
-        if found:
-            mean, least, most = zip(*found.values(), strict=True)
-            axes.plot(list(found), mean, color=colour, lw=1.5)
-            axes.fill_between(list(found), least, most, color=colour, alpha=0.25, lw=0)
+        spreads = course(rounds.loc[rounds["run"].isin(cell.runs["run"].tolist()), :], target.ACCURACY)
+        if spreads:
+            mean, least, most = zip(*spreads.values(), strict=True)
+            axes.plot(list(spreads), mean, color=colour, lw=1.5)
+            axes.fill_between(list(spreads), least, most, color=colour, alpha=0.25, lw=0)
         aim = target.read(value(cell, "target"))
         if aim.metric == target.ACCURACY:
             axes.axhline(aim.bound, color="0.4", lw=0.8, ls=":")

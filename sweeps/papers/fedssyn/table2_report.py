@@ -1,4 +1,4 @@
-"""Table 2 and figures A.1 and A.2: what stands in them, from the run folders."""
+"""Files of Table 2 and figures A.1 and A.2 of Fedssyn, written from the run folders."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from papers.fedssyn.table2_presets import FIELDS, METHODS
 
 MB = 10**6
 FIGURES = {"table2": tuple(METHODS), "table2_a1": ("fedssyn", "fedgen"), "table2_a2": ("fedssyn", "feddm")}
-"""What is drawn in which picture: all, figure A.1, figure A.2."""
+"""Methods of each picture: all methods, figure A.1, figure A.2."""
 VARIED = {"seed", "algorithm", "sharing.setting", "partition.alpha", "client.lr", "feddm.image_lr", "target"}
 CSV = ("method", "at", "rate", "chosen", "mb_to_target", "at_best_validation")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row's run: a method at an alpha and a rate (of FedDM the pixels', of others the clients'), with one seed."""
+    """A run of a row: a method, alpha, seed and learning rate (FedDM: of the pixels; other methods: of the clients)."""
 
     method: str
     alpha: float
@@ -37,11 +37,11 @@ class Entry:
 
 
 def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """A frame, a row for each finished run: method, at (alpha), rate, chosen, and what its course tells.
+    """Return a frame with a row for each finished run: method, at (alpha), rate, chosen, and results of its rounds.
 
-    chosen: at the rate of the best validation accuracy. mb_to_target: MB that were sent until the target was reached,
-    or in all rounds; at_best_validation: test accuracy after the round of the best validation accuracy, the first of
-    several.
+    chosen: the run has the rate of the best validation accuracy. mb_to_target: MB sent until the target, or in all
+    rounds where the target was missed; at_best_validation: test accuracy after the (first) round of the best validation
+    accuracy.
     """
     import pandas as pd
 
@@ -49,20 +49,20 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     if runs.empty:
         return runs
     stands = {e.cell.name: e for e in found}
-    mine = [stands[Path(run).name] for run in runs["run"]]
+    of_runs = [stands[Path(run).name] for run in runs["run"]]
     courses: Any = load_rounds(*runs["run"])
-    told = [_told(courses[courses["run"] == run], needed)
+    results = [_course_results(courses[courses["run"] == run], needed)
             for run, needed in zip(runs["run"], runs["rounds_to_target"], strict=True)]  # fmt: skip
     runs = runs.assign(
-        method=[e.method for e in mine], at=[e.alpha for e in mine], rate=[e.rate for e in mine],
-        mb_to_target=[sent for sent, _ in told], at_best_validation=[best for _, best in told],
+        method=[e.method for e in of_runs], at=[e.alpha for e in of_runs], rate=[e.rate for e in of_runs],
+        mb_to_target=[sent for sent, _ in results], at_best_validation=[best for _, best in results],
     )  # fmt: skip
-    kept = [tables.at_best_rate(of, "rate").index for _, of in runs.groupby(["at", "method"])]
-    return pd.DataFrame(runs.assign(chosen=runs.index.isin([i for index in kept for i in index])))
+    chosen_indices = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(["at", "method"])]
+    return pd.DataFrame(runs.assign(chosen=runs.index.isin([i for index in chosen_indices for i in index])))
 
 
-def _told(course: Any, needed: float | None) -> tuple[float, float | None]:
-    """MB until the target, and test accuracy at the best validation accuracy, of one run's rounds."""
+def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
+    """Return MB until the target, and test accuracy at the best validation accuracy, of one run's rounds."""
     within = course if needed is None or needed != needed else course[course["round"] <= needed]
     best = None
     if "validation/accuracy" in course and (validated := course.dropna(subset=["validation/accuracy"])).size:
@@ -71,7 +71,7 @@ def _told(course: Any, needed: float | None) -> tuple[float, float | None]:
 
 
 def ratio(of: Any, other: Any) -> str:
-    """100 M_of / M_other until the target, means over seeds; a bound where one missed it, ``-`` where both did."""
+    """Return 100 M_of / M_other until the target, means over seeds; a bound if one missed it, ``-`` if both did."""
     missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (of, other))
     if missed and base_missed:
         return "-"
@@ -80,23 +80,23 @@ def ratio(of: Any, other: Any) -> str:
 
 
 def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
-    """The table, and how Fedssyn's bytes compare with each method's; printed: whether the paper's numbers stand by."""
+    """Return the table, and Fedssyn's bytes against each method's; printed: add columns of the paper's numbers."""
     paper = fedssyn_table2() if printed else {}
     head = ["alpha", "method", "rate", "seeds", "last accuracy, %", "at best validation, %", "rounds to target",
             "MB to target", "MB in all"]  # fmt: skip
     lines, ratios = [], []
     for (alpha, method), runs in _groups(frame):
-        of, missed = Cell({}, runs), bool(runs["rounds_to_target"].isna().any())
-        accuracies = [tables.percent(of, name) for name in ("last_accuracy", "at_best_validation")]
+        cell, missed = Cell({}, runs), bool(runs["rounds_to_target"].isna().any())
+        accuracies = [tables.percent(cell, name) for name in ("last_accuracy", "at_best_validation")]
         total = (runs["bytes_down"] + runs["bytes_up"] + runs["bytes_once"]).mean() / MB
         to_target = f"{'>' * missed}{runs['mb_to_target'].mean():.2f}"
         line = [columns.text(alpha), method, columns.text(runs["rate"].iloc[0]), len(runs), *accuracies,
                 tables.rounds(runs), to_target, f"{total:.2f}"]  # fmt: skip
         top, rounds, memory = paper.get((runs["data.name"].iloc[0], alpha, method), ("", "", ""))
         lines.append([*line, f"{top} ({rounds or '-'})" if top else ""] if paper else line)
-        own = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == "fedssyn")]
-        if method != "fedssyn" and not own.empty:
-            compared = [columns.text(alpha), method, ratio(own, runs), ratio(runs, own)]
+        fedssyn = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == "fedssyn")]
+        if method != "fedssyn" and not fedssyn.empty:
+            compared = [columns.text(alpha), method, ratio(fedssyn, runs), ratio(runs, fedssyn)]
             ratios.append([*compared, f"{memory} %" if memory else ""] if paper else compared)
     extra = ["the paper's accuracy (rounds)"] if paper else []
     text = tables.markdown([*head, *extra], lines)
@@ -108,7 +108,7 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
 
 
 def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
-    """The chosen runs by alpha and method, in the table's order."""
+    """Return the chosen runs by alpha and method, in the table's order."""
     chosen = frame[frame["chosen"]]
     pairs = product(dict.fromkeys(frame["at"]), METHODS)
     cells = [((a, m), chosen[(chosen["at"] == a) & (chosen["method"] == m)]) for a, m in pairs]
@@ -116,7 +116,7 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
 
 
 def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Return the footnotes that explain the numbers."""
     configs = [e.cell.config for e in found]
     return [
         f"Target: {grids.title(configs)}. Rounds: the first whose server model has it; >R: not within R rounds.",
@@ -135,16 +135,16 @@ def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[st
 
 
 def is_papers(found: Sequence[Entry], options: parse.Options) -> bool:
-    """Whether all fields but those of the grid are the preset's."""
+    """Return whether all fields except those of the grid are the values of preset paper."""
     if options.preset != "paper":
         return False
     configs, preset = [e.cell.config for e in found], {**presets.preset("paper", options.data.name), **FIELDS["paper"]}
     papers = [choose({**preset, **{name: c.flat[name] for name in c.flat if name in VARIED}}) for c in configs]
-    return not any(set(same_results(one, c)) - VARIED for one, c in zip(papers, configs, strict=True))
+    return not any(set(same_results(expected, c)) - VARIED for expected, c in zip(papers, configs, strict=True))
 
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and figures from the run folders, and show the table."""
+    """Write table, CSV and figures from the run folders, and display the table."""
     frame = rows(found, out, display.say)
     if frame.empty:
         return
@@ -160,7 +160,7 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
 
 
 def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
-    """Accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from least to most."""
+    """Draw accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from min to max."""
     from fedcommons.reports import plots, series
 
     if frame.empty:
