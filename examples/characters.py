@@ -32,10 +32,7 @@ MODULES = (argparse, calendar, csv, random, shutil, string, textwrap)
 
 def texts(module: ModuleType) -> Iterator[str]:
     """Yield the docstrings of the module and of its functions and classes."""
-    for thing in (
-        module,
-        *(member for _, member in getmembers(module) if getattr(member, "__module__", "") == module.__name__),
-    ):
+    for thing in (module, *(obj for _, obj in getmembers(module) if getattr(obj, "__module__", "") == module.__name__)):
         yield getdoc(thing) or ""
 
 

@@ -88,9 +88,9 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 
 
 def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials to run: all learning rates with the first seed, and one trial for each other seed.
+    """Return the trials to run: all learning rates with the first seed, and one trial per row for each other seed.
 
-    Each trial of another seed stands for the best rates, which are unknown before the first seed has run.
+    The trials of other seeds are placeholders for the best rates, which are unknown before the first seed has run.
     """
     first = found[0].seed
     per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}

@@ -67,10 +67,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 
 def project_of(run: Path) -> str:
     """Return the W&B project of a run."""
-    with suppress(UserError):  # config.yaml may be of another version of fedcommons
-        if re.fullmatch(
-            ALLOWED, project := read_config(run).tracking.project
-        ):  # another person may have written config.yaml
+    with suppress(UserError):  # config.yaml may be of another version of fedcommons, or have an invalid name
+        if re.fullmatch(ALLOWED, project := read_config(run).tracking.project):
             return project
     return PROJECT
 
@@ -103,12 +101,8 @@ def dashboard(argv: Sequence[str]) -> int:
     except OSError as error:
         raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
     print(f"{message}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
-    names_of_workspace = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
-    print(
-        shlex.join(
-            ["python", "sweeps/dashboard.py", *map(str, options.folders), *names_of_workspace, "--entity", "YOURS"]
-        )
-    )
+    flags = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
+    print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *flags, "--entity", "YOURS"]))
     return 0
 
 

@@ -67,9 +67,7 @@ def grid(options: parse.Options) -> dict[str, list[sweep.Trial]]:
     ]
     receives = parse.split("--receives", options.receives) if options.receives else []
     ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
-    tables["Ablations"] = [
-        c for alpha, (a, fields) in product(alphas, ablated) for c in _cells(options, a, alpha, fields)
-    ]
+    tables["Ablations"] = [c for alpha, (a, more) in product(alphas, ablated) for c in _cells(options, a, alpha, more)]
     tables |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
         allowed = "[0, 1)" if option == "preliminary" else ""
@@ -105,15 +103,9 @@ def _cells(
 ) -> list[sweep.Trial]:
     """Return a trial per rate and seed. All train the same encoder and classifier; autoencoders add a decoder."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
-    model_field = {} if "model.name" in options.asked else {"model.name": model}
+    field = {} if "model.name" in options.asked else {"model.name": model}
     rates = [options.client.lr] if options.lrs is None else parse.split("--lrs", options.lrs, float)
-    fixed = {
-        "algorithm": algorithm,
-        "partition.alpha": alpha,
-        "sharing.setting": "real",
-        **model_field,
-        **(values or {}),
-    }
+    fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **field, **(values or {})}
     seeds = parse.split("--seeds", options.seeds, int)
     sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
     every = {**grids.base(options), **fixed}

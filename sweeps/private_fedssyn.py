@@ -81,23 +81,19 @@ def entries(options: parse.Options) -> list[Entry]:
     for alpha, algorithm, seed in product(parse.split("--alphas", options.alphas, float), algorithms, seeds):
         fixed: dict[str, Any] = {"partition.alpha": alpha, "algorithm": algorithm, "seed": seed}
         for setting in settings:
-            fields_of_setting = {**fixed, "sharing.setting": setting}
+            row = {**fixed, "sharing.setting": setting}
             if setting in private_presets.OF_SUMS:
                 for e in parse.split("--epsilons", options.epsilons, float):
                     for noise, level in private_presets.of_sums(setting, options.preset, e).items():
-                        add(
-                            f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}",
-                            True,
-                            **{**fields_of_setting, **level},
-                        )
+                        add(f"{private_presets.OF_SUMS[setting]} {noise}, epsilon {e:g}", True, **{**row, **level})
                 continue
-            if "generator.rho" not in grid.cell(options, {**base, **fields_of_setting, **plain}).config.flat:
-                add("none", True, **fields_of_setting)
+            if "generator.rho" not in grid.cell(options, {**base, **row, **plain}).config.flat:
+                add("none", True, **row)
                 continue
-            add("plain", True, **fields_of_setting, **plain)
+            add("plain", True, **row, **plain)
             for name, level in _levels(options).items():
                 for e in (*(early if algorithm == algorithms[0] else ()), epochs):
-                    add(name, e == epochs, **fields_of_setting, **level, **{"generator.epochs": e})
+                    add(name, e == epochs, **row, **level, **{"generator.epochs": e})
     return result
 
 

@@ -65,14 +65,8 @@ def pools(options: parse.Options) -> "list[Experiment]":
     sweep.require_few(len(seeds) * len(names) * len(rhos) * len(shares))
     result = []
     for seed, name, rho in product(seeds, names, rhos):
-        fields_of_generator = {} if name == base["generator.name"] else presets.generator(name, options.preset)
-        fields: dict[str, Any] = {
-            **base,
-            **fields_of_generator,
-            "generator.name": name,
-            "generator.rho": rho,
-            "seed": seed,
-        }
+        preset = {} if name == base["generator.name"] else presets.generator(name, options.preset)
+        fields: dict[str, Any] = {**base, **preset, "generator.name": name, "generator.rho": rho, "seed": seed}
         config = choose(fields, options.fields)
         if shares != (1.0,) and "generator.epochs" not in config.flat:
             raise UserError(f"--checkpoints needs a generator that has epochs, and {registry.label(name)} has none.")

@@ -189,11 +189,9 @@ def write(out: Path, name: str, verdicts: "Sequence[Verdict]") -> None:
 
 def markdown(name: str, verdicts: "Sequence[Verdict]") -> str:
     """Return the page as Markdown, with one line per verdict."""
-    failed = sum(verdict.passed is False for verdict in verdicts)
+    failed = sum(v.passed is False for v in verdicts)
     head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: nothing was found"
-    lines = [
-        [verdict.check, verdict.word, escape(verdict.said, quote=False).replace("|", "\\|")] for verdict in verdicts
-    ]
+    lines = [[v.check, v.word, escape(v.said, quote=False).replace("|", "\\|")] for v in verdicts]
     return f"{head}\n\n{tables.markdown(['check', 'verdict', 'what was seen'], lines)}"
 
 

@@ -77,26 +77,17 @@ def entries(options: parse.Options) -> list[Entry]:
     pools = [("a", clients[0], made_by, rho, number, epochs) for rho, number in product(rhos, numbers)]
     pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
     kinds = {g: presets.generator(g, options.preset, epochs) for g in parse.split("--generators", options.generators)}
-    pools += [
-        ("c", clients[0], name, 1.0, 1.0, fields_of_kind["generator.epochs"]) for name, fields_of_kind in kinds.items()
-    ]
+    pools += [("c", clients[0], name, 1.0, 1.0, kind["generator.epochs"]) for name, kind in kinds.items()]
     for seed in parse.split("--seeds", options.seeds, int):
         federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
         for panel, n in federations:
-            federation_fields = {
-                **base,
-                "seed": seed,
-                "partition.n_clients": n,
-                "partition.alpha": presets.ALPHAS[panel],
-            }
-            real = grid.cell(options, {**federation_fields, "sharing.setting": "real"})
+            fixed = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
+            real = grid.cell(options, {**fixed, "sharing.setting": "real"})
             result.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
             for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
                 fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
                 fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-                result.append(
-                    Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**federation_fields, **fields}))
-                )
+                result.append(Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**fixed, **fields})))
     sweep.require_few(len(result))
     return result
 

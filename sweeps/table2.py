@@ -70,16 +70,11 @@ def entries(options: parse.Options) -> list[Entry]:
     for alpha, method in product(
         parse.split("--alphas", options.alphas, float), parse.split("--methods", options.methods)
     ):
-        method_fields = presets.METHODS[method]
-        name = "image_rates" if method_fields["algorithm"] == "feddm" else "rates"
+        row = presets.METHODS[method]
+        name = "image_rates" if row["algorithm"] == "feddm" else "rates"
         rates = parse.split(f"--{name.replace('_', '-')}", options[name], float) if options[name] else ()
         field = OF_RATES[name]
-        values = {
-            **base,
-            **method_fields,
-            "partition.alpha": alpha,
-            "target": targets.get((*federation, alpha), options.target),
-        }
+        values = {**base, **row, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
         for rate, seed in product(rates or [base[field]], parse.split("--seeds", options.seeds, int)):
             cell = grid.cell(options, {**values, field: rate, "seed": seed})
             result.append(Entry(method, alpha, rate, cell))

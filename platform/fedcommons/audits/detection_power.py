@@ -19,8 +19,8 @@ SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 DRAWS, ENOUGH = 100, 96
 """Number of pools drawn for each share, and the number of these pools that the audit must detect.
 
-If the audit detects a pool with probability 0.9, it detects 96 of 100 pools with probability 0.024. So 0.9 is at most
-the lower end of the 95 % interval.
+If the audit detects a pool with probability 0.9, it detects at least 96 of 100 pools with probability 0.024. So 0.9 is
+at most the lower end of the 95 % interval.
 """
 
 

@@ -3,9 +3,9 @@
 A coin decides whether a canary is trained on. Without the canary there is one image less, n - 1. The bound takes n as
 public, as the ledger does, so its error is the change of q = B/n by one image.
 
-Canaries are unchanged images that the generator did not see. On generators of digits they gave larger bounds than
-images with a wrong label or inverted images: a denoising network hardly uses the label, and training on inverted images
-does not lower their loss.
+Canaries are unchanged images that the generator did not see. On generators of digits they were more informative
+than images with a wrong label or inverted images: a denoising network hardly uses the label, and training on inverted
+images does not make it learn them better.
 """
 
 from dataclasses import dataclass

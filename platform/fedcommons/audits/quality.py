@@ -126,9 +126,7 @@ def pool_quality(
         ValueError: the module has no head; see ``core.features.Head``.
     """
     if min(map(len, (real, pool, test))) <= k:
-        sizes = ", ".join(
-            f"{len(images):,} {name}" for name, images in (("real", real), ("made", pool), ("test", test))
-        )
+        sizes = ", ".join(f"{len(part):,} {name}" for name, part in (("real", real), ("made", pool), ("test", test)))
         raise UserError(f"the quality of a pool by {k} neighbours takes more than {k} images of each kind: {sizes}.")
     n = min(len(real), len(pool), most)
     real, pool = _some(real, n, seed, "real"), _some(pool, n, seed, "pool")

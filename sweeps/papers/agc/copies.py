@@ -98,7 +98,7 @@ def second_moment(held: np.ndarray, gram: np.ndarray, q: float) -> float:
 
 
 def assumption(of: Pairs) -> bool:
-    """Check assumption 1: sums over mixed and over open pairs of one class are at least 0 and at least those of two."""
+    """Check assumption 1: sums over mixed and open pairs of a class are at least 0, and at least those of two."""
     return of.same_mixed >= max(0.0, of.other_mixed) and of.same_open + of.itself >= max(0.0, of.other_open)
 
 

@@ -174,11 +174,9 @@ def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
 
     everything: False varies only the clients' learning rate.
     """
-    values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else listed for name, listed in way.tries.items()}
-    default = {name: listed[0] for name, listed in values.items()}
-    others = [
-        {**default, name: value} for name, listed in values.items() for value in listed if everything or name == LR
-    ]
+    values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else grid for name, grid in way.tries.items()}
+    default = {name: grid[0] for name, grid in values.items()}
+    others = [{**default, name: value} for name, grid in values.items() for value in grid if everything or name == LR]
     return list(dict.fromkeys(tuple(rates.items()) for rates in (default, *others)))
 
 

@@ -37,14 +37,10 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     runs: Any = grid.finished(grid.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
-    image_noise, private = (
-        runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma")
-    )
-    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(image_noise).fillna(0.0))
-    finished = [e for e in found if e.cell.name in set(runs["cell"])]
-    stands = [
-        {"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in finished
-    ]
+    sigma, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
+    runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(sigma).fillna(0.0))
+    ended = [e for e in found if e.cell.name in set(runs["cell"])]
+    stands = [{"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in ended]
     return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
 
 
@@ -68,13 +64,13 @@ def notes(frame: Any, options: parse.Options) -> list[str]:
 
 def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and display the tables."""
-    from papers.feddm import tables as feddm_tables
+    from papers.feddm import tables as feddm
 
     frame = rows(found, out, display.say)
     if frame.empty:
         return
-    frame, smoke = feddm_tables.with_choice(frame), grid.is_smoke(options)
-    text = grid.stamped(feddm_tables.markdown(frame, notes(frame, options)), options)
+    frame, smoke = feddm.with_choice(frame), grid.is_smoke(options)
+    text = grid.stamped(feddm.markdown(frame, notes(frame, options)), options)
     stands = [
         {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
     ]
@@ -82,8 +78,8 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
     write_text(out / "feddm.md", text)
     names = ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)
     write_text(out / "feddm.csv", tables.to_csv(tables.records(frame, names)))
-    feddm_tables.courses(frame, out / "feddm.png", smoke)
-    feddm_tables.noise(frame, out / "feddm_noise.png", smoke)
-    feddm_tables.pictures(frame, out / "feddm_images.png", smoke)
-    feddm_tables.figure1(out / "feddm_figure1.png", smoke)
+    feddm.courses(frame, out / "feddm.png", smoke)
+    feddm.noise(frame, out / "feddm_noise.png", smoke)
+    feddm.pictures(frame, out / "feddm_images.png", smoke)
+    feddm.figure1(out / "feddm_figure1.png", smoke)
     display.say("\n" + text)

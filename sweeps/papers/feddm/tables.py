@@ -33,10 +33,8 @@ def with_choice(frame: Any) -> Any:
 
     ``tables.at_best_rate`` chooses the rate. A run of one round has the rate of the run whose first images it shows.
     """
-    chosen_indices = [
-        tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)
-    ]
-    frame = frame.assign(chosen=frame.index.isin([i for index in chosen_indices for i in index]))
+    chosen = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
+    frame = frame.assign(chosen=frame.index.isin([i for index in chosen for i in index]))
     longer = frame[
         frame["chosen"] & (frame["table"] == NOISE) & (frame["level"] == 0) & (frame["algorithm"] == "feddm")
     ]
@@ -122,12 +120,10 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
     for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
         axes = grid[i][j]
         for method, colour in zip(methods, series.COLOURS, strict=False):
-            of_method = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
-            x = of_method["round"].first() if column == "round" else of_method[column].mean()
-            axes.plot(x, of_method["percent"].mean(), color=colour, label=method)
-            axes.fill_between(
-                x, of_method["percent"].min(), of_method["percent"].max(), color=colour, alpha=0.15, linewidth=0
-            )
+            group = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
+            x = group["round"].first() if column == "round" else group[column].mean()
+            axes.plot(x, group["percent"].mean(), color=colour, label=method)
+            axes.fill_between(x, group["percent"].min(), group["percent"].max(), color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
         if j == 0:
             axes.set_ylabel("test accuracy, %")
@@ -153,9 +149,9 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figures 14 to 17: the first image of each class, of round 1 and of the last round at each noise level."""
-    feddm_runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
+    runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in feddm_runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the runs of the first seed
+    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the runs of the first seed
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
         if checkpointed and "images" in checkpointed.state:
             sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])
@@ -175,9 +171,7 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
         row[0].set_ylabel(label_text + last, fontsize=8, rotation=0, ha="right", va="center")
     for axes, label in zip(grid[0], labels, strict=True):
         axes.set_title(f"class {label}", fontsize=8)
-    figure.suptitle(
-        f"Images that clients sent, the first of each class; seed {feddm_runs['seed'].iloc[0]}", fontsize=10
-    )
+    figure.suptitle(f"Images that clients sent, the first of each class; seed {runs['seed'].iloc[0]}", fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 

@@ -10,7 +10,7 @@ never decays, which is the default here too.
 
 These parts of the released code are not reproduced. Network: PReLU, dropout 0.2 for CIFAR, strided deconvolutions,
 Xavier's initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Data: bootstrap
-samples of each client's images. Exchange: all codes before round T_p, one number for all entries of a mean, more codes
+samples of each client's images. Exchange: all of it before round T_p, one number for all entries of a mean, more codes
 than the quota, a client that may be its own helper, and training on all images instead of n_i of them. Results: the
 mean over batches instead of images; their number is the best of all rounds, which the tables here show with the last
 round.

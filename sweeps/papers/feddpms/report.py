@@ -15,7 +15,7 @@ from fedcommons.tune import grid, sweep
 def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Options, out: Path, display: Display) -> None:
     """Write the tables, the pictures and the summary from finished run folders, and display the tables."""
     from papers.feddpms import exchange
-    from papers.feddpms import tables as feddpms_tables
+    from papers.feddpms import tables as feddpms
 
     every = grid.finished(once(of_tables), out)
     if every.empty:
@@ -28,25 +28,21 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
     compared = {}
     for table, of_table in of_tables.items():
         runs = grid.finished(of_table, out)
-        compared[table] = [] if runs.empty else tables.compared(feddpms_tables.with_kept(runs, exchanges))
+        compared[table] = [] if runs.empty else tables.compared(feddpms.with_kept(runs, exchanges))
     configs = [cell.config for cell in once(of_tables)]
-    notes = [*feddpms_tables.NOTES, grid.work_note(configs), grid.method_note(configs)]
+    notes = [*feddpms.NOTES, grid.work_note(configs), grid.method_note(configs)]
     text, smoke = [], grid.is_smoke(options)
     for table, of_table in compared.items():
         if of_table:
             whole = table in ("Table 1", "Table 2", "Ablations")
-            body = (
-                feddpms_tables.methods(of_table, notes)
-                if whole
-                else feddpms_tables.constants(of_table, options.dp.delta)
-            )
+            body = feddpms.methods(of_table, notes) if whole else feddpms.constants(of_table, options.dp.delta)
             text.append(f"{table}\n\n{body}")
     if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
-        text.append(f"Table 6\n\n{feddpms_tables.sent(first, exchanges[first['run']])}")
+        text.append(f"Table 6\n\n{feddpms.sent(first, exchanges[first['run']])}")
         exchange.picture(out / "feddpms.png", exchanges[first["run"]], first["dataset"], smoke)
     table1, table2, figure3 = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
-    feddpms_tables.over_rounds(out / "feddpms_rounds.png", [*table1, *figure3], smoke)
-    feddpms_tables.over_federations(out / "feddpms_federations.png", [*table1, *table2], smoke)
+    feddpms.over_rounds(out / "feddpms_rounds.png", [*table1, *figure3], smoke)
+    feddpms.over_federations(out / "feddpms_federations.png", [*table1, *table2], smoke)
     markdown = grid.stamped("\n".join(text), options)
     write_text(out / "feddpms.md", markdown)
     display.say("\n" + markdown)

@@ -126,7 +126,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
 
     Raises:
         LookupError: the clients' synthetic images are not in the store.
-        UserError: another process trains in the folder, or the folder has files of something else.
+        UserError: another process trains in the folder, or the folder has files that no central model wrote.
     """
     if finished := read_summary(folder):
         return finished

@@ -179,13 +179,10 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
     figure, grid = panels(2, 3, (12, 7.4))
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(shown(curves), _shades(shown(curves)), strict=True):
-            for parameter, look in (
-                (LEMMA1.get(name), {"linestyle": ":"}),
-                (name, {"marker": "o", "label": f"round {r}"}),
-            ):
-                courses = {_epochs(c): c.course(parameter) for c in curves} if parameter else {}
+            for term, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
+                courses = {_epochs(c): c.course(term) for c in curves} if term else {}
                 points = {epochs: course[r] for epochs, course in courses.items() if r in course}
-                _draw(axes, points, band=parameter == name, color=colour, **look)
+                _draw(axes, points, band=term == name, color=colour, **look)
         bound = ", dotted: Lemma 1" if name in LEMMA1 else ""
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])

@@ -49,13 +49,11 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
     central = [cell for cell in cells if value(cell, "algorithm") == "central"]
     federated = [cell for cell in cells if value(cell, "algorithm") != "central"]
     result = []
-    for alpha_of_panel in dict.fromkeys(map(alpha, federated)):
-        inside = [cell for cell in federated if alpha(cell) == alpha_of_panel]
+    for panel_alpha in dict.fromkeys(map(alpha, federated)):
+        inside = [cell for cell in federated if alpha(cell) == panel_alpha]
         dots = [Dot(method(cell), setting(cell), last(cell)) for cell in inside if last(cell)]
-        lines = [
-            (setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, alpha_of_panel)
-        ]
-        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(alpha_of_panel)}", dots, lines))
+        lines = [(setting(cell), last(cell)) for cell in central if last(cell) and alpha(cell) in (None, panel_alpha)]
+        result.append(Panel(f"{value(inside[0], 'data.name')}, α = {text(panel_alpha)}", dots, lines))
     return result
 
 
@@ -82,10 +80,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
     columns = min(2, len(panels))
     size = (2.2 + 3.8 * columns, 1.2 + (0.9 + 0.3 * len(rows)) * -(-len(panels) // columns))
     figure, grid = empty(-(-len(panels) // columns), columns, size, sharey=True)
-    every = [
-        accuracies for p in panels for accuracies in (*(d.values for d in p.dots), *(values for _, values in p.lines))
-    ]
-    least = min((value for accuracies in every for value in accuracies), default=0)
+    every = [seeds for p in panels for seeds in (*(d.values for d in p.dots), *(values for _, values in p.lines))]
+    least = min((value for seeds in every for value in seeds), default=0)
     for axes, panel in zip(grid.flat, panels, strict=False):
         for name, values in panel.lines:
             colour, offset = LINES[name]
@@ -104,12 +100,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    handles = {
-        name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    keys = {name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.suptitle(f"{title}\n{MEANING}", fontsize=10)
-    if handles:
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=2, fontsize=9, frameon=False
-        )
+    if keys:
+        figure.legend(list(keys.values()), list(keys), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     save(figure, path, 120, smoke)

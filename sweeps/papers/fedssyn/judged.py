@@ -137,24 +137,18 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
 
 def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
     """Draw real images, then a row for each pool; a single pool has a row for each of its first twelve clients."""
-    prepared, images_of_clients, pool = pictures[0]
+    prepared, clients, pool = pictures[0]
     classes = prepared.dataset.classes
     rows = [("real", _of_each_class(prepared.train, classes))]
     names = [_named(p.config) for p, _, _ in pictures]
     varied = [name for name in POOL if len({fields[name] for fields in names}) > 1]
     if varied:
         labels = [", ".join(_in_words(name, fields[name]) for name in varied) for fields in names]
-        rows += [
-            (label, _of_each_class(pool_of_row, classes))
-            for label, (_, _, pool_of_row) in zip(labels, pictures, strict=True)
-        ]
+        rows += [(label, _of_each_class(union, classes)) for label, (_, _, union) in zip(labels, pictures, strict=True)]
     else:
         rows.append(("pool", _of_each_class(pool, classes)))
         needs = prepared.needs
-        each = [
-            (f"client {need.client}", _of_each_class(m, classes))
-            for need, m in zip(needs, images_of_clients, strict=True)
-        ]
+        each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, clients, strict=True)]
         rows += each[:12]
     image_grid(path, rows, [f"class {y}" for y in range(classes)], "", smoke)
 

@@ -100,11 +100,7 @@ def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]
         secret = group[0].cell.config.dp.noise == SECRET
         epsilons = [None] if pool == "none" else [spent(e.cell) for e in group]
         covered = [e for e in epsilons if e is not None]
-        sigmas = (
-            [r.sigma for e in group for contribution in images(e.cell) if (r := contribution.receipt)]
-            if covered
-            else []
-        )
+        sigmas = [r.sigma for e in group for c in images(e.cell) if (r := c.receipt)] if covered else []
         sigmas += [event.sigma for e in group if is_fitted(e.cell) for event in releases(e.cell)]
         budget = "-" if pool == "none" else f"{max(covered):.2f}" if len(covered) == len(group) else "no guarantee"
         budget += " if secret" if covered and not secret else ""
@@ -188,17 +184,13 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
         entry = next(e for e in last if e.pool == pool)
         if "generator.clip" in entry.cell.config.flat:
             epochs, delta = entry.cell.config.flat["generator.epochs"], entry.cell.config.dp.delta
-            checkpoints = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
+            ticks = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
             receipts = [r for contribution in images(entry.cell) if (r := contribution.receipt)]
-            largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in checkpoints]
-            row[0].plot(checkpoints, largest, color=colours[pool])
-            row[0].annotate(
-                pool, (checkpoints[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8
-            )
-    epsilon_label = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
-    row[0].set(
-        xlabel="epochs of the generator", ylabel=epsilon_label, yscale="log", title="spent by generators, first seed"
-    )
+            largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in ticks]
+            row[0].plot(ticks, largest, color=colours[pool])
+            row[0].annotate(pool, (ticks[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
+    ylabel = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
+    row[0].set(xlabel="epochs of the generator", ylabel=ylabel, yscale="log", title="spent by generators, first seed")
     row[0].margins(y=0.15)
     plots.plain_ticks(row[0].yaxis)
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
@@ -253,19 +245,17 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     by_generators = [e for e in rows if not is_fitted(e.cell)]
     if not by_generators:
         return
-    drawn_columns = columns(prepare(by_generators[0].cell.config).needs)
-    drawing, grid = plots.panels(
-        len(rows), len(drawn_columns), (0.55 * len(drawn_columns) + 1.5, 0.65 * len(rows) + 1.1)
-    )
+    places = columns(prepare(by_generators[0].cell.config).needs)
+    drawing, grid = plots.panels(len(rows), len(places), (0.55 * len(places) + 1.5, 0.65 * len(rows) + 1.1))
     for e, row in zip(rows, grid, strict=True):
-        for axes, (label, client, _) in zip(row, drawn_columns, strict=True):
+        for axes, (label, client, _) in zip(row, places, strict=True):
             axes.set(xticks=[], yticks=[])
             if len(of_class := shown_images(e.cell, client, label)):
                 axes.imshow(of_class[0].movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
         epochs = e.cell.config.flat.get("generator.epochs")
         row_label = e.pool if epochs is None else f"{e.pool}\n{epochs} epochs"
         row[0].set_ylabel(row_label, fontsize=7, rotation=0, ha="right", va="center")
-    for axes, (label, _, seen) in zip(grid[0], drawn_columns, strict=True):
+    for axes, (label, _, seen) in zip(grid[0], places, strict=True):
         axes.set_title(f"label {label}\nsaw {seen}", fontsize=7, color="#c0392b" if not seen else "k")
     drawing.suptitle(
         "Images of the pools. Of each label: from the generator that saw most real images of the class, and from the "

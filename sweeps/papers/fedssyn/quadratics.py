@@ -111,7 +111,7 @@ def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
 
 
 def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
-    """Compute the exact constants at x; with a ``pool``, of the mixtures (1 - p) D_i + p D~, D~ all samples of ``pool``.
+    """Compute the exact constants at x; with a ``pool``, of the mixtures (1 - p) D_i + p D~, D~: the pool's samples.
 
     Then zeta_mix^2 = (1-p)^2 zeta^2 and sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) hold
     with equality, where sigma~_avg^2 = ``constants(pooled(pool), x).sigma_sq`` and L~_avg = ``.l_avg`` of these

@@ -84,14 +84,10 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
     ):  # fmt: skip
         of_panel = [r for r in rows if r["panel"] == panel]
         pools = [r for r in of_panel if r["generator"]]
-        for i, series_value in enumerate(sorted({r[series] for r in pools}) if series else [None]):
-            points = [r for r in pools if series is None or r[series] == series_value]
+        for i, key in enumerate(sorted({r[series] for r in pools}) if series else [None]):
+            points = [r for r in pools if series is None or r[series] == key]
             at, mean, sd = ([r[name] for r in points] for name in (x, "last", "sd"))
-            look = {
-                "color": COLOURS[i % len(COLOURS)],
-                "marker": MARKERS[i % len(MARKERS)],
-                "label": label.format(series_value),
-            }
+            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": label.format(key)}
             if panel == "c":
                 axes.errorbar(at, mean, sd, capsize=3, linestyle="none", **look)
             else:
