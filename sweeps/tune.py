@@ -123,10 +123,10 @@ def tune(argv: Sequence[str]) -> int:
     trials, fields = cells(options)
     tried: list[sweep.Trial] = []
 
-    def play(left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+    def play(remaining: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         outcomes = []
         for batch in batches(options, out):
-            todo = left if batch == trials else sweep.todo(batch, out, display)
+            todo = remaining if batch == trials else sweep.todo(batch, out, display)
             scheduler = asha(batch) if options.scheduler == "asha" else None
             outcomes.append(sweep.run_cells(todo, out, display, scheduler=scheduler))
             tried.extend(batch)

@@ -138,8 +138,8 @@ def compare(one: Subject, space: Space, seed: int) -> Compared:
     limit = float(to_held_out.sort().values[j - 1])
     records = torch.cat([one.matched, n + torch.arange(m)])
     copies = copies_of(one.seen, numpy_generator(seed, "copies", one.client))
-    made, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (one.made.x, copies.x))
-    return Compared(of=one, made=made, copies=planted, copied=copies.y.numpy(), limit=limit, expected=j / (m + 1))
+    synthetic, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (one.made.x, copies.x))
+    return Compared(of=one, made=synthetic, copies=planted, copied=copies.y.numpy(), limit=limit, expected=j / (m + 1))
 
 
 def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:

@@ -77,14 +77,14 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     Raises:
         UserError: the release is not covered, or there is no such client.
     """
-    stage, dealt = prepared.stage, prepared.dealt
-    client = int(np.argmax(dealt.own.sizes)) if attacked is None else attacked
-    if not 0 <= client < len(dealt.own):
-        raise UserError(f"--attacked must be one of 0 ... {len(dealt.own) - 1}, got {client}.")
-    stated = stage.release(dealt, Contributions.of_made(dealt, []))[1][client]
+    stage, client_data = prepared.stage, prepared.dealt
+    client = int(np.argmax(client_data.own.sizes)) if attacked is None else attacked
+    if not 0 <= client < len(client_data.own):
+        raise UserError(f"--attacked must be one of 0 ... {len(client_data.own) - 1}, got {client}.")
+    stated = stage.release(client_data, Contributions.of_made(client_data, []))[1][client]
     if not stated.covered:
         raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
-    arguments = dealt, stated, canaries, prepared.config.dp.delta
+    arguments = client_data, stated, canaries, prepared.config.dp.delta
     if isinstance(stage, MERF):
         return stated, of_merf(stage, *arguments)
     assert isinstance(stage, NDPDC)
