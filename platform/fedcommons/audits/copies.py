@@ -3,8 +3,8 @@
 Each client's synthetic images are compared with the images that its generator saw and with an equal number of held-out
 images of the same classes. Distances are measured in pixels and in a feature space (``closeness``); an image that is
 moved by a pixel or mirrored counts as the same (``distances``). If nothing was memorised, seen and held-out images are
-exchangeable. Then a synthetic image is closer to a seen image than to any held-out image with probability 1/2, and seen
-and held-out images are equally likely to be near to a synthetic image (``verdict``). Each verdict comes with the
+exchangeable. Then a synthetic image is closer to a seen image than to any held-out image with probability 1/2. Seen
+and held-out images are also equally likely to be near to a synthetic image (``verdict``). Each verdict comes with the
 smallest share of copies that it detects (``power``).
 """
 

@@ -7,8 +7,8 @@ A score is high for an image that looks trained on. Every generator is the targe
 are its shadows. The attack compares an image's score under the target with its scores under shadows that saw the image
 and under shadows that did not.
 
-Departs from the paper: the attacker knows the target's images except for their membership, nothing is augmented, and
-an image that all shadows saw, or no shadow saw, takes the missing mean from all images.
+Departs from the paper: the attacker knows the target's images except for their membership, and nothing is augmented. An
+image that all shadows saw, or no shadow saw, takes the missing mean from all images.
 """
 
 from collections.abc import Callable, Sequence

@@ -118,8 +118,8 @@ def pool_quality(
 ) -> Quality:
     """Measure the quality of a pool of labelled images against real training images.
 
-    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop, the first on real images and
-    the second on the same number of pool images, at most ``most``. Features are those of the first classifier.
+    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop: the first on real images, the
+    second on the same number of pool images. This number is at most ``most``. The first classifier gives the features.
 
     Raises:
         UserError: there are k or fewer images of a kind.

@@ -9,8 +9,8 @@ to the mean of the real points. With equal class means, and class shares n'_c/n'
 f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x; y = 0] for both. The spread decides the curvature at 0, E[x^2]/4.
 
 Source: Xiong et al., arXiv:2207.09653, figure 1 and appendix A (equations 17 and 18).
-Departs from the paper, which does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, the
-points start from N(0, 1), and the labels of the synthetic points have the shares of the real labels (rounded).
+Departs from the paper, which does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, and the
+points start from N(0, 1). The labels of the synthetic points have the shares of the real labels (rounded).
 """
 
 from dataclasses import dataclass

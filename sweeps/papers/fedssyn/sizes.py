@@ -125,7 +125,7 @@ def taught(examples: Examples, test: Examples) -> float:
     """Train a logistic regression on the pixels of these examples and return its test accuracy, in [0, 1].
 
     The training stops when the gradient is below 1e-8. With few noisy images, a loss two thousandths above the minimum
-    can change the accuracy by four points, and such a result would depend on the number of threads.
+    can change the accuracy by four points. Such a result would depend on the number of threads.
     """
     from sklearn.linear_model import LogisticRegression
 
