@@ -1,4 +1,4 @@
-"""Errors of requests and of clients, each told in one sentence."""
+"""Errors of user requests and of user code, each with a message of one sentence."""
 
 import re
 import sys
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 SHOWN = 80
-"""Longer values are cut to this many characters in a message."""
+"""Maximum number of characters of a value in a message; longer values are cut."""
 
 FEW = 5
-"""Names that a message suggests at most."""
+"""Maximum number of names that a message suggests."""
 
 LONGEST = 190
-"""Characters of a sentence about somebody's part: one line of at most 200 with ``error: `` before it."""
+"""Maximum length of a sentence about user code: with ``error: `` before it, a line has at most 200 characters."""
 
 _HERE = Path(__file__).resolve().parent
-_NOT_SOMEBODYS = tuple(
+_NOT_USER_CODE = tuple(
     f"{path}/"
     for path in (
         _HERE,
@@ -33,19 +33,19 @@ _NOT_SOMEBODYS = tuple(
 )
 
 RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
-"""How one experiment is run: in a clone by the script, else by the command."""
+"""Command that runs one experiment: the script in a clone of the repository, else the installed command."""
 
-_TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that turn the direction of what follows them."""
+_TEXT_DIRECTION = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that change the direction of the text after them."""
 
 T = TypeVar("T")
 
 
 class UserError(Exception):
-    """A request that cannot be met: field, value, what is allowed, the nearest valid name. Raised before any work.
+    """A user request that cannot be met; the message names field, value, allowed values and the nearest valid name.
 
-    Words longer than ``SHOWN`` characters are cut in the sentence, and so are paths of four times that length. What a
-    terminal would obey is escaped: names of files and folders may be anybody's.
+    The error is raised before any work. In the sentence, words longer than ``SHOWN`` characters are cut, and so are
+    paths longer than four times ``SHOWN``. Control characters are escaped, because file names are not trusted.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -54,10 +54,10 @@ class UserError(Exception):
 
 
 class ClientError(RuntimeError):
-    """Somebody's code failed, mostly a client's; ``sentence`` names file, method, client and round, where there are.
+    """A failure of user code, usually in a client's job; ``sentence`` names file, method, client and round if known.
 
-    client, round: set if this client can be run again alone. trace: its traceback as text, because an exception loses
-    its traceback on the way from another process.
+    client, round: set if this client can be run again alone. trace: the traceback as text, because an exception loses
+    its traceback when it is sent from another process.
     """
 
     def __init__(self, sentence: str, client: int | None = None, round: int | None = None, trace: str = "") -> None:
@@ -66,31 +66,36 @@ class ClientError(RuntimeError):
 
     @classmethod
     def of(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
-        """The error for what code of somebody's has raised. where: which code; doing: what it did.
+        """Return the error that reports what user code has raised.
 
-        part: its name, said where the line that raised it is ours.
+        where: the code that was called. doing: what the code was doing. part: name of the component, which the message
+        quotes if the failing line is not in the user's file.
         """
-        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))  # no fault of its code
-        return cls(_told(error, where, part, doing), trace=trace)
+        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))  # user code is not the cause
+        return cls(_describe(error, where, part, doing), trace=trace)
 
 
 class Warned(str):
-    """A sentence about something that went wrong and stops nothing: also ``--quiet`` shows it."""
+    """A warning about a problem that does not stop the run; it is also printed with ``--quiet``."""
 
 
 class Ended(SystemExit):
-    """A signal ends this process: it passes through somebody's code, and a ``SystemExit`` of that code does not."""
+    """The exit of this process after a signal; unlike a ``SystemExit`` of user code, it is not turned into an error."""
 
 
 class somebodys:
-    """Turn whatever somebody's code raises in this context, or a check of what it returns, into one sentence.
+    """Context around a call of user code that turns every exception into a ``ClientError`` with one sentence.
 
-    part: an object, class or function, which is called by its file and name; or how it is called. at: when, such as
-    ``round 3``. ``UserError`` and ``ClientError`` pass, as do Ctrl-C and what ends the process. It is no generator, as
-    contextlib lets a ``StopIteration`` through.
+    Checks of what user code returns stand in the same context. ``UserError``, ``ClientError``, Ctrl-C and the end of
+    the process pass unchanged. The context is no generator, because contextlib lets a ``StopIteration`` through.
+
+    Args:
+        part: an object, class or function, which the message names by file and name; or the name itself.
+        method: name of the called method; empty if the part itself is called.
+        at: the time of the call, such as ``round 3``.
 
     Raises:
-        ClientError: anything else was raised, ``SystemExit`` too.
+        ClientError: another exception was raised; ``SystemExit`` counts.
     """
 
     def __init__(self, part: object, method: str = "", *at: str) -> None:
@@ -108,16 +113,16 @@ class somebodys:
 
 
 def ends(error: BaseException) -> bool:
-    """Whether the user or a signal ends this process, and not somebody's code."""
+    """Return whether the user or a signal, not user code, ends this process."""
     return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")  # Ray's own SystemExit
 
 
 @contextmanager
 def before_any_work() -> Iterator[None]:
-    """In this context failing code of somebody's is a request that cannot be met.
+    """Turn a failure of user code in this context into a request that cannot be met.
 
     Raises:
-        UserError: in the place of a ``ClientError``.
+        UserError: a ``ClientError`` was raised; the sentence is the same.
     """
     try:
         yield
@@ -126,10 +131,10 @@ def before_any_work() -> Iterator[None]:
 
 
 def given(kind: type[T], value: object, what: str = "") -> T:
-    """What somebody's code has given, if it is of this type; what: the type in words.
+    """Return the value that user code returned, if the value has this type. what: the type in words.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value has another type.
     """
     if isinstance(value, kind):
         return value
@@ -137,24 +142,24 @@ def given(kind: type[T], value: object, what: str = "") -> T:
 
 
 def name_of(part: Any) -> str:
-    """``my_lab.py:FedAvgM``: the file of an object's class, or of a class or function, and its name."""
+    """Return file and name of a class, a function or an object's class, such as ``my_lab.py:FedAvgM``."""
     kind = part if hasattr(part, "__qualname__") else type(part)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return _cut(f"{Path(file).name if file else kind.__module__}:{kind.__name__}")
 
 
 def shown(value: object) -> str:
-    """A value for a message: text in quotes, control characters escaped, cut at ``SHOWN`` characters."""
+    """Return a value for a message: text in quotes, control characters escaped, cut at ``SHOWN`` characters."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
 def clean(text: str) -> str:
-    """Text for a screen, a table or a picture: control characters, halves of characters and turns are escaped."""
+    """Return text for display; control characters, surrogates and changes of text direction are escaped."""
     return text if text.isascii() and text.isprintable() else "".join(map(_escaped, text))
 
 
 def _escaped(c: str) -> str:
-    is_odd = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING
+    is_odd = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TEXT_DIRECTION
     return c.encode("unicode_escape").decode() if is_odd else c
 
 
@@ -163,68 +168,70 @@ def _cut(text: str, length: int = SHOWN) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message in one line."""
-    cause = getattr(error, "cause", None)  # Ray raises an error of its own around that of another process
+    """Return the error's message in one line."""
+    cause = getattr(error, "cause", None)  # Ray wraps the error of another process in its own error
     cause = cause if isinstance(cause, BaseException) else error
     if isinstance(cause, ClientError):
         return cause.sentence
-    said = message_of(cause)
+    message = message_of(cause)
     if isinstance(cause, UserError):
-        return said
+        return message
     if lacks_memory(cause):
-        return f"out of memory: {_cut(said) or 'none is left'}"
-    return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
+        return f"out of memory: {_cut(message) or 'none is left'}"
+    return f"{type(cause).__name__}: {message}" if message else type(cause).__name__
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this process, or its limits, had no memory left, or none for one more thread or process."""
+    """Return whether the error reports a lack of memory, or of resources for one more thread or process."""
     if isinstance(error, OSError):
         return error.errno in (ENOMEM, EAGAIN)
-    told = isinstance(error, RuntimeError | ImportError) and any(words in message_of(error) for words in _NO_MEMORY)
-    return isinstance(error, MemoryError) or told
+    is_reported = isinstance(error, RuntimeError | ImportError) and any(
+        words in message_of(error) for words in _NO_MEMORY
+    )
+    return isinstance(error, MemoryError) or is_reported
 
 
 _NO_MEMORY = (
     "allocate memory", "not enough memory", "out of memory", "bad_alloc", "new thread", "map segment",
     "create a primitive",
 )  # fmt: skip
-"""In the errors of torch, oneDNN and threading, and of the loader of libraries."""
+"""Words for a lack of memory in the errors of torch, oneDNN, threading and the loader of shared libraries."""
 
 
 def message_of(error: BaseException) -> str:
-    """What the error says, in one line; somebody's own may be one that cannot be told."""
+    """Return the error's message in one line; ``str`` of an error class of the user may itself fail."""
     try:
         return clean(" ".join(str(error).split()))
     except BaseException:
         return "it cannot say why"
 
 
-def _told(error: BaseException, where: str, part: str, doing: Sequence[str]) -> str:
-    """``where: what was raised (the place in somebody's file; doing)``; what was raised is cut first."""
+def _describe(error: BaseException, where: str, part: str, doing: Sequence[str]) -> str:
+    """Return ``where: message (line in the user's file; doing)``; the message is cut first if the text is too long."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(code, line) for code, line in frames if is_user_code(code.co_filename)]
-    place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in mine[-1:]]
+    user_frames = [(code, line) for code, line in frames if is_user_code(code.co_filename)]
+    place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in user_frames[-1:]]
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
-    said = sentence(error)
-    if type(error) is ValueError and not mine:  # our own words
-        said = said.removeprefix("ValueError: ")
+    message = sentence(error)
+    if type(error) is ValueError and not user_frames:  # raised by the package, so the type says nothing
+        message = message.removeprefix("ValueError: ")
     where = _cut(where, LONGEST // 2)
-    return f"{where}: {_cut(said, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
+    return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
 
 
 @lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Return whether a file is the user's: neither installed, nor Python's or the package's own."""
+    """Return whether a file is the user's: not installed, not part of Python and not part of this package."""
     path = Path(file).resolve()
-    installed = str(path).startswith(_NOT_SOMEBODYS) or {"site-packages", "dist-packages"} & set(path.parts)
+    installed = str(path).startswith(_NOT_USER_CODE) or {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not file.startswith("<")
 
 
 def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:
-    """The error for a name that is not in ``known``; it suggests the nearest name.
+    """Return the error for a name that is not in ``known``; its message suggests the nearest name.
 
-    besides: what else is allowed, told after the known names.
+    besides: what else is allowed, listed after the known names.
     """
     known = sorted(known)
     listing = f" Known: {', '.join([*known, *([besides] if besides else [])])}." if len(known) <= 16 else " See --help."
@@ -232,19 +239,19 @@ def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> Us
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or a full stop if no name is near.
+    """Return ``; did you mean 'x'?``, or a full stop if no name is near.
 
-    A name that differs in its dots, dashes and capitals only is the nearest, or the few that begin so. Else dotted
-    names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
+    A name that differs only in dots, dashes and capitals is nearest. Next come names that start with ``name``, if they
+    are few. Else dotted names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
     """
     known, letters = sorted(known), re.sub(r"[-_.]", "", name).lower()
-    same = [one for one in known if re.sub(r"[-_.]", "", one).lower() == letters]
-    begun = [one for one in known if len(letters) > 2 and one.startswith(name)]
-    if (near := same[:1] or begun) and len(near) <= FEW:
+    same = [candidate for candidate in known if re.sub(r"[-_.]", "", candidate).lower() == letters]
+    starting = [candidate for candidate in known if len(letters) > 2 and candidate.startswith(name)]
+    if (near := same[:1] or starting) and len(near) <= FEW:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     leaves: dict[str, list[str]] = {}
-    for one in known:
-        leaves.setdefault(_leaf(one), []).append(one)
+    for candidate in known:
+        leaves.setdefault(_leaf(candidate), []).append(candidate)
     if leaf := get_close_matches(_leaf(name), list(leaves), n=1, cutoff=0.6):
         return f"; did you mean {get_close_matches(name, leaves[leaf[0]], n=1, cutoff=0)[0]!r}?"
     return "."

@@ -1,7 +1,7 @@
-"""What a federated algorithm is: four functions over plain data, and the three kinds of data that never mix.
+"""Interface of federated algorithms: four functions over plain data, and the three kinds of data that never mix.
 
-A *message* crosses the wire and is counted in bytes; *memory* stays with the client and is never counted; *state*
-stays on the server, and ``state["model"]`` is the server model.
+A *message* travels between server and client, and its bytes are counted. *Memory* stays with the client and is never
+counted. *State* stays on the server, and ``state["model"]`` is the server model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +22,18 @@ from fedcommons.flat_tensors import Flat, Payload, nbytes
 from fedcommons.privacy.release import Release
 
 State = Payload
-"""What the server keeps from round to round.
+"""State that the server stores from round to round.
 
 ``state["model"]`` is the server model. It is evaluated in every round, and so is any other ``state["model/NAME"]``.
-A method whose clients have models of their own (``Personal``) may have no server model.
+A method with personal models of the clients (``Personal``) may have no server model.
 """
 
 
 @dataclass(eq=False)
 class Counts:
-    """Class counts of all clients, (N, classes), computed when they are asked for.
+    """Class counts of all clients, (N, classes), computed when the object is called.
 
-    Whoever asks has them sent by every client, so it is kept how many bytes that takes; 0: nobody has asked.
+    Every client sends its counts for a call, so ``nbytes`` stores the bytes of that traffic; 0: never called.
     """
 
     compute: Callable[[], Tensor]
@@ -47,22 +47,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation, and class counts, which are not.
+    """Public facts of a federation, and the clients' class counts, which are not public.
 
-    arrival: per client, the probability that it takes part in a round and its whole reply arrives; None where it is not
-    known in closed form. counts: how many examples of each class every client has, (N, classes), computed when it
-    is called. Who calls it in a run, a method or a straggler rule, makes every client send its counts: their bytes are
-    counted, and the ledger lists them as uncovered, once. shape: of an example; n_classes: of the labels, None where
-    these are no classes. head, batch_norm: names of the parameters of the module's ``head`` and of its BatchNorm
-    layers, in the model's order; empty where it has none. pool: number of examples in the pool that the server holds; 0
-    where it holds none, and before the pool is made. What ``down`` and ``merge`` need of it, ``start`` puts into
-    the state.
+    arrival: per client, the probability that it takes part in a round and its whole reply arrives; None if no closed
+    form is known. counts: returns the number of examples per class and client, (N, classes). If a method or a straggler
+    rule calls ``counts`` in a run, every client sends its counts: the bytes are counted, and the privacy ledger lists
+    the counts once, as uncovered. shape: of an example. n_classes: number of classes; None if labels are no classes.
+    head, batch_norm: names of the parameters of the module's ``head`` and of its BatchNorm layers, in the model's
+    order; empty if the module has none. pool: number of examples in the server's pool of synthetic images; 0 without a
+    pool and before it is created. ``start`` copies the facts that ``down`` and ``merge`` need into the state.
     """
 
     n_clients: int
-    sizes: Sequence[float]  # of the clients: their numbers of examples, or the sums of these examples' weights
+    sizes: Sequence[float]  # per client: number of examples, or sum of the examples' weights
     rounds: int
-    weighting: str = "uniform"  # of clients in averages
+    weighting: str = "uniform"  # rule for the weights of clients in averages
     arrival: Sequence[float] | None = None
     counts: Callable[[], Tensor] | None = None
     shape: tuple[int, ...] = ()
@@ -77,18 +76,21 @@ class Facts:
 
     @property
     def counts_nbytes(self) -> int:
-        """Bytes of the class counts that clients have sent; 0 where nobody has called ``counts``."""
+        """Bytes of the class counts that clients have sent; 0 if ``counts`` was never called."""
         return self.counts.nbytes if isinstance(self.counts, Counts) else 0
 
     @property
     def total_weight(self) -> float:
-        """Sum of w_i over all N clients, whether they take part or not."""
+        """Sum of the weights w_i over all N clients, whether they take part or not."""
         return total_weight(self.weighting, self.sizes)
 
 
 @dataclass(frozen=True)
 class Message:
-    """Server to client. ``common`` is the same object for all clients of a round and is sent to each worker once."""
+    """A message from the server to one client; ``own`` is for this client alone.
+
+    ``common`` is the same object for all clients of a round, and each worker process receives it once.
+    """
 
     common: Payload
     own: Payload = field(default_factory=dict)
@@ -101,22 +103,22 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """Client to server, and what the client keeps.
+    """A client's reply to the server, its new memory, and its metrics for the experimenter.
 
-    sums, each: a tensor may be summed and seen singly, under one name in both; it travels once. Then the sum is what is
-        seen times ``weight``.
-    metrics: what the experimenter sees of the client, as if looking over its shoulder. They are no message: they cost
-        no bytes, have no epsilon, and reach neither ``merge`` nor a client.
-    releases: what protects the tensors, by name. A tensor that no release names counts as unprotected (uncovered). Name
-        a tensor that was made from memory only if the memory itself was made from protected results.
+    sums, each: a tensor under the same name in both is summed and also visible to the server by client. It travels
+        once; its part of the sum is the tensor in ``each`` times ``weight``.
+    metrics: measurements of the client for the experimenter. They are no message: they cost no bytes, have no epsilon,
+        and reach neither ``merge`` nor a client.
+    releases: protection of the tensors, by name. A tensor that no release names counts as unprotected (uncovered). A
+        release may name a tensor computed from memory only if the memory was computed from protected results.
     """
 
-    sums: Payload = field(default_factory=dict)  # added over clients by the engine; ``total`` in merge
-    each: Payload = field(default_factory=dict)  # travel singly; in merge's ``replies``
+    sums: Payload = field(default_factory=dict)  # the engine adds them over clients: ``total`` in merge
+    each: Payload = field(default_factory=dict)  # travel separately: in merge's ``replies``
     _: KW_ONLY
-    weight: float = 1.0  # the client's weight in averages; its sums are already multiplied by it
-    memory: Payload | None = None  # replaces the client's memory; None leaves it as it was
-    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the experimenter's record alone
+    weight: float = 1.0  # the client's weight in averages; ``sums`` are already multiplied by it
+    memory: Payload | None = None  # replaces the client's memory; None leaves the memory unchanged
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the experimenter only
     releases: Sequence[Release] = ()
 
     @property
@@ -128,39 +130,45 @@ class Reply:
 
 
 Replies = Mapping[int, Reply]
-"""A round's replies by client, in client order, without their sums, memory and metrics."""
+"""Replies of a round by client, in client order, without sums, memory and metrics."""
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of the algorithm's constants, with these functions. None changes its arguments.
+    """A federated algorithm: a frozen dataclass of its constants with these functions, which change no argument.
 
     A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    Optional are ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``, ``trains_locally``, ``sees_statistics``,
-    ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``, ``needs_pool``, ``waits_for``, ``needs`` (see
-    ``needed``), ``watches_head = True`` for one that takes embeddings at the module's ``head`` (see ``features.Head``),
-    ``needs_classes = True`` for one that works by class (labels that are no classes are refused), ``distils = True``
-    for one whose server makes images and distils logits, ``trains_images = True`` where it trains them by the model's
-    logits (examples and models that are not for it are refused), and ``check(fields)``, which raises ``UserError``
-    where it is not defined for an experiment's fields. What model and data are not for it, ``start`` refuses.
+    ``start`` raises an error for a model or data that the algorithm is not defined for.
+
+    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes:
+    ``trains_locally``, ``sees_statistics``, ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``,
+    ``needs_pool``, ``waits_for``, ``needs`` (see ``needed``), and
+
+    ``watches_head = True``: the algorithm takes embeddings at the module's ``head`` (see ``features.Head``).
+    ``needs_classes = True``: the algorithm works per class; labels that are no classes are refused.
+    ``distils = True``: the server creates images and distils logits.
+    ``trains_images = True``: the server trains images by the model's logits; unsuitable examples and models are
+    refused.
+    ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        """The server's state before round 1."""
+        """Return the server's state before round 1."""
         ...
 
     def down(self, state: State, round: int, client: int) -> Message:
-        """What ``client`` downloads in ``round``."""
+        """Return the message that ``client`` downloads in ``round``."""
         ...
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """One client's round, in a worker; ``memory`` is empty when the client is drawn for the first time."""
+        """Run one client's round in a worker process; ``memory`` is empty when the client first takes part."""
         ...
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        """The next state, from the float64 sums over clients (``total``) and the rest of their replies.
+        """Return the server's next state.
 
-        ``replies`` has no metrics: these are the experimenter's, and what the server is to know is sent.
-        An algorithm that trains on the server runs that training as one job of ``executor``.
+        total: float64 sums of ``Reply.sums`` over the clients. replies: the clients' replies without sums, memory and
+        metrics; metrics are for the experimenter, and clients send what the server needs. An algorithm that trains on
+        the server runs the training as one job of ``executor``.
         """
         ...
 
@@ -170,20 +178,21 @@ class ChoosesClients(Protocol):
     """An algorithm that chooses a round's clients itself."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """The clients of ``round``, each once, in any order. If there are none, only ``merge`` is called."""
+        """Return the clients of ``round``, each once, in any order. Without clients, only ``merge`` is called."""
         ...
 
 
 @runtime_checkable
 class Personal(Protocol):
-    """An algorithm whose clients have models of their own, which ``evaluate.clients`` judges."""
+    """An algorithm with a personal model per client, which ``evaluate.clients`` evaluates."""
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        """What a client would use after a round: ``model``, a ``Flat`` of all its weights, and maybe ``buffers``.
+        """Return the client's personal model after a round: ``model``, a ``Flat`` of all weights, maybe ``buffers``.
 
-        state: the server's. memory: the client's, empty if it has not taken part yet. message: what it would download
-        in the next round. buffers: BatchNorm's statistics; without them those that the client has by
-        ``federation.buffers``. Nothing travels: this is the experimenter's look at the client.
+        state: the server's state. memory: the client's memory, empty if the client has not taken part yet. message: the
+        message that the client would download in the next round. Without ``buffers`` (BatchNorm's statistics), the
+        client uses the statistics that ``federation.buffers`` prescribes. Nothing travels: the result is for the
+        experimenter.
         """
         ...
 
@@ -191,55 +200,55 @@ class Personal(Protocol):
 BUFFERS = "buffers"
 """Name of BatchNorm's statistics in replies. The engine averages them; algorithms do not see them by default.
 
-An algorithm with the attribute ``sees_statistics = True`` gets each client's in ``replies[i].each[BUFFERS]``, unless
-``federation.buffers`` is keep: then they stay with the clients. A model without BatchNorm has none.
+An algorithm with the attribute ``sees_statistics = True`` gets client i's statistics in ``replies[i].each[BUFFERS]``.
+With ``federation.buffers`` keep, the statistics stay with the clients. A model without BatchNorm has no statistics.
 """
 
 
 def sees_statistics(algorithm: Algorithm) -> bool:
-    """Whether the algorithm asks for every client's BatchNorm statistics."""
+    """Return whether the algorithm requests every client's BatchNorm statistics."""
     return getattr(algorithm, "sees_statistics", False) is True
 
 
 def keeps_batch_norm(algorithm: Algorithm) -> bool:
-    """Whether BatchNorm stays with its clients, by its attribute ``keeps_batch_norm = True``.
+    """Return whether BatchNorm layers stay with the clients (attribute ``keeps_batch_norm = True``).
 
-    Such a method is refused for a model without BatchNorm, and unless ``federation.buffers`` is keep.
+    Such a method needs a model with BatchNorm and ``federation.buffers`` keep; otherwise it is refused.
     """
     return getattr(algorithm, "keeps_batch_norm", False) is True
 
 
 def refuses_batch_norm(algorithm: Algorithm) -> bool:
-    """Whether it is not defined for a model with BatchNorm, by its attribute ``refuses_batch_norm = True``."""
+    """Return whether the algorithm refuses a model with BatchNorm (attribute ``refuses_batch_norm = True``)."""
     return getattr(algorithm, "refuses_batch_norm", False) is True
 
 
 def takes_partial(algorithm: Algorithm) -> bool:
-    """Whether the algorithm takes what a late client has done, by its attribute ``takes_partial = True``.
+    """Return whether the algorithm accepts partial work of stragglers (attribute ``takes_partial = True``).
 
-    Without it, late clients are dropped.
+    Without this attribute, stragglers are dropped.
     """
     return getattr(algorithm, "takes_partial", False) is True
 
 
 def needs_pool(algorithm: Algorithm) -> bool:
-    """Whether its server trains on a pool that it holds, by its attribute ``needs_pool = True``.
+    """Return whether the server trains on a pool of synthetic images (attribute ``needs_pool = True``).
 
-    Such a method is refused with a sharing stage that gives the server none.
+    Such a method is refused with a sharing strategy that leaves the server without a pool.
     """
     return getattr(algorithm, "needs_pool", False) is True
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:
-    """The algorithm's ``needs``: attributes of its clients' module, beside Lightning's, and their meaning."""
+    """Return ``needs``: attributes required of the clients' module in addition to Lightning's, with their meaning."""
     return getattr(algorithm, "needs", {})
 
 
 def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
-    """See that the module has what the algorithm needs.
+    """Check that the module has what the algorithm needs.
 
     Raises:
-        UserError: it lacks an attribute.
+        UserError: an attribute, BatchNorm or a usable ``head`` is missing, or the module has refused BatchNorm layers.
     """
     for name, what in needed(algorithm).items():
         if not hasattr(module, name):
@@ -264,10 +273,11 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Common:
-    """What all clients hold in common after an exchange before round 1.
+    """Data that all clients have in common after an exchange before round 1.
 
-    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients; None: of
-    examples that go up once and down to N - 1 others. releases: what left; clients without one count as uncovered.
+    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients; None: every
+    example is uploaded once and downloaded by the N - 1 other clients. releases: privacy ledger entries of the
+    exchange; clients without an entry count as uncovered.
     """
 
     examples: Examples
@@ -280,28 +290,29 @@ class Shares(Protocol):
     """An algorithm whose clients share something once, before round 1."""
 
     def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
-        """What is shared, made from ``clients``, the clients' training data; every draw is keyed by ``seed``.
+        """Return the shared data, computed from the clients' training data; every random draw is keyed by ``seed``.
 
-        n_classes: None where labels are no classes; with ``needs_classes = True`` it never is.
+        n_classes: number of classes; None if labels are no classes, which ``needs_classes = True`` excludes.
         """
         ...
 
 
 def trains_locally(algorithm: Algorithm) -> bool:
-    """Whether its clients make local steps, by ``work.local``; not with its attribute ``trains_locally = False``.
+    """Return whether the clients take local steps by ``work.local`` (not with ``trains_locally = False``).
 
-    ``--dry-run`` counts none, and fields of such steps are refused; with ``needs_pool`` they are the server's.
+    Without local steps, ``--dry-run`` counts no steps of clients, and fields of local steps are refused. If the
+    algorithm has ``needs_pool``, the fields describe the server's steps.
     """
     return getattr(algorithm, "trains_locally", True) is not False
 
 
 @runtime_checkable
 class TellsWork(Protocol):
-    """An algorithm that works beside its clients' local steps, and tells ``--dry-run`` how much.
+    """An algorithm with work outside its clients' local steps, whose amount it reports to ``--dry-run``.
 
     A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k (``pieces``), of s_k seconds each, and c for local
-    steps and all else. The s_k are found from short rounds of variants that differ in their n_k (``smaller``). Of a
-    server that trains in ``merge``:
+    steps and everything else. ``--dry-run`` estimates s_k from short rounds of variants with different n_k
+    (``smaller``). Example of a server that trains in ``merge``:
 
         def pieces(self, facts, loop, round, clients):
             return {"server_steps": self.epochs * 8}
@@ -311,17 +322,19 @@ class TellsWork(Protocol):
     """
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """How many pieces of each kind, by names of its own, a round has in which these clients reply.
+        """Return the number of pieces of work by kind in a round in which ``clients`` reply.
 
-        loop: how clients train locally; these steps are counted anyway, unless ``trains_locally`` is False.
+        The algorithm chooses the names of the kinds. loop: how clients train locally; ``--dry-run`` already counts
+        local steps, unless ``trains_locally`` is False.
         """
         ...
 
     def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
-        """Variants of itself that are timed, each in a round of one client with so many examples, of any classes.
+        """Return variants of the algorithm to time, each with the number of examples of the single client.
 
-        The first has as little work as can be. There is one more than there are kinds, at least; where it is to stand
-        out, a kind has ``times`` pieces more. Runs whose variants are equal share prices, so a constant that changes no
-        price stands at its default in them.
+        Each variant is timed in a round of one client, whose examples may have any classes. The first variant has the
+        least possible work. There is at least one variant more than kinds; to measure a kind, a variant has ``times``
+        more pieces of this kind. Runs with equal variants share the measured times, so variants use the default of
+        every constant that does not change the time.
         """
         ...
