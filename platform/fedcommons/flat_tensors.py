@@ -1,7 +1,7 @@
 """Arithmetic on named tensors that are views of one flat buffer.
 
 A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layout`` that names its parts. So adding
-clients' updates, loading a module and sending are one operation each, for any number of layers.
+clients' updates, loading a module and sending a model take one operation each, for any number of layers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Each name's position in the buffer, and its shape."""
+        """Position in the buffer and shape of each part, by name."""
         parts, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             parts[name] = slice(start, start + prod(shape)), shape
@@ -73,37 +73,37 @@ Payload = Mapping[str, Flat | Tensor]
 
 
 def layout_of(named: Iterable[tuple[str, Tensor]]) -> Layout:
-    """The layout of these named tensors, in their order."""
+    """Return the layout of named tensors, in the order of ``named``."""
     items = [(name, tuple(t.shape)) for name, t in named]
     return Layout(tuple(n for n, _ in items), tuple(s for _, s in items))
 
 
 def flatten(named: Mapping[str, Tensor]) -> Flat:
-    """A new buffer with a copy of these tensors."""
+    """Return a ``Flat`` with a new buffer and copies of the named tensors."""
     return Flat(layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()]))
 
 
 EMPTY = Flat(Layout((), ()), torch.empty(0, dtype=torch.float32, device="cpu"))
-"""The vector without parts."""
+"""The ``Flat`` without parts."""
 
 
 def copy(x: Flat) -> Flat:
-    """A copy with its own buffer."""
+    """Return a copy of ``x`` with a new buffer."""
     return Flat(x.layout, x.buffer.clone())
 
 
 def data(x: Flat | Tensor) -> Tensor:
-    """The tensor with all values of ``x``."""
+    """Return the tensor with all values of ``x``: the buffer of a ``Flat``, or the tensor itself."""
     return x.buffer if isinstance(x, Flat) else x
 
 
 def require_payload(what: str, payload: Any) -> None:
-    """See that this has the form of a payload.
+    """Check that ``payload`` has the form of a ``Payload``. what: its name in the message.
 
     Raises:
-        ValueError: it is no mapping from names to ``Flat`` or tensors.
+        ValueError: ``payload`` is no mapping from names to ``Flat`` or tensors.
     """
-    # by class first: this is done for each client, and most are these
+    # Exact classes are tested first, because the check runs for each client and isinstance is slower.
     if payload.__class__ is dict and not payload:
         return
     if payload.__class__ is not dict and not isinstance(payload, Mapping):
@@ -114,10 +114,10 @@ def require_payload(what: str, payload: Any) -> None:
 
 
 def flat(payload: Payload, name: str) -> Flat:
-    """The named vector ``name`` of a payload.
+    """Return the ``Flat`` called ``name`` in a payload.
 
     Raises:
-        TypeError: it is a plain tensor.
+        TypeError: the entry is a plain tensor.
     """
     x = payload[name]
     if not isinstance(x, Flat):
@@ -126,26 +126,26 @@ def flat(payload: Payload, name: str) -> Flat:
 
 
 def scalar(payload: Payload, name: str) -> float:
-    """The number ``name`` of a payload."""
+    """Return the number called ``name`` in a payload."""
     return float(data(payload[name]))
 
 
 def zeros_like(x: Flat) -> Flat:
-    """Zeros with the layout of ``x``."""
+    """Return zeros with the layout of ``x``."""
     return Flat(x.layout, torch.zeros_like(x.buffer))
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """A copy of the named parts of ``x``, in the order given; an empty vector for no names. A text is one name."""
+    """Return a copy of the parts ``names`` of ``x``, in that order; empty without names. A ``str`` is one name."""
     names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 
 def put(whole: Flat, part: Flat) -> Flat:
-    """A copy of ``whole`` with the parts of ``part`` put in; the inverse of ``select``.
+    """Return a copy of ``whole`` in which the parts of ``part`` are replaced; the inverse of ``select``.
 
     Raises:
-        ValueError: ``whole`` has no part of a name, or one of another shape.
+        ValueError: ``whole`` lacks a part of ``part``, or the shapes differ.
     """
     result = copy(whole)
     for name, values in part.items():
@@ -158,49 +158,49 @@ def put(whole: Flat, part: Flat) -> Flat:
 
 
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
-    """``values`` with the layout of ``x`` if that is a ``Flat``, else as they are."""
+    """Return ``values`` as a ``Flat`` with the layout of ``x`` if ``x`` is a ``Flat``, else unchanged."""
     return Flat(x.layout, values) if isinstance(x, Flat) else values
 
 
 def sub(a: Flat, b: Flat) -> Flat:
-    """a - b."""
+    """Return a - b."""
     return Flat(a.layout, a.buffer - b.buffer)
 
 
 def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
-    """a + scale b, computed in the wider type and returned in a's."""
+    """Return a + scale b, computed in the wider of both types and converted to a's type."""
     wide = torch.promote_types(a.buffer.dtype, b.buffer.dtype)
     return Flat(a.layout, torch.add(a.buffer.to(wide), b.buffer, alpha=scale).to(a.buffer.dtype))
 
 
 def scale(a: Flat, factor: float) -> Flat:
-    """factor a; ``a`` itself if the factor is 1."""
+    """Return factor a; ``a`` itself if the factor is 1."""
     return a if factor == 1 else Flat(a.layout, a.buffer * factor)
 
 
 def sq_norm(a: Flat | Tensor) -> float:
-    """||a||^2, accumulated in float64."""
+    """Return ||a||^2, accumulated in float64."""
     x = data(a).double()
     return float(x.mul_(x).sum()) if x is not data(a) else float(x.square().sum())
 
 
 def norm(a: Flat | Tensor) -> float:
-    """||a||, in one pass; infinite or nan only if a value of ``a`` is, but not because squares overflow."""
+    """Return ||a||; the result is infinite or nan only if a value of ``a`` is, not because squares overflow."""
     x = data(a)
-    found = float(torch.linalg.vector_norm(x))
-    if isfinite(found) or not x.isfinite().all():
-        return found
+    result = float(torch.linalg.vector_norm(x))
+    if isfinite(result) or not x.isfinite().all():
+        return result
     largest = x.abs().max().double()
     return float(largest * torch.linalg.vector_norm(x / largest))
 
 
 def nbytes(payload: Payload) -> int:
-    """Bytes of the numbers in a message: what crosses the wire, names and headers left out."""
+    """Return the bytes of the numbers in a message, without names and headers."""
     return sum(data(x).nbytes for x in payload.values())
 
 
 def to_device(payload: Payload, device: torch.device) -> Payload:
-    """The payload on ``device``; itself where it is there."""
+    """Return the payload on ``device``; the same object if it is already on ``device``."""
     if not payload or all(data(x).device == device for x in payload.values()):
         return payload
     return {

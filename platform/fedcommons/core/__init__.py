@@ -1,1 +1,1 @@
-"""What methods and the engine share; neither imports the other."""
+"""Code that methods and the engine share: interfaces, local training and evaluation."""

@@ -1,4 +1,4 @@
-"""What one process trains with: a module, its optimizer, its weights and buffers as flat tensors, the local loop."""
+"""Training objects of one process: module, optimizer, local loop, and weights and buffers as flat tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,24 +24,27 @@ ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 
 
 class Work:
-    """What one process trains with: a LightningModule, its optimizer, the local loop and the clients' weighting.
+    """Training objects of one process: a LightningModule, its optimizer, the local loop and the weighting rule.
 
-    Built once per process and used for one client after another. The parameters are views of one flat buffer; frozen
-    ones (``requires_grad = False`` when it was built) are no part of it, and the same in every process.
+    An instance is built once per process and trains one client after another. The trainable parameters are views of one
+    flat buffer. Frozen parameters (``requires_grad = False`` at construction) are not in it; they are equal in every
+    process.
+
     ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
-    round engine loads the right client's. ``initial``, ``initial_buffers``: the values when the module was built.
-    ``share``: of its work that a client does; the round engine sets it where a late client's partial work is taken.
-    ``clock``: how far the federation is, which the module reads as ``self.current_epoch`` and so on.
-    ``noise``: of the client's round, which the round engine sets, from ``source``; all that protects a release is drawn
-    from it (``noise.call``).
-    ``rates``: of the optimizer's groups in this round.
-    ``instead``: what a local training gives in place of steps, where clients are batched (see ``batched``).
-    ``graphs``: what trains by CUDA graphs, where that is asked for and the device is a GPU (see ``graphs``).
-    ``hooks``: what calls the module's hooks in local training; None if it overrides none (see ``hooks``).
-    ``evaluating``: its parts in evaluation mode when it was built, such as a frozen BatchNorm, which stay so.
+    round engine loads the current client's values.
+    ``initial``, ``initial_buffers``: the values when the module was built.
+    ``share``: fraction of its work that a client does; the round engine sets it for a straggler's partial work.
+    ``clock``: progress of the federation, which the module reads as ``self.current_epoch`` and so on.
+    ``noise``: noise of the client's round, set by the round engine from ``source``; all noise that protects a release
+    is drawn from it (``noise.call``).
+    ``rates``: learning rates of the optimizer's groups in this round.
+    ``instead``: called in place of local training if clients are batched (see ``vmap_clients``).
+    ``graphs``: trains by CUDA graphs, if requested and the device is a GPU (see ``cuda_graphs``); else None.
+    ``hooks``: calls the module's hooks in local training; None if the module overrides no hook (see ``hooks``).
+    ``evaluating``: submodules in evaluation mode at construction, such as a frozen BatchNorm, which stay in it.
     ``has_user_code``: whether a part of the module is the user's code, which may use any random number generator.
-    ``listed``: under DP-SGD, how often the client has an example of these contents.
-    ``trained``: what protects each local training and gradient since the round engine emptied it, before a client.
+    ``listed``: under DP-SGD, how often the client has an example, by the example's contents.
+    ``trained``: a release per local training and gradient; the round engine empties the list before each client.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer (see ``optimizers.read``).
@@ -87,7 +90,7 @@ class Work:
         self.graphs, self.hooks = cuda_graphs.of(self), hooks.of(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
-        """Set the clock and the rates to a client's round; ``data``: the client's. Round 0: of a job outside rounds."""
+        """Set the clock and the learning rates for a client's round. Round 0 means a job outside rounds."""
         if self.logged.metrics.objects:
             self.logged.metrics.put_back()
         before = max(0, round - 1)
@@ -102,20 +105,20 @@ class Work:
         self.set_rates()
 
     def set_rates(self, lr: float | None = None) -> None:
-        """Set all rates to ``lr``, by default to those of the round, and the schedulers to how they were built."""
+        """Set all learning rates to ``lr``, by default to those of the round, and reset the schedulers."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate if lr is None else lr
         if self.schedulers and lr is None:
             self.schedulers.begin(self.factor)
 
     def inputs(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return examples as the module's ``forward`` gets them: those of a batch that its hooks have transferred."""
+        """Return the examples as the module's ``forward`` gets them: after the module's hooks for batch transfer."""
         batch: Any = self.hooks.transfer((x, y)) if self.hooks else (x, y)
         return batch[0] if isinstance(batch, Sequence) else x
 
     @property
     def round(self) -> int:
-        """The round, from 1; 0 in a job outside rounds."""
+        """Number of the round, from 1; 0 in a job outside rounds."""
         return self.clock.round
 
     def local(
@@ -128,54 +131,58 @@ class Work:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train from ``start``. The trained weights are the worker's own buffer, overwritten by the next training.
+        """Train from ``start`` and return the result, whose weights are overwritten by the next training.
 
         ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
-        under DP-SGD it must not use the data, as what it adds is neither clipped nor noised. ``lr``: the learning rate
-        of all parameters and steps of this call; by default the module's own rates, times the round's factor.
+        under DP-SGD it must not use the data, because its change is neither clipped nor noised. ``lr``: the learning
+        rate of all parameters and steps of this call; by default the module's learning rates times the round's factor.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
     def gradient(self, at: Flat, data: ClientData) -> Flat:
-        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation.
+        """Return the gradient at ``at`` of the client's mean loss, in evaluation mode, without augmentation.
 
-        No DP-SGD protects it, so nothing is covered of a reply that was made with it, whatever it declares.
+        DP-SGD does not protect this gradient, so a reply computed with it counts as uncovered, whatever it declares.
         """
         self.trained.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
 
     def times_listed(self, data: ClientData) -> int:
-        """Return the most times that ``data`` lists an example: by its contents, over how often the client has these.
+        """Return the maximum number of times that ``data`` lists an example, rounded up.
 
-        A row of another client, or one that a method has made, counts as an example.
+        Examples with equal contents are counted together and divided by their number in the client's data. A row of
+        another client, or a row that a method has created, counts as an example.
         """
-        return max((-(-times // max(1, self.listed.get(of, 0))) for of, times in contents(data.x).items()), default=1)
+        return max(
+            (-(-times // max(1, self.listed.get(content, 0))) for content, times in contents(data.x).items()), default=1
+        )
 
     def weight(self, data: ClientData) -> float:
-        """w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
+        """Return w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
         return weight(self.weighting, data.size)
 
     def load(self, model: Flat) -> None:
-        """Copy these weights into the module.
+        """Copy the weights ``model`` into the module.
 
         Raises:
-            ValueError: their names or shapes are not the module's.
+            ValueError: names or shapes of the weights are not the module's.
         """
         if model.layout != self.params.layout:
             raise ValueError("the weights' names or shapes are not those of this process's module")
         self.params.buffer.copy_(model.buffer.detach())
 
     def load_buffers(self, buffers: Flat) -> None:
-        """Copy these buffers into the module and reset its counters (batches seen) to their initial values."""
+        """Copy ``buffers`` into the module and reset its counters (batches seen) to their initial values."""
         if len(buffers):
             self.buffers.buffer.copy_(buffers.buffer)
         for counter, built in self.counters:
             counter.copy_(built)
 
     def copied(self, value: Any) -> Any:
-        """Return the value with copies of those of its tensors that share memory with this worker's module.
+        """Return the value with copies of all its tensors that share memory with this worker's module.
 
-        The next training overwrites them. Looked at are tensors, ``Flat`` and dicts, lists and tuples of them.
+        The next training would overwrite such tensors. The search covers tensors, ``Flat``, and dicts, lists and tuples
+        of them.
         """
         tensors = (*self.module.parameters(), *self.module.buffers())
         tensors += tuple(x for m in self.module.modules() for x in vars(m).values() if isinstance(x, Tensor))
@@ -183,10 +190,10 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Copy values back into ``params`` where training has given a parameter other memory (``p.data = ...``).
+        """Copy values back into ``params`` if training has moved a parameter to other memory (``p.data = ...``).
 
         Returns:
-            Whether a parameter had other memory.
+            Whether a parameter was in other memory.
         """
         moved = [(name, p) for name, p, place in self._places if p.data_ptr() != place]
         for name, parameter in moved:
@@ -195,20 +202,23 @@ class Work:
         return bool(moved)
 
     def train_mode(self) -> None:
-        """Put the module into training mode, but for the parts that were not when it was built."""
+        """Put the module into training mode, except the submodules that were in evaluation mode at construction."""
         self.module.train()
         for part in self.evaluating:
             part.training = False
 
     def snapshot(self) -> Flat:
-        """A copy of the module's weights."""
+        """Return a copy of the module's weights."""
         return copy(self.params)
 
     def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
-        """(learning rate in this round, momentum) of SGD, for methods whose formulas need it.
+        """Return (learning rate in this round, momentum) of SGD, for methods whose formulas need them.
+
+        momentum: whether the method allows momentum above 0.
 
         Raises:
-            ValueError: the optimizer is not SGD, has several learning rates, or has momentum though it may not.
+            ValueError: the optimizer is not plain SGD, has several learning rates or a scheduler, or has momentum that
+                the method does not allow.
         """
         if self.schedulers:
             raise ValueError(f"{method} is defined for one learning rate in a round, and the module has a scheduler")
@@ -226,9 +236,9 @@ class Work:
         return self.rates[0], group["momentum"]
 
 
-def one_or_all(each: list[Any]) -> Any:
-    """Return the schedulers as ``self.lr_schedulers()`` does: None, the one, or a list."""
-    return each if len(each) > 1 else next(iter(each), None)
+def one_or_all(schedulers: list[Any]) -> Any:
+    """Return the schedulers as Lightning's ``self.lr_schedulers()`` does: None, a single scheduler, or a list."""
+    return schedulers if len(schedulers) > 1 else next(iter(schedulers), None)
 
 
 def _copied(value: Any, storages: set[int]) -> Any:
@@ -243,34 +253,34 @@ def _copied(value: Any, storages: set[int]) -> Any:
 
 
 def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:
-    """The module with these weights and floating buffers, copied into it; ``buffers`` may be empty: it keeps its own.
+    """Copy weights and floating buffers into the module and return it; empty ``buffers`` change no buffer.
 
     Raises:
-        ValueError: their names or shapes are not the module's.
+        ValueError: names or shapes of the weights or buffers are not the module's.
     """
-    own = trained(module)
-    inner = _state_buffers(module)[0] if len(buffers) else {}
-    if layout_of(own.items()) != model.layout or (inner and layout_of(inner.items()) != buffers.layout):
+    weights = trained(module)
+    statistics = _state_buffers(module)[0] if len(buffers) else {}
+    if layout_of(weights.items()) != model.layout or (statistics and layout_of(statistics.items()) != buffers.layout):
         raise ValueError("the weights' names or shapes are not the module's")
     with torch.no_grad():
-        for mine, values in ((own, model), (inner, buffers)):
-            for name, tensor in mine.items():
+        for tensors, values in ((weights, model), (statistics, buffers)):
+            for name, tensor in tensors.items():
                 tensor.copy_(values[name])
     return module
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained and sent; those with ``requires_grad = False`` stay the module's own."""
+    """Return the parameters that are trained and sent: all with ``requires_grad = True``, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def floating_buffers(module: nn.Module) -> Flat:
-    """A copy of the floating buffers of the module's state, laid out as ``Work.buffers``; empty if it has none."""
+    """Return a copy of the floating buffers in the module's state, laid out as ``Work.buffers``; empty without any."""
     return _flat_views(_state_buffers(module)[0])
 
 
 def _state_buffers(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The floating buffers in the module's state by name, and its other buffers."""
+    """Return the floating buffers in the module's state by name, and a list of the other buffers in it."""
     saved = module.state_dict().keys()
     state = {name: b for name, b in module.named_buffers() if name in saved}
     floating = {name: b for name, b in state.items() if b.is_floating_point()}

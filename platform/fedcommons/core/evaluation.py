@@ -1,7 +1,7 @@
-"""Accuracy and loss of a model, on common sets or on clients' own examples, in fixed chunks, through the executor.
+"""Evaluation of a model on common data sets or on each client's own examples, in chunks of fixed size.
 
-If the module defines ``validation_step``, the metrics that it logs or returns are used. What a module draws while it is
-evaluated is keyed by round, set (or client) and chunk.
+The executor runs the chunks. The metrics are accuracy and loss, or what the module's ``validation_step`` logs or
+returns. Random draws of the module during evaluation are keyed by round, data set (or client) and chunk.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -24,23 +24,24 @@ from fedcommons.errors import somebodys
 from fedcommons.flat_tensors import EMPTY, Flat, data
 from fedcommons.seeding import set_default_generator
 
-CHUNK = 1000  # examples that are evaluated at once, by default: fixed, so that no sum depends on the number of workers
-CLIENTS = 50  # in a job, where each is evaluated by itself
+CHUNK = 1000  # default number of examples at once: fixed, so that no sum depends on the number of workers
+CLIENTS = 50  # clients per job when each client is evaluated separately
 
 Totals = dict[str, tuple[float, int]]
-"""Metrics by name: a sum and the number of its terms, whose quotient is the metric."""
+"""Metrics by name: (sum, number of terms); the metric is the quotient."""
 
 Each = dict[str, list[float]]
-"""Metrics of clients by name, lists by client."""
+"""Metrics by name, each a list with a value per client."""
 
 
 @dataclass(frozen=True)
 class ModelTask:
-    """A model to evaluate, with the module's buffers; None: BatchNorm uses the statistics of the batch.
+    """A model to evaluate, with the module's buffers.
 
-    seed: of what the module draws (a VAE's codes, noise layers), so that these numbers depend on nothing else. round,
-    step: after which the model is evaluated, for modules with a schedule (``core.clock``); step: K of a mean client.
-    chunk: the number of examples that the module sees at once.
+    buffers: None means that BatchNorm uses the statistics of the batch. seed: of the module's random draws (a VAE's
+    codes, noise layers), so that the metrics depend on nothing else. round: the model is evaluated after this round.
+    step: K, the steps of a mean client; modules with a schedule read both (``core.trainer_shim``). chunk: number of
+    examples that the module sees at once.
     """
 
     model: Flat
@@ -55,11 +56,11 @@ class ModelTask:
         return data(self.model).nbytes + (data(self.buffers).nbytes if self.buffers else 0)
 
     def on(self, device: torch.device) -> Flat:
-        """The model there, copied once for all jobs that a process has of this task."""
-        held: dict[torch.device, Flat] = self.__dict__.setdefault("_copies", {})
-        if device not in held:
-            held[device] = Flat(self.model.layout, self.model.buffer.detach().to(device))
-        return held[device]
+        """Return the model on ``device``, copied once for all jobs of this task in a process."""
+        copies: dict[torch.device, Flat] = self.__dict__.setdefault("_copies", {})
+        if device not in copies:
+            copies[device] = Flat(self.model.layout, self.model.buffer.detach().to(device))
+        return copies[device]
 
     def load(self, work: Work) -> None:
         """Load this model into the worker's module, in evaluation mode."""
@@ -74,10 +75,12 @@ class ModelTask:
 
 
 def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dict[str, float]:
-    """``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each named set of these sizes.
+    """Return ``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each data set.
 
-    With a ``validation_step``: all its metrics, numbers averaged over the examples and torchmetrics objects over the
-    whole set, and ``accuracy`` if it has none and what the module returns are logits, (B, classes).
+    With a ``validation_step``, the result has all its metrics: numbers are averaged over the examples, torchmetrics
+    objects cover the whole set. ``accuracy`` is added if it is missing and the module returns logits, (B, classes).
+
+    sizes: name of each data set to its number of examples.
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, at.chunk)]
     totals: Totals = {}
@@ -97,59 +100,63 @@ def _means(totals: Totals) -> dict[str, float]:
 
 
 def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int, *, on_tests: bool = False) -> Each:
-    """Each metric of ``evaluate`` on every client's own examples, a list by client; and ``n``, how many these are.
+    """Return each metric of ``evaluate`` per client, on the client's own examples, and their number ``n``.
 
-    on_tests: on its test examples, else on its training examples. Of a client without any the metrics are nan.
+    on_tests: use the client's test examples instead of its training examples. Metrics of a client without examples are
+    nan.
     """
     jobs = [(on_tests, range(first, min(first + CLIENTS, n_clients))) for first in range(0, n_clients, CLIENTS)]
-    return by_metric([of for some in executor.map(evaluate_some_clients, at, jobs) for of in some])
+    return by_metric([metrics for results in executor.map(evaluate_some_clients, at, jobs) for metrics in results])
 
 
 def evaluate_some_clients(worker: Worker, task: ModelTask, job: tuple[bool, range]) -> list[dict[str, float]]:
-    """The metrics of these clients, means over each one's own examples."""
+    """Return the metrics of the job's clients, each a mean over the client's own examples."""
     on_tests, clients = job
     task.load(worker.work)
     return [on_own(worker, task, client, on_tests) for client in clients]
 
 
 def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict[str, float]:
-    """The metrics, on one client's own examples, of the model that the worker has loaded, and ``n``."""
-    held = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
-    own = held[client]
-    return {"n": len(own), **_means(_of_chunks(worker, task, own, range(0, len(own), task.chunk), "client", client))}
+    """Return metrics of the worker's loaded model on one client's own examples, and ``n``, their number."""
+    all_data = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
+    examples = all_data[client]
+    return {
+        "n": len(examples),
+        **_means(_of_chunks(worker, task, examples, range(0, len(examples), task.chunk), "client", client)),
+    }
 
 
 def by_metric(of_clients: Sequence[Mapping[str, float]]) -> Each:
-    """Clients' metrics by name; nan where a client has none."""
-    names = dict.fromkeys(name for of in of_clients for name in of)
-    return {name: [of.get(name, nan) for of in of_clients] for name in names}
+    """Return the clients' metrics by name; nan if a client lacks a metric."""
+    names = dict.fromkeys(name for metrics in of_clients for name in metrics)
+    return {name: [metrics.get(name, nan) for metrics in of_clients] for name in names}
 
 
 def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict[str, float]:
-    """What a metric is over clients i = 1 .. N that have examples, n_i each (``sizes``), with values v_i.
+    """Return statistics of a metric over clients i = 1 .. N with n_i > 0 examples (``sizes``) and values v_i.
 
     mean: sum v_i / N;  weighted_mean: sum n_i v_i / sum n_i;  std: sqrt(sum (v_i - mean)^2 / N);  worst_decile:
     the mean over the ceil(N/10) clients with the smallest accuracies, or the largest losses (Li et al., "Fair resource
-    allocation in federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). Of a metric that is neither it is
-    not known which clients are the worst. nan where a value is not finite.
+    allocation in federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). For other metrics the worst
+    clients are not defined, so ``worst_decile`` is absent. Statistics are nan if a value is not finite.
     """
-    held = [(v, n) for v, n in zip(values, sizes, strict=True) if n]
+    pairs = [(v, n) for v, n in zip(values, sizes, strict=True) if n]
     names, is_loss = ["mean", "weighted_mean", "std"], "loss" in metric
     names += ["worst_decile"] if is_loss or "accuracy" in metric else []
-    if not held or not all(isfinite(v) for v, _ in held):
+    if not pairs or not all(isfinite(v) for v, _ in pairs):
         return dict.fromkeys(names, nan)
-    mean = fsum(v for v, _ in held) / len(held)
-    weighted = fsum(n * v for v, n in held) / fsum(n for _, n in held)
-    std = sqrt(fsum((v - mean) ** 2 for v, _ in held) / len(held))
-    few = sorted((v for v, _ in held), reverse=is_loss)[: -(-len(held) // 10)]
-    return dict(zip(names, (mean, weighted, std, fsum(few) / len(few)), strict=False))
+    mean = fsum(v for v, _ in pairs) / len(pairs)
+    weighted = fsum(n * v for v, n in pairs) / fsum(n for _, n in pairs)
+    std = sqrt(fsum((v - mean) ** 2 for v, _ in pairs) / len(pairs))
+    worst = sorted((v for v, _ in pairs), reverse=is_loss)[: -(-len(pairs) // 10)]
+    return dict(zip(names, (mean, weighted, std, fsum(worst) / len(worst)), strict=False))
 
 
 def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Totals:
-    """Sums over the examples of one chunk, in evaluation mode, without augmentation.
+    """Return the sums of the metrics over one chunk, in evaluation mode, without augmentation.
 
-    A module with torchmetrics objects sees all chunks of a set in order, in the job of the first one: not every such
-    object can be merged with another, and the sum of states would depend on how they are merged.
+    For a module with torchmetrics objects, the job of the first chunk evaluates all chunks of the data set in order.
+    The reason: some such objects cannot be merged, and merged states would depend on the order of merging.
     """
     name, first = job
     part, is_whole = worker.data.sets[name], bool(worker.work.logged.metrics.objects)
@@ -163,9 +170,9 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
 def _of_chunks(
     worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
 ) -> Totals:
-    """Sums over the chunks that begin at ``firsts``, and the values of torchmetrics objects over all of them.
+    """Return sums over the chunks that begin at ``firsts``, and values of torchmetrics objects over all chunks.
 
-    key: what keys the module's draws, with the first example of each chunk.
+    key: keys the module's random draws, together with the index of the first example of each chunk.
     """
     totals, work = Totals(), worker.work
     with work.logged:
@@ -173,29 +180,29 @@ def _of_chunks(
             set_default_generator(task.seed, *key, first)
             rows = slice(first, first + task.chunk)
             x, y = examples.x[rows], examples.y[rows]
-            found = judged(work, x, y, first // task.chunk, worker.data.n_classes)
-            _add(totals, {metric: (total, len(y)) for metric, total in found.items()})
+            sums = judged(work, x, y, first // task.chunk, worker.data.n_classes)
+            _add(totals, {metric: (total, len(y)) for metric, total in sums.items()})
     return totals | {metric: (float(value), 1) for metric, value in work.logged.values().items()}
 
 
 def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
-    """Sums of the module's metrics over these examples; number: of the batch; n_classes: None where not known, 0
-    where labels are no classes. What torchmetrics objects say is no part of it.
+    """Return the sums of the module's metrics over these examples, without values of torchmetrics objects.
 
-    called: what the module is called in a sentence; by its file and class where it is empty.
+    number: of the batch. n_classes: None if not known, 0 if labels are no classes. called: name of the module in
+    messages; if empty, its file and class.
 
     Raises:
-        ValueError: the module has neither metrics of its own nor logits.
-        ClientError: it failed.
+        ValueError: the module returns no logits, and its ``validation_step`` logs no metric.
+        ClientError: the module's code failed.
     """
     at = f"round {work.clock.round}"
     with torch.no_grad():
         with somebodys(called or work.module, "", "validation_step", at):
-            own, objects = _own_metrics(work, (x, y), number)
-            sums = {name: float(value) * len(y) for name, value in own.items()}
-        names = {*own, *objects}
+            metrics, objects = _own_metrics(work, (x, y), number)
+            sums = {name: float(value) * len(y) for name, value in metrics.items()}
+        names = {*metrics, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
-            return sums  # of labels that are no classes there is none
+            return sums  # accuracy is not defined for labels that are no classes
         updates = work.logged.metrics.updates
         with somebodys(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))
@@ -223,8 +230,9 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
 
 
 def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> tuple[dict[str, Any], Set[str]]:
-    """What the module's ``validation_step`` logs, or returns as a mapping, and the names of the torchmetrics objects
-    that it has logged; nothing if it does not define one.
+    """Return the metrics that ``validation_step`` logs or returns, and the names of the logged torchmetrics objects.
+
+    Both are empty if the module does not define ``validation_step``.
     """
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:

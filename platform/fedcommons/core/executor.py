@@ -1,4 +1,7 @@
-"""Where work runs. ``serial`` and ``ray_actors`` give the same bits, because no result depends on the worker."""
+"""Interface of executors, which run jobs in worker processes.
+
+``serial`` and ``ray_actors`` return the same bits, because no result depends on the worker.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -7,14 +10,14 @@ from fedcommons.errors import ClientError
 
 
 class JobData(Protocol):
-    """Data that all jobs of one call need; it is sent to each worker once."""
+    """Data that all jobs of one ``map`` call need; the executor sends the data to each worker once."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class WorkerDied(ClientError):
-    """The process that ran ``jobs[job]`` died each time it was tried."""
+    """The error that every process that ran ``jobs[job]`` died. times: number of attempts. why: the last reason."""
 
     def __init__(self, job: int, times: int, why: str) -> None:
         super().__init__(f"the process that ran a job died {times} times (out of memory?): {why}")
@@ -30,7 +33,7 @@ class Executor(Protocol):
     """Workers that live for the whole run, each with one module and the clients' data."""
 
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """``[function(worker, shared, job) for job in jobs]``; the function must be importable and pure.
+        """Return ``[function(worker, shared, job) for job in jobs]``; the function must be importable and pure.
 
         Raises:
             WorkerDied: the process of a job died, and so did the processes that replaced it.

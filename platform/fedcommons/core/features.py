@@ -1,6 +1,4 @@
-"""The input (embedding) and output (logits) of a network's head, recorded during forward passes, which parameters are
-the head's and BatchNorm's, and what a network sees of made images.
-"""
+"""Access to a network's head (embedding and logits), its BatchNorm parameters, and its input normalisation."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,24 +7,24 @@ from torch import Tensor, nn
 
 
 def head_parameters(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters of the module's ``head``; empty if it names none of its submodules."""
+    """Return the names of the parameters of the module's ``head``; empty if ``head`` names no submodule."""
     head = getattr(module, "head", None)
     return tuple(n for n, _ in module.named_parameters() if isinstance(head, str) and n.startswith(f"{head}."))
 
 
 def layers_of(names: Iterable[str]) -> str:
-    """Return the layers of these parameters, separated by commas: their names without the last part."""
+    """Return the layers of parameters, separated by commas: the parameter names without the last component."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters (scale and shift) of BatchNorm layers."""
-    layers = [n for n, one in module.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    """Return the names of the parameters (scale and shift) of BatchNorm layers."""
+    layers = [n for n, layer in module.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     return tuple(n for n, _ in module.named_parameters() if n.rpartition(".")[0] in layers)
 
 
 class Head:
-    """Records the head's ``inputs`` and ``outputs`` of the latest forward pass.
+    """Recorder of the ``inputs`` and ``outputs`` of a module's head in the latest forward pass.
 
     The module's attribute ``head`` is the dotted name of the submodule that maps the embedding to the logits.
 
@@ -51,7 +49,7 @@ class Head:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Forward passes are recorded in this context."""
+        """Record forward passes in this context."""
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             self.inputs, self.outputs = inputs[0], outputs
@@ -64,6 +62,6 @@ class Head:
 
 
 def seen(module: nn.Module, pixels: Tensor) -> Tensor:
-    """What the network sees of images with pixels in [0, 1], as it does of uint8 ones."""
+    """Return images with pixels in [0, 1] scaled and normalised as the network does with uint8 images."""
     normalise = getattr(module, "normalise", None)
     return normalise(255 * pixels) if normalise else 255 * pixels

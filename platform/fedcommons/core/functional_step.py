@@ -12,13 +12,13 @@ from fedcommons.core.logging_shim import Metrics
 
 
 class Step(nn.Module):
-    """A client's training step as a function of its weights and batch: its loss, and what the module logs."""
+    """A client's training step as a function of weights and batch; it returns the loss and the logged values."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.inner = module
         self.training = module.training
-        self.metrics = [one for one in Metrics(module).objects if isinstance(one, Metric)]
+        self.metrics = [metric for metric in Metrics(module).objects if isinstance(metric, Metric)]
 
     def forward(self, batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, dict[str, Tensor]]:
         logged: dict[str, Tensor] = {}
@@ -38,7 +38,7 @@ class Step(nn.Module):
             value = self.inner.training_step(batch, number)
         finally:
             vars(self.inner).update(before)
-        if updated := [type(one).__name__ for one in self.metrics if one.update_called]:
+        if updated := [type(metric).__name__ for metric in self.metrics if metric.update_called]:
             raise ValueError(f"training_step updates {updated[0]}, a torchmetrics object, which is no tensor function")
         assert isinstance(value, Tensor)
         return value, logged

@@ -2,7 +2,7 @@
 
 A client's local training is one ``Trainer.fit``. Lightning's order (pytorch_lightning 2.6) is
 
-    configure_callbacks, prepare_data, setup, configure_model           once in a process, when the module is built
+    configure_callbacks, prepare_data, setup, configure_model           once per process, when the module is built
     on_fit_start, on_train_start                                        per client, with its local steps in between
     on_train_epoch_start, the epoch's batches, on_train_epoch_end
     on_train_end, on_fit_end, teardown
@@ -14,11 +14,11 @@ and for every batch
                     a method's correction, on_after_backward, on_before_optimizer_step, configure_gradient_clipping )
     on_train_batch_end
 
-A module that overrides none of the hooks of batches and steps is trained by the plain steps of ``LocalSGD``. What hooks
-change of the module is put back after each client, so no bit depends on the process in which a client is trained.
+A module that overrides no hook of ``CALLED`` is trained by the plain steps of ``LocalSGD``. After each client, all
+changes that hooks made to the module are undone, so no bit depends on the process in which a client is trained.
 
-Departs from Lightning: ``client.clip_norm`` clips before a method's correction, as it does without hooks; a module's
-own ``configure_gradient_clipping`` comes after the correction. The transfer of a batch also precedes
+Departs from Lightning: ``client.clip_norm`` clips before a method's correction, as it does without hooks. A
+``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
 ``training_step`` and ``validation_step`` outside of local training (evaluation, estimators).
 """
 
@@ -80,17 +80,17 @@ REFUSED = {
         "Lightning 2 has no such hook",
     ),
 }  # fmt: skip
-"""Hooks that ``Trainer.fit`` would call, or Lightning 1 did, and that are never called here; what to do instead."""
+"""Hooks that Lightning 2 or Lightning 1 would call and this package never calls; each with an alternative."""
 
 
 def overrides(module: LightningModule, name: str) -> bool:
-    """Return whether the module, its class or a base class of the user's defines this hook."""
+    """Return whether the module, its class or a base class of the user defines this hook."""
     default = getattr(LightningModule, name, None)
     return name in vars(module) or getattr(type(module), name, default) is not default
 
 
 def overridden(module: LightningModule, names: Sequence[str]) -> list[str]:
-    """Return those of the hooks that the module overrides."""
+    """Return the hooks among ``names`` that the module overrides."""
     return [name for name in names if overrides(module, name)]
 
 
@@ -98,7 +98,7 @@ def require_called(module: LightningModule) -> None:
     """Refuse a module with a hook that would never be called.
 
     Raises:
-        ValueError: it has one.
+        ValueError: the module has such a hook, or a hook of ``CALLED`` that is no function.
     """
     for name in overridden(module, tuple(REFUSED)):
         raise ValueError(f"its hook {name} is never called here: {REFUSED[name]}")
@@ -108,7 +108,7 @@ def require_called(module: LightningModule) -> None:
 
 
 def prepare(module: LightningModule) -> None:
-    """Call the hooks that come once in a process and may create layers; a second call changes nothing.
+    """Call the hooks that run once per process and may create layers; a second call changes nothing.
 
     Raises:
         ValueError: the module configures callbacks, which need a Trainer.
@@ -118,14 +118,14 @@ def prepare(module: LightningModule) -> None:
     Clock().attach(module)
     if callbacks := module.configure_callbacks():
         each = callbacks if isinstance(callbacks, Sequence) else [callbacks]
-        names = ", ".join(type(one).__name__ for one in each)
+        names = ", ".join(type(callback).__name__ for callback in each)
         raise ValueError(f"configure_callbacks returns {names}, and callbacks are never called here: use hooks")
     module.prepare_data()
     module.setup(stage=TrainerFn.FITTING)
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then gives the batch alone
+        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then passes the batch only
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
 
@@ -135,10 +135,10 @@ def _without_index(step: Callable[[Any], Any], batch: Any, _: int) -> Any:
 
 
 class Hooks:
-    """Trains the clients of one process with the hooks of its module.
+    """Trainer of the clients of one process that calls the hooks of the module.
 
     Raises:
-        ValueError: the module has an attribute that cannot be copied, so that it could not be put back.
+        ValueError: the module has an attribute that cannot be copied and therefore not be restored.
     """
 
     def __init__(self, work: TrainingProcess) -> None:
@@ -147,7 +147,7 @@ class Hooks:
         self.optimizer = LightningOptimizer(work.optimizer)
         self.optimizer.step = self._step_in_hook
         self._in_step, self._is_clipped = False, False
-        self._ended: tuple[Mapping[str, Tensor], Batch, int] = {}, (), 0  # what on_train_batch_end gets
+        self._ended: tuple[Mapping[str, Tensor], Batch, int] = {}, (), 0  # arguments of on_train_batch_end
         if overridden(self.module, TRANSFER):
             for name in overridden(self.module, ("training_step", "validation_step")):
                 vars(self.module)[name] = self._after_transfer(getattr(self.module, name))
@@ -158,22 +158,22 @@ class Hooks:
         self, loop: "LocalSGD", data: "ClientData", seed: int, epochs: int, loss: "Loss", correct: "AddToGrad | None",
         *, is_own: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Run a client's epochs and return the losses of its steps; afterwards the module is put back.
+        """Run a client's epochs, return the losses of its steps, and restore the module afterwards.
 
         Args:
-            loss: of a batch, given its number: its place in the epoch or, where ``is_own``, the number of the step.
+            loss: function of a batch and a number: the batch's index in the epoch or, if ``is_own``, the step's number.
             correct: changes the gradients of every step.
-            is_own: whether the loss is a method's own.
+            is_own: whether the loss function comes from the method.
 
         Raises:
-            ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called a closure or set
-                what nothing reads, or the steps are those of DP-SGD, in which no hook is called.
+            ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called a closure, or set
+                an attribute of the Trainer that has no effect; or local DP-SGD is on, which calls no hooks.
         """
         if loop.dp:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.began, loop.steps_of(len(data), 1) - 1
-        self._saved.put_attributes_back()  # as training_step is called outside of local training too
+        self._saved.put_attributes_back()  # calls of training_step outside of local training may have changed them
         if not module.training:
             work.train_mode()
         try:
@@ -220,15 +220,15 @@ class Hooks:
     def _step(
         self, loss: "Loss", batches: "Sequence[Batch]", at: int, number: int, correct: "AddToGrad | None", width: int
     ) -> Tensor | None:
-        """Take a step on the mean loss over the examples of these batches.
+        """Take a step on the mean loss over the examples of ``batches``.
 
         Args:
-            loss: of a batch, given its number.
-            batches: one, or ``client.accumulate`` of them.
-            at: the first batch's place in the epoch.
-            number: the first batch's number for the loss.
+            loss: function of a batch and its number.
+            batches: the batches of the step, at most ``client.accumulate``.
+            at: index of the first batch in the epoch.
+            number: number of the first batch for the loss function.
             correct: changes the gradients once, directly after the last backward pass.
-            width: columns of a batch that the module sees; those after them are for a method's own loss.
+            width: number of columns of a batch that the module sees; later columns are for the method's loss function.
 
         Returns:
             The loss; None if ``on_train_batch_start`` returned -1, which skips the rest of the epoch.
@@ -257,7 +257,7 @@ class Hooks:
         self.module.on_train_batch_end(*self._ended)
 
     def correct(self, correct: "AddToGrad | None") -> None:
-        """Add a method's correction to the gradients; ``client.clip_norm`` clips before it, as without hooks."""
+        """Apply a method's correction to the gradients; ``client.clip_norm`` clips before it, as without hooks."""
         if correct is None:
             return
         clip_norm = self.work.loop.clip_norm
@@ -267,7 +267,7 @@ class Hooks:
         correct(self.work.named)
 
     def _step_in_hook(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
-        """Replace ``optimizer.step`` in the hook ``optimizer_step``: closure, hook before the step, clipping, step."""
+        """Replace ``optimizer.step`` in ``optimizer_step``: run closure, hook before the step, clipping, step."""
         optimizer, value = self.work.optimizer, None
 
         def compute() -> Tensor | None:
@@ -299,10 +299,10 @@ class Hooks:
 
 @dataclass
 class _Closure:
-    """Computes a batch's loss and gradients with the hooks in between; ``optimizer_step`` must call it.
+    """A closure that computes a batch's loss and gradients and calls the hooks; ``optimizer_step`` must call it.
 
-    compute: the loss; share: of the batch in the step's examples; at: the batch's place in the epoch; correct: changes
-    the gradients after the backward pass.
+    compute: returns the loss. share: the batch's fraction of the step's examples. at: index of the batch in the epoch.
+    correct: changes the gradients after the backward pass.
     """
 
     hooks: Hooks
@@ -332,5 +332,5 @@ class _Closure:
 
 
 def of(work: TrainingProcess) -> Hooks | None:
-    """Return what calls the hooks of a worker's module; None if it overrides none."""
+    """Return the ``Hooks`` of a worker's module; None if the module overrides no hook."""
     return Hooks(work) if overridden(work.module, CALLED) else None

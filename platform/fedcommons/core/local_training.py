@@ -1,4 +1,4 @@
-"""The one local training loop: plain minibatch steps that drive the client's LightningModule."""
+"""Local training of a client: minibatch steps with the client's LightningModule."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,12 +27,12 @@ from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 Batch = tuple[Tensor, ...]
-"""(x, y) or (x, y, weight); for a method's own loss those ``beside`` follow (see ``ClientData``)."""
+"""(x, y) or (x, y, weight); for a loss function of the method, the columns ``ClientData.beside`` follow."""
 
 Loss = Callable[[Batch, int], Tensor]
-"""Loss of a batch, given the step's number. A method's own loss calls ``training_step`` in it.
+"""Loss function of (batch, step number). A loss function of a method calls ``training_step`` itself.
 
-Extra forward passes must run in evaluation mode: then they draw no random numbers, and dropout's stay the same.
+Extra forward passes must run in evaluation mode: they then draw no random numbers, so dropout's numbers do not change.
 """
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
@@ -41,10 +41,11 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 
 @dataclass(frozen=True)
 class Correction:
-    """An ``AddToGrad`` that batched clients can make at once: ``function(params, *of)``, a function of tensors alone.
+    """An ``AddToGrad`` that can run for a batch of clients at once: ``function(params, *of)``, only of tensors.
 
-    of: what differs between clients, each given to the function as tensors by name. Clients whose functions are equal
-    are trained together, and ``torch.vmap`` takes the function; of a parameter it sees ``grad`` and ``detach()`` only.
+    of: the values that differ between clients; the function gets each value as a mapping from names to tensors. The
+    engine trains clients with equal functions together, by ``torch.vmap``. The function may use only ``grad`` and
+    ``detach()`` of a parameter.
     """
 
     function: Callable[..., None]
@@ -59,51 +60,50 @@ class Correction:
 
 
 KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
-"""What a precision computes in."""
+"""Number type of each autocast precision."""
 
 SCALE = 1024.0
-"""The first loss scale of a client's local training in fp16; it is halved where a gradient overflows."""
+"""Initial loss scale of a local training in fp16; the scaler halves it when a gradient overflows."""
 
 BARE_GRADIENT = Release(why="work.gradient has no noise")
-"""Of a gradient of all examples."""
+"""Release of the gradient over all examples of a client, which no noise protects."""
 
 
 class LocalResult(NamedTuple):
     """The result of a local training."""
 
-    model: Flat  # the worker's own buffer, overwritten by the next training: copy it to keep it or send it in ``each``
-    metrics: Mapping[str, float | Tensor]  # means over the steps of ``loss`` and of what it logged; ``steps``: K
-    spent: Release  # what protects the model and all that is made from it alone; without DP-SGD nothing
+    model: Flat  # the worker's buffer, overwritten by the next training: copy it to store it or send it in ``each``
+    metrics: Mapping[str, float | Tensor]  # means over the steps of ``loss`` and of logged values; ``steps``: K
+    spent: Release  # protection of the model and of everything computed from it alone; none without DP-SGD
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """E epochs of minibatches in a fresh random order, keyed by (round, client, epoch).
+    """Settings of local training: E epochs of minibatches in random order, keyed by (round, client, epoch).
 
-    With ``dp`` the batches are Poisson samples and the gradients those of DP-SGD (see ``dp_sgd``).
+    With ``dp``, batches are Poisson samples and gradients are those of DP-SGD (see ``dp_sgd``).
     """
 
     epochs: int
     batch_size: int
-    drop_last: bool = False  # an incomplete batch is kept where it is the only one
+    drop_last: bool = False  # drop an incomplete last batch, unless it is the only batch
     equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
     augment: bool = False
     dp: DPSGD | None = None
     onednn: bool = True  # slower than torch's own kernels on few pixels
-    schedule: Callable[[int], float] | None = None  # factor of the module's rates in a round; None: 1
-    clip_norm: float | None = None  # of a step's gradient, before ``add_to_grad``
-    precision: str = "fp32"  # fp32, tf32, and of the loss by torch's autocast bf16 or fp16-mixed; weights stay float32
-    accumulate: int = 1  # batches of a step, whose gradient is that of the mean over all their examples
-    batched: bool = False  # clients of a block at once (see ``batched``)
-    graphs: bool = False  # on a GPU, steps as CUDA graphs (see ``graphs``)
+    schedule: Callable[[int], float] | None = None  # factor of the learning rates by round; None: 1
+    clip_norm: float | None = None  # maximum norm of a step's gradient, before ``add_to_grad``
+    precision: str = "fp32"  # fp32, tf32, or autocast of the loss: bf16, fp16-mixed; weights stay float32
+    accumulate: int = 1  # batches per step; the step's gradient is that of the mean loss over all examples in them
+    batched: bool = False  # train the clients of a block at once (see ``vmap_clients``)
+    graphs: bool = False  # on a GPU, run steps as CUDA graphs (see ``cuda_graphs``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
-        """E' = max(1, floor(n_i E/(n_i + n~))), the authors' rule, where n~ of the n examples are not the client's.
+        """Return the number of epochs for a client:  E' = max(1, floor(n_i E/(n_i + n~))),  the authors' rule.
 
-        It is never above E, also where ``n_own`` is more than n.
-
-        Of a client that does only a share in (0, 1] of its work:  ceil(share E'),  so the epoch that it is in is played
-        to its end, and a uniform share gives 1 .. E' epochs with equal probabilities.
+        n~ of the n examples are not the client's own. E' is at most E, even if ``n_own`` is more than n. A client that
+        does only a ``share`` in (0, 1] of its work runs  ceil(share E')  epochs, so it completes the epoch in which it
+        stops. A uniform share then gives 1 .. E' epochs with equal probabilities.
         """
         epochs = self.epochs
         if self.equal_work and n_own is not None:
@@ -111,15 +111,15 @@ class LocalSGD:
         return max(1, ceil(share * epochs - 1e-9))
 
     def steps_for(self, n: int, n_own: float | None) -> int:
-        """K, steps of a round of a client with n examples; under DP-SGD of Poisson batches."""
+        """Return K, the steps of a client with n examples in a round; under DP-SGD, steps have Poisson batches."""
         return self.steps_of(n, self.epochs_for(n, n_own))
 
     def steps_of(self, n: int, epochs: int) -> int:
-        """Steps of so many epochs of n examples."""
+        """Return the number of steps in ``epochs`` epochs of n examples."""
         if self.dp:
             return epochs * self.dp.steps(n, self.batch_size)
-        full, left = divmod(n, self.batch_size)
-        batches = full + (left > 0 and not (self.drop_last and full > 0))
+        full, remainder = divmod(n, self.batch_size)
+        batches = full + (remainder > 0 and not (self.drop_last and full > 0))
         return epochs * -(-batches // self.accumulate)
 
     def run(
@@ -135,8 +135,8 @@ class LocalSGD:
     ) -> LocalResult:
         """Train from ``start``; see ``Work.local``.
 
-        A method's own loss gets the number of the step among all of this training; ``training_step`` gets the place of
-        the batch in its epoch, as from Lightning.
+        A loss function of the method gets the number of the step in this training. ``training_step`` gets the index of
+        the batch in its epoch, as in Lightning.
         """
         if data.beside and (loss is None or any(len(column) != len(data) for column in data.beside)):
             raise ValueError("columns beside a client's data are for a loss of the method's own, one row an example")
@@ -152,7 +152,7 @@ class LocalSGD:
         scaler = GradScaler(work.device.type, init_scale=SCALE) if self.precision == "fp16-mixed" else None
         dp = self._private(work, data) if self.dp else None
         work.load(start)
-        optimizer.state.clear()  # momentum starts anew: the next client knows nothing of this one's
+        optimizer.state.clear()  # momentum starts anew: it must not pass from client to client
         work.set_rates(lr)
         schedulers, last = work.schedulers if lr is None else None, 0
         if not module.training:
@@ -168,7 +168,7 @@ class LocalSGD:
         steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self.steps
         if private:
             steps = partial(self._samples, private)
-        plain = range(0 if work.hooks else epochs)  # a module with hooks is trained by them
+        plain = range(0 if work.hooks else epochs)  # ``Hooks.train`` trains a module with hooks
         batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
         step, written = plain_step(optimizer), Written(work.params.buffer, optimizer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
@@ -194,13 +194,13 @@ class LocalSGD:
                             logged.add(sums, len(batch[1]))
                             protections.add(dp.put(total, parameters, expected, noise))
                         else:
-                            found = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
-                            value = found[0]
-                            protections.add(found[1])
+                            result = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
+                            value = result[0]
+                            protections.add(result[1])
                     else:
                         if is_plain:
                             value = step_loss(batch, number)
-                        for parameter in parameters:  # zero_grad without the optimizer's profiling around it
+                        for parameter in parameters:  # faster than zero_grad, which torch wraps in profiling
                             parameter.grad = None
                         if is_plain:
                             value.backward()
@@ -234,17 +234,17 @@ class LocalSGD:
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
         listed = work.times_listed(data) if self.dp else 1
-        found = written and (written.found or (WRITTEN if is_moved else None))
-        spent = found or self._spent(protections, n, len(losses), listed)
+        uncovered = written and (written.found or (WRITTEN if is_moved else None))
+        spent = uncovered or self._spent(protections, n, len(losses), listed)
         work.trained.append(spent)
         return LocalResult(work.params, metrics, spent)
 
     def _private(self, work: TrainingProcess, data: ClientData) -> DPSGD:
-        """With the client's own noise, if a target decides it.
+        """Return DP-SGD's settings for this client; with a target epsilon, the noise depends on the client.
 
         Raises:
-            ValueError: it does, and the client has already trained in this round or lists an example several times,
-                so that the target would be missed.
+            ValueError: a target is set, and the client has already trained in this round or lists an example several
+                times, so that the target would be missed.
         """
         assert self.dp
         if self.dp.target and work.trained:
@@ -254,49 +254,51 @@ class LocalSGD:
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
-        """Return all steps as one event; unprotected without DP-SGD, or if two steps were protected differently.
+        """Return one release for all steps; uncovered without DP-SGD, or if two steps were protected differently.
 
         An example that a method lists m times is in a batch with probability q' = 1 - (1 - q)^m, and adds at most m C.
-        A step is then at most as telling as a sampled Gaussian mechanism with rate q' and noise sigma / m: what the
-        example adds is a mixture over the number of its copies, and the divergence is convex.
+        A step then discloses at most as much as a sampled Gaussian mechanism with sampling rate q' and noise sigma / m.
+        The reason: the example's contribution is a mixture over its number of copies, and the divergence is convex.
 
         Args:
-            protections: of the steps.
-            n: examples of the training.
+            protections: the different releases of the steps.
+            n: number of training examples.
             steps: number of steps.
-            listed: m, the most times that an example is listed.
+            listed: m, the maximum number of times that an example is listed.
         """
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
-        one, q = protections.pop(), self.dp.sampling_rate(n, self.batch_size)
+        release, q = protections.pop(), self.dp.sampling_rate(n, self.batch_size)
         if listed > 1:
-            one = replace(one, sigma=one.sigma / listed, sensitivity=one.sensitivity * listed)
+            release = replace(release, sigma=release.sigma / listed, sensitivity=release.sensitivity * listed)
             q = 1 - (1 - q) ** listed
-        return replace(one, q=q, steps=steps)
+        return replace(release, q=q, steps=steps)
 
     def _samples(self, private: Draws, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
-        """The Poisson batches of an epoch, each with its examples' seeds (see ``Draws.seeds``)."""
+        """Yield the Poisson batches of an epoch, each with the seeds of its examples (see ``Draws.seeds``)."""
         assert self.dp
         n, steps, draws = len(data), self.dp.steps(len(data), self.batch_size), generator(seed, "order", epoch)
         for number in range(epoch * steps, (epoch + 1) * steps):
             chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
-            rows, of_all = chosen.to(data.y.device), private.seeds(n, number)
+            rows, all_seeds = chosen.to(data.y.device), private.seeds(n, number)
             batch = [t[rows] for t in (*data.columns, *data.beside)]
-            seeds = [of_all[j] for j in chosen.tolist()] if of_all else []
+            seeds = [all_seeds[j] for j in chosen.tolist()] if all_seeds else []
             if self.augment and seeds:
                 images = zip(batch[0].split(1), seeds, strict=True)
-                batch[0] = torch.cat([flip_and_crop(x, generator(own, "augment")) for x, own in images])
+                batch[0] = torch.cat(
+                    [flip_and_crop(x, generator(example_seed, "augment")) for x, example_seed in images]
+                )
             elif self.augment and len(chosen):
                 batch[0] = flip_and_crop(batch[0], draws)
             yield tuple(batch), seeds
 
     def steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
-        """The batches of each step of an epoch."""
+        """Return an iterator over the steps of an epoch: a list of batches per step."""
         batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
     def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
-        """The gradients and the value of the mean loss over all these batches' examples, one batch after another."""
+        """Add the gradients of the mean loss over all examples of ``batches``, batch by batch, and return that loss."""
         n, values = sum(len(batch[1]) for batch in batches), []
         for number, batch in enumerate(batches, step * self.accumulate):
             value = loss(batch, number) * (len(batch[1]) / n)
@@ -305,10 +307,10 @@ class LocalSGD:
         return reduce(torch.add, values)
 
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch."""
+        """Yield the batches of an epoch."""
         n, b, columns = len(data), self.batch_size, (*data.columns, *data.beside)
         if n <= b and not self.augment:
-            yield columns  # one batch holds all, so its order does not matter
+            yield columns  # one batch contains all examples, so their order does not matter
             return
         draws = generator(seed, "order", epoch)
         order = torch.randperm(n, generator=draws).to(data.y.device)
@@ -322,7 +324,7 @@ class LocalSGD:
         return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
 
     def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """The gradient of the mean loss over the client's data at ``at``, in evaluation mode, without augmentation."""
+        """Return the gradient at ``at`` of the client's mean loss, in evaluation mode, without augmentation."""
         work.load(at)
         work.module.eval()
         n, b = len(data), self.batch_size
@@ -337,7 +339,7 @@ class LocalSGD:
 
 
 def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
-    """The same loss, with its matrix products in this type; weights and gradients stay as they are."""
+    """Return the loss function with matrix products in ``kind``; weights and gradients keep their type."""
 
     def cast(batch: Batch, step: int) -> Tensor:
         with torch.autocast(device, kind):
@@ -348,7 +350,7 @@ def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
 
 
 def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Take a step with unscaled gradients; whether it was left out, as one of them is not finite."""
+    """Take a step with unscaled gradients; return True if the scaler skipped it for a gradient that is not finite."""
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
@@ -357,7 +359,7 @@ def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def onednn(enabled: bool) -> Iterator[None]:
-    """Convolve with oneDNN, or with torch's own kernels, which round differently; afterwards as before."""
+    """Use oneDNN in this context, or torch's own kernels, which round differently; restore the setting afterwards."""
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = enabled  # pyright: ignore[reportAttributeAccessIssue]  (a descriptor that takes it)
     try:
@@ -367,7 +369,7 @@ def onednn(enabled: bool) -> Iterator[None]:
 
 
 def constant(correction: Flat) -> Correction:
-    """Adds the same vector to the gradients of every step; it may name some of the parameters only."""
+    """Return a ``Correction`` that adds the same vector, of all or some parameters, to every step's gradients."""
     return Correction(_add, (correction,))
 
 
@@ -379,7 +381,7 @@ def _add(params: Mapping[str, nn.Parameter], correction: Mapping[str, Tensor]) -
 
 
 def clip_gradients(params: Iterable[nn.Parameter], most: float) -> None:
-    """Scale the gradients so that their norm together is at most ``most``; a ``Correction`` may use it."""
-    every = list(params)
-    is_vmapped = not isinstance(every[0], nn.Parameter)  # vmap has no rule for torch's fused form
-    nn.utils.clip_grad_norm_(every, most, foreach=False if is_vmapped else None)
+    """Scale the gradients so that their joint norm is at most ``most``; a ``Correction`` may call this function."""
+    parameters = list(params)
+    is_vmapped = not isinstance(parameters[0], nn.Parameter)  # vmap has no rule for torch's fused form
+    nn.utils.clip_grad_norm_(parameters, most, foreach=False if is_vmapped else None)

@@ -1,11 +1,12 @@
-"""What a module's ``configure_optimizers`` gives: an optimizer, and schedulers of a client's local training.
+"""Optimizer and learning rate schedulers from a module's ``configure_optimizers``.
 
-The forms are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``, which is a scheduler or a
-dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequency``; and lists of them, as in
-``([optimizer], [schedulers])``. An epoch is one over the client's data, a step one of the optimizer.
+The return values are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``, which is a scheduler or
+a dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequency``; and lists of optimizers and
+schedulers, as in ``([optimizer], [schedulers])``. An epoch is a pass over the client's data; a step is a step of the
+optimizer.
 
-``plain_step``: a step without the profiler's region and the hooks that torch puts around it. With no hook to call,
-they take as long as the step of a small model.
+``plain_step`` takes a step without the profiler's region and the hooks that torch puts around it. Even without a hook
+to call, this wrapping takes as long as the step of a small model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 
 class Every(NamedTuple):
-    """A scheduler, and the steps or epochs after which it steps."""
+    """A scheduler, and the number (``frequency``) of steps or epochs (``interval``) after which it steps."""
 
     scheduler: LRScheduler
     interval: str
@@ -27,10 +28,10 @@ class Every(NamedTuple):
 
 
 def read(given: Any) -> tuple[Optimizer, list[Every]]:
-    """The optimizer and the schedulers that ``configure_optimizers`` gives.
+    """Return the optimizer and the schedulers in the return value of ``configure_optimizers``.
 
     Raises:
-        ValueError: it gives something else, or a scheduler that needs a monitored metric.
+        ValueError: the value has another form, or a scheduler needs a monitored metric.
     """
     optimizers, schedulers = given, []
     if isinstance(given, Mapping):
@@ -40,17 +41,21 @@ def read(given: Any) -> tuple[Optimizer, list[Every]]:
     elif isinstance(given, Sequence) and len(given) == 1:
         return read(given[0])
     many = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
-    if len(many) > 1 and all(isinstance(one, Optimizer | Mapping) for one in many):
+    if len(many) > 1 and all(isinstance(item, Optimizer | Mapping) for item in many):
         raise ValueError(f"configure_optimizers gives {len(many)} optimizers, and a client trains with one")
     if len(many) != 1 or not isinstance(many[0], Optimizer):
         kind = type(many[0] if many else given).__name__
         raise ValueError(f"configure_optimizers must return one torch optimizer, alone or with schedulers, got {kind}")
-    return many[0], [_every(one, many[0]) for one in schedulers]
+    return many[0], [_every(item, many[0]) for item in schedulers]
 
 
-def _every(given: Any, optimizer: Optimizer) -> Every:
-    asked = given if isinstance(given, Mapping) else {"scheduler": given}
-    scheduler, interval, frequency = asked.get("scheduler"), asked.get("interval", "epoch"), asked.get("frequency", 1)
+def _every(config: Any, optimizer: Optimizer) -> Every:
+    options = config if isinstance(config, Mapping) else {"scheduler": config}
+    scheduler, interval, frequency = (
+        options.get("scheduler"),
+        options.get("interval", "epoch"),
+        options.get("frequency", 1),
+    )
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("ReduceLROnPlateau needs a metric to monitor, and a client has no validation: use another one")
     if not isinstance(scheduler, LRScheduler):
@@ -65,39 +70,38 @@ def _every(given: Any, optimizer: Optimizer) -> Every:
 
 
 class Schedulers:
-    """The schedulers of a module, which begin anew for every client.
+    """The learning rate schedulers of a module, which begin anew for every client.
 
-    What they set (rates, and momentum with some) is restored to what it was when the module was built. ``factor``: of
-    the round, times which a scheduler's rate is taken. ``step``: the module's hook ``lr_scheduler_step``.
+    ``begin`` restores the values that schedulers set (learning rates, sometimes momentum) from the module's
+    construction. ``factor``: of the round; it multiplies the schedulers' learning rates. ``step``: the module's hook
+    ``lr_scheduler_step``.
     """
 
     def __init__(self, optimizer: Optimizer, each: Sequence[Every], step: Callable[[Any, None], None]) -> None:
         self.optimizer, self.each, self.step = optimizer, each, step
         self._groups = [deepcopy({n: v for n, v in g.items() if n != "params"}) for g in optimizer.param_groups]
-        self._states = [deepcopy(one.scheduler.state_dict()) for one in each]
+        self._states = [deepcopy(entry.scheduler.state_dict()) for entry in each]
         self._rates: list[Any] = []
         self.factor = 1.0
-        vars(optimizer)["_opt_called"] = (
-            True  # else torch warns of a scheduler that steps before the first optimizer does
-        )
+        vars(optimizer)["_opt_called"] = True  # else torch warns that a scheduler steps before the optimizer does
 
     def begin(self, factor: float) -> None:
-        """Go back to how they were built, for a round with this factor."""
+        """Reset the schedulers for a new client in a round with this factor."""
         self.factor = factor
         for group, built in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(built))
-        for one, state in zip(self.each, self._states, strict=True):
-            one.scheduler.load_state_dict(deepcopy(state))
+        for entry, state in zip(self.each, self._states, strict=True):
+            entry.scheduler.load_state_dict(deepcopy(state))
         self._multiply()
 
     def after(self, interval: str, number: int) -> None:
-        """Step those that step at this time: after so many steps or epochs of the client."""
-        due = [one for one in self.each if one.interval == interval and number % one.frequency == 0]
+        """Step the schedulers that are due after the client's step or epoch (``interval``) with this number."""
+        due = [entry for entry in self.each if entry.interval == interval and number % entry.frequency == 0]
         if due:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
-            for one in due:
-                self.step(one.scheduler, None)
+            for entry in due:
+                self.step(entry.scheduler, None)
             self._multiply()
 
     def _multiply(self) -> None:
@@ -108,7 +112,7 @@ class Schedulers:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], object]:
-    """``optimizer.step`` without the profiler's region; as it is if it has a hook or others than torch wrap it."""
+    """Return ``optimizer.step`` without the profiler's region; unchanged if hooks exist or other code wraps it."""
     step = type(optimizer).step
     plain = getattr(step, "__wrapped__", step)
     by_torch_alone = getattr(step, "hooked", False) and not getattr(plain, "hooked", False)
@@ -118,5 +122,5 @@ def plain_step(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    instance_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(instance_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)

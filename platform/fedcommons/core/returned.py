@@ -1,4 +1,4 @@
-"""What a method returns, checked where the engine takes it: each function raises ``ValueError``."""
+"""Checks of the values that a method returns to the engine; each check raises ``ValueError``."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -16,19 +16,22 @@ from fedcommons.privacy.release import Release
 
 
 def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:
-    """Of ``start`` and ``merge``; layout: of the model. has_model: whether the server has one."""
+    """Check the state that ``start`` or ``merge`` returned.
+
+    layout: names and shapes of the server model. has_model: whether the method has a server model.
+    """
     require_payload("the state", state)
     for name, x in state.items():
         is_model = name == "model" or name.startswith("model/")
         if is_model and not (isinstance(x, Flat) and x.layout == layout and x.buffer.is_floating_point()):
             raise ValueError(f"the state's {name!r} must be a Flat of the model's weights by their names")
     if ("model" in state) != has_model:
-        why = "the server model" if has_model else "as it had none before round 1"
-        raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {why}")
+        reason = "the server model" if has_model else "as it had none before round 1"
+        raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {reason}")
 
 
 def require_message(message: Message, checked: Payload | None = None) -> None:
-    """Of ``down``; checked: what an earlier message had in common, most often the same object."""
+    """Check the message that ``down`` returned. checked: a ``Message.common`` that has already passed the check."""
     if message.__class__ is not Message:
         given(Message, message)
     if message.common is not checked:
@@ -37,7 +40,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 
 
 def require_reply(reply: Reply) -> None:
-    """Of ``client``. It is done for each client, so what is of the usual class is not asked again."""
+    """Check a client's reply. The check runs for each client, so it skips slow tests for values of usual classes."""
     if reply.__class__ is not Reply:
         given(Reply, reply)
     require_payload("Reply.sums", reply.sums)
@@ -48,8 +51,10 @@ def require_reply(reply: Reply) -> None:
             raise ValueError(f"Reply.sums[{name!r}] must be a dense real tensor with requires_grad=False, got {kind}")
     require_payload("Reply.each", reply.each)
     for name in reply.sums.keys() & reply.each.keys() if reply.each else ():
-        one, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
-        if one.shape != added.shape or not torch.allclose(one.double(), added.double(), 1e-6, 0.0, equal_nan=True):
+        single, added = data(reply.each[name]) * reply.weight, data(reply.sums[name])
+        if single.shape != added.shape or not torch.allclose(
+            single.double(), added.double(), 1e-6, 0.0, equal_nan=True
+        ):
             raise ValueError(f"{name!r} is in Reply.sums and Reply.each, and the first is not the second times weight")
     if reply.memory is not None:
         require_payload("Reply.memory", reply.memory)
@@ -78,7 +83,7 @@ def require_reply(reply: Reply) -> None:
 
 
 def require_personal(payload: Payload) -> None:
-    """Of ``personal``; whether the names are the module's shows where it is loaded."""
+    """Check the result of ``personal``; ``module_with`` checks names and shapes when it loads the model."""
     require_payload("what it gives", payload)
     model, buffers = payload.get("model"), payload.get("buffers", EMPTY)
     if not (isinstance(model, Flat) and model.buffer.is_floating_point() and isinstance(buffers, Flat)):
@@ -86,7 +91,7 @@ def require_personal(payload: Payload) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether it is a real number that a float can hold, or a tensor or array of one."""
+    """Return whether ``value`` is a real number that fits in a float, or a tensor or array with one such number."""
     if not (isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)):
         return False
     try:

@@ -1,8 +1,8 @@
-"""How the clients' learning rate changes over the rounds: functions of the round that give a factor.
+"""Learning rate schedules over rounds: functions that return a factor of the clients' learning rates for a round.
 
-r: the round, from 1;  R: the number of rounds;  W: rounds of warm-up. The factor multiplies every rate of the module's
-optimizer in that round's local trainings. Within a round the rate is constant, unless the module has a scheduler.
-In the first W rounds the factor of all of them is multiplied by  r/(W + 1).
+r: the round, from 1;  R: the number of rounds;  W: rounds of warm-up. The factor multiplies every learning rate of the
+module's optimizer in that round's local trainings. Within a round the learning rate is constant, unless the module has
+a scheduler. In the first W rounds every schedule multiplies its factor by  r/(W + 1).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Warmup = Annotated[int, "[0, 1e9]"]
 
 
 def constant(round: int, warmup: Warmup = 0) -> float:
-    """1.
+    """Return 1.
 
     Args:
         warmup: W, first rounds in which the rate rises linearly
@@ -26,7 +26,7 @@ def constant(round: int, warmup: Warmup = 0) -> float:
 
 
 def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, "(0, 1]"] = 0.001) -> float:
-    """l + (1 - l)(1 + cos(pi (r - 1)/R))/2, from 1 towards l (Loshchilov and Hutter, ICLR 2017, without restarts).
+    """Return l + (1 - l)(1 + cos(pi (r - 1)/R))/2, from 1 towards l (Loshchilov and Hutter, ICLR 2017, no restarts).
 
     Args:
         warmup: W, first rounds in which the rate rises linearly
@@ -38,7 +38,7 @@ def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, 
 def step(
     round: int, warmup: Warmup = 0, every: Annotated[int, "[1, 1e9]"] = 10, gamma: Annotated[float, "(0, 1]"] = 0.5
 ) -> float:
-    """gamma^floor((r - 1)/s).
+    """Return gamma^floor((r - 1)/s).
 
     Args:
         warmup: W, first rounds in which the rate rises linearly
@@ -54,16 +54,16 @@ def _warm(round: int, warmup: int) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of every round; ``function``: of the round alone; ``what``: what it is called in a message."""
+    """A schedule with checked values. ``function``: round to factor. ``what``: name of the schedule in messages."""
 
     function: Callable[[int], Any]
     what: str
 
     def __call__(self, round: int) -> float:
-        """The factor of a round.
+        """Return the factor of a round.
 
         Raises:
-            UserError: it is not a positive number.
+            UserError: the factor is not a positive finite number.
             ClientError: the function failed.
         """
         with somebodys(self.what):

@@ -1,10 +1,11 @@
-"""How far a federation is, as its module is told in the place of Lightning's Trainer.
+"""Replacement for Lightning's Trainer that reports the progress of the federation to a module.
 
-r: the round;  E, K: epochs and steps of a client's round;  e, k: those of this round that are done.
+r: the round;  E, K: epochs and steps of a client's round;  e, k: epochs and steps already done in this round.
 
 In a client's round   current_epoch = (r - 1) E + e,  global_step = (r - 1) K + k:  as if the client had trained in all
-rounds before. After round r, when the server model is evaluated or measured,  r E  and  r K, K that of a client of mean
-size. In any other job all are 0. So a schedule (a weight that grows, say) moves, and no bit depends on the worker.
+rounds before. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  with K of a
+client of mean size. In any other job all values are 0. So a schedule in the module (such as a growing weight) advances,
+and no bit depends on the worker.
 """
 
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from pytorch_lightning.plugins.precision import Precision
 
 @dataclass
 class Clock:
-    """What ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` say in a module.
+    """The values of ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` in a module.
 
     training: whether the module is in a client's local training. gradient_clip_val: ``client.clip_norm``.
     """
@@ -27,7 +28,7 @@ class Clock:
     training: bool = False
     gradient_clip_val: float | None = None
 
-    # what a LightningModule asks its Trainer for by itself
+    # attributes that LightningModule's own code reads from its Trainer
     global_rank: ClassVar[int] = 0
     local_rank: ClassVar[int] = 0
     is_global_zero: ClassVar[bool] = True
@@ -44,25 +45,25 @@ class Clock:
         )
 
     def attach(self, module: LightningModule) -> None:
-        """Let the module, and the LightningModules in it, read this clock."""
-        module.trainer = self  # pyright: ignore[reportAttributeAccessIssue]  (it has what is asked for)
+        """Make this clock the ``trainer`` of the module and of the LightningModules in it."""
+        module.trainer = self  # pyright: ignore[reportAttributeAccessIssue]  (it has every attribute that is read)
 
     def require_unset(self) -> None:
-        """See that the module has set no attribute of the Trainer, such as ``should_stop``.
+        """Check that the module has set no attribute of the Trainer, such as ``should_stop``.
 
         Raises:
-            ValueError: it has set one, which would change nothing.
+            ValueError: the module has set an attribute, which would have no effect.
         """
         for name in vars(self).keys() - {field.name for field in fields(Clock)}:
             raise ValueError(f"it sets self.trainer.{name}, which changes nothing: clients have no Trainer here")
 
     def set(self, round: int, epoch: int, step: int) -> None:
-        """Say how far the federation is."""
+        """Set the progress of the federation."""
         self.round, self.current_epoch, self.global_step = round, epoch, step
 
 
 class NoClock(Clock):
-    """Tells a module that asks how far its client is why it cannot know that."""
+    """A clock that raises an error, with the reason ``why``, if the module reads its epoch or step."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class NoClock(Clock):
 
 
 class _NoNumber:
-    """Stands for the place of a batch where one call of a module serves many batches; whoever reads it is refused."""
+    """Placeholder for the batch index in calls that serve many batches; any use of the value raises an error."""
 
     def _refuse(self, *_: object) -> Any:
         raise ValueError("it reads its step's number (batch_idx)")

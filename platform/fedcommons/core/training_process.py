@@ -1,6 +1,6 @@
-"""The Protocol of what a local training uses of its process: the module, its weights, optimizer, clock and noise.
+"""Protocol of the process objects that local training uses: module, weights, optimizer, clock and noise.
 
-``client_worker.Work`` is the class. The loop, its hooks and its CUDA graphs know this Protocol only.
+``client_worker.Work`` implements the Protocol. The loop, its hooks and its CUDA graphs use the Protocol only.
 """
 
 from collections.abc import Callable, Mapping
