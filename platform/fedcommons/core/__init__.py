@@ -1,1 +1,1 @@
-"""Code that methods and the engine share: interfaces, local training and evaluation."""
+"""Code that methods and the engine share; methods and the engine do not import each other."""

@@ -17,7 +17,7 @@ from fedcommons.flat_tensors import Flat, Layout, Payload, data, like
 
 
 def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
-    """At most ``blocks`` consecutive non-empty blocks whose sizes differ by at most one."""
+    """Split ``items`` into at most ``blocks`` consecutive non-empty blocks whose sizes differ by at most one."""
     n = min(blocks, len(items))
     cuts = [len(items) * i // n for i in range(n + 1)] if n else [0]
     return [list(items[a:b]) for a, b in pairwise(cuts)]
@@ -25,14 +25,14 @@ def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
 
 @dataclass(frozen=True)
 class Total:
-    """A finished float64 sum. It is only read, so Ray can pass it to another process without a copy."""
+    """A finished float64 sum. No code changes it, so Ray can pass it to another process without a copy."""
 
     arrays: dict[str, np.ndarray]
-    layouts: dict[str, Layout]  # of the entries that are ``Flat``
+    layouts: dict[str, Layout]  # only for entries that are ``Flat``
 
 
 class BlockSum:
-    """Adds payloads with the same names and shapes in float64, in the order of the calls."""
+    """A running float64 sum of payloads with equal names and shapes, added in the order of the calls."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Flat | Tensor] = {}
@@ -45,17 +45,17 @@ class BlockSum:
         if payload.keys() != self.sums.keys():
             raise ValueError(f"clients sent sums of different names: {sorted(payload)} and {sorted(self.sums)}")
         for name, x in payload.items():
-            data(self.sums[name]).add_(data(x))  # widened as it is added
+            data(self.sums[name]).add_(data(x))  # in-place addition widens without a copy
 
     @property
     def total(self) -> Total:
-        """The sum, on the CPU."""
+        """Sum of the added payloads, on the CPU."""
         arrays = {name: data(x).cpu().numpy() for name, x in self.sums.items()}
         return Total(arrays, {name: x.layout for name, x in self.sums.items() if isinstance(x, Flat)})
 
 
 def add_blocks(totals: Sequence[Total]) -> dict[str, Flat | Tensor]:
-    """The sum of block totals, in block order; empty for no blocks."""
+    """Return the sum of block totals, added in block order; empty without blocks."""
     sums: dict[str, Flat | Tensor] = {}
     for name, first in totals[0].arrays.items() if totals else ():
         total = torch.empty(first.shape, dtype=torch.float64)

@@ -1,8 +1,9 @@
-"""Bytes that cross the wire, counted from messages only.
+"""Communication cost in bytes, counted from messages only.
 
 All numbers are totals over clients: down and up in each round, and once for the exchange before the first round. For
-Fedssyn with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc, with Ms the synthetic data of one client as uint8 images
-and labels, Mc the model, R the rounds; the Fedssyn paper (arXiv:2306.13263, section 5) counts one client, so without N.
+Fedssyn with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc. Ms: bytes of one client's synthetic data as uint8 images
+and labels;  Mc: bytes of the model;  R: rounds;  N: clients. The Fedssyn paper (arXiv:2306.13263, section 5) counts one
+client, so its formula has no N.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes, summed over clients.  ``lost``: those among ``down`` for which no reply came back."""
+    """Bytes, summed over clients.  ``lost``: bytes in ``down`` that were sent to clients without a reply."""
 
     down: int = 0
     up: int = 0
@@ -24,33 +25,33 @@ class Traffic:
         return Traffic(self.down + other.down, self.up + other.up, self.once + other.once, self.lost + other.lost)
 
     def metrics(self) -> dict[str, int]:
-        """A round's bytes, by the names of their metrics."""
+        """Return a round's bytes by metric name."""
         return {"comm/down_bytes": self.down, "comm/up_bytes": self.up}
 
     @property
     def total(self) -> int:
-        """Down, up and once together."""
+        """Sum of down, up and once."""
         return self.down + self.up + self.once
 
 
 def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1, label: int = 1) -> int:
-    """Bytes of n examples of this shape; itemsize: of a number, 1 for uint8 images; label: of a label."""
+    """Return the bytes of n examples. itemsize: bytes per number, 1 for uint8 images. label: bytes per label."""
     return n * (prod(shape) * itemsize + label)
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:
-    """Bytes of the shuffled pool:  2 N Ms.  Every client sends its images and receives as many of the pool."""
+    """Return the bytes of the shuffled pool:  2 N Ms.  Every client sends Ms bytes of images and receives Ms bytes."""
     return 2 * n_clients * synthetic
 
 
 def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Bytes of a round:  2 |S| (Mc + Mv).  |S| clients receive and send a model and a control variate."""
+    """Return the bytes of a round:  2 |S| (Mc + Mv).  |S| clients receive and send a model and a control variate."""
     return 2 * joined * (model + control)
 
 
 @dataclass(frozen=True)
 class UntilTarget:
-    """What a run sends until it reaches the target accuracy, if every round costs the same."""
+    """Traffic of a run until it reaches the target accuracy, if every round costs the same."""
 
     once: float
     per_round: float
@@ -59,7 +60,7 @@ class UntilTarget:
 
 
 def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
-    """Mean over runs of  once/once_unit + R per_round/round_unit,  and whether it is a lower bound.
+    """Return the mean over runs of  once/once_unit + R per_round/round_unit,  and whether it is a lower bound.
 
     For Fedssyn with FedAvg this is 2 N Ms + 2 R C N Mc over all clients; in the units N and C N it is the paper's
     2 Ms + 2 R Mc.
@@ -71,12 +72,15 @@ def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 
 def saved_percent(
     pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1
 ) -> str:
-    """Traffic that the pool saves, in percent:  100 (1 - pool/vanilla).
+    """Return the traffic that the pool of synthetic images saves, in percent:  100 (1 - pool/vanilla).
 
-    A bound (``>`` or ``<``) if one of them did not reach the target; ``-`` if neither did, or if there are no runs.
+    The result is a bound (``>`` or ``<``) if only ``pool`` or only ``vanilla`` missed the target accuracy. The result
+    is ``-`` if both missed the target, or if there are no runs.
     """
     if not pool or not vanilla:
         return "-"
-    (cost, high), (base, low) = (sent(runs, once_unit, round_unit) for runs in (pool, vanilla))
-    sign = ">" if low else "<" if high else ""
-    return "-" if low and high else f"{sign}{100 * (1 - cost / base):.1f}"
+    (cost, is_lower_bound), (base, is_base_lower_bound) = (
+        sent(runs, once_unit, round_unit) for runs in (pool, vanilla)
+    )
+    sign = ">" if is_base_lower_bound else "<" if is_lower_bound else ""
+    return "-" if is_base_lower_bound and is_lower_bound else f"{sign}{100 * (1 - cost / base):.1f}"

@@ -1,13 +1,13 @@
-"""Local steps as CUDA graphs: a GPU's kernels are recorded once, and then launched as one.
+"""Local steps as CUDA graphs: the kernels of a step are recorded once and then launched together.
 
-A step of a small network is some forty kernels, and the CPU takes longer to launch them than the GPU to compute them. A
-graph holds them with the addresses that they read and write. So a step is: copy the batch to where the graph reads it,
-launch the graph. The bits are those of the step without it.
+A step of a small network has about forty kernels, and the CPU takes longer to launch the kernels than the GPU to
+compute them. A graph stores the kernels with the addresses that they read and write. So a step copies the batch to the
+graph's input memory and launches the graph. The result has the same bits as a step without a graph.
 
-What Python decides while a step is recorded stays so: the step must be the same function of weights, buffers and batch
-each time. There is a graph for each shape of batch and each kind of correction. SGD's rates are numbers in it, so when
-a schedule changes them all are recorded anew. A client is trained step by step where its method gives a loss or a rate
-of its own, or a correction of the gradient that is no ``Correction``.
+Python's decisions during the recording are fixed in the graph, so the step must always be the same function of weights,
+buffers and batch. There is one graph per batch shape and kind of correction. SGD's learning rates are constants in a
+graph, so all graphs are recorded anew when a schedule changes the learning rates. A client is trained without graphs if
+its method supplies a loss function, a learning rate, or a gradient correction that is no ``Correction``.
 """
 
 import random
@@ -37,18 +37,18 @@ WARM_UP = 3
 """Steps before a recording, in which libraries choose their kernels and reserve memory."""
 
 MOST = 64
-"""Graphs that a worker keeps; a method whose corrections are new functions each time would have ever more."""
+"""Maximum number of graphs of a worker; a method that creates new correction functions would need ever more."""
 
 
 @dataclass(frozen=True)
 class _Graph:
     launch: Callable[[], object]
-    batch: Batch  # where it reads
+    batch: Batch  # the tensors that the graph reads
     logs: list[str]
 
 
 class Graphs:
-    """Trains a worker's clients by graphs; ``sums``: over a client's steps, of its loss and of what it logs."""
+    """Trainer of a worker's clients by graphs. ``sums``: sums of loss and logged values over a client's steps."""
 
     def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
@@ -62,16 +62,16 @@ class Graphs:
     def train(
         self, start: Flat, data: ClientData, seed: int, correction: Correction | None, epochs: int
     ) -> LocalResult:
-        """See ``Work.local``."""
+        """Train a client, see ``Work.local``."""
         work, loop = self.work, self.work.loop
         self._begin(start, seed)
-        key, here = self._corrected(correction)
+        key, placed_correction = self._corrected(correction)
         steps, logged = 0, Counter[str]()
         for batch in (batch for epoch in range(epochs) for batch in loop.batches(data, seed, epoch)):
             kind = (key, *((t.shape, t.dtype) for t in batch))
             try:
                 if kind not in self.graphs:
-                    self.graphs[kind] = self._recorded(batch, here)
+                    self.graphs[kind] = self._recorded(batch, placed_correction)
                 graph = self.graphs[kind]
                 for place, column in zip(graph.batch, batch, strict=True):
                     place.copy_(column)
@@ -85,11 +85,14 @@ class Graphs:
         return LocalResult(work.params, {**means, "steps": steps}, UNCOVERED)
 
     def _begin(self, start: Flat, seed: int) -> None:
-        """All that steps change is as at a client's first one."""
+        """Reset everything that steps change to its state before a client's first step."""
         work = self.work
         work.load(start)
         work.optimizer.state.clear()
-        for parameter, momentum in self.momenta.items():  # with which SGD's first step is that without any
+        for (
+            parameter,
+            momentum,
+        ) in self.momenta.items():  # with zero momentum, SGD's first step equals a step without state
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
             total.zero_()
@@ -103,7 +106,7 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """The same correction with its tensors where graphs read them, and what tells its kind."""
+        """Return a key for the kind of correction, and the correction with its values copied to the graphs' inputs."""
         if correction is None:
             return None, None
         key = (correction.function, *(x.layout for x in correction.of))
@@ -114,7 +117,7 @@ class Graphs:
         return key, self.corrections[key]
 
     def _recorded(self, batch: Batch, correction: Correction | None) -> _Graph:
-        """A step with batches of this shape; weights, buffers and the generators stay as they are."""
+        """Record a step with batches of this shape; weights, buffers and random generators do not change."""
         work, loop, logs = self.work, self.work.loop, list[str]()
         place = tuple(column.clone() for column in batch)
         update, parameters = plain_step(work.optimizer), list(work.named.values())
@@ -153,26 +156,26 @@ class Graphs:
 
     def _add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            if name not in self.sums:  # at the first step of warming up
+            if name not in self.sums:  # created in the first warm-up step
                 self.sums[name] = torch.zeros((), device=self.work.device)
             self.sums[name].add_(value)
 
 
 def warm_up(play: Callable[[], None]) -> None:
-    """Call it a few times, beside the stream on which all else is computed, as torch asks for before a recording."""
-    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-    beside.wait_stream(here)
-    with torch.cuda.stream(beside):
+    """Call ``play`` a few times on a separate CUDA stream, as torch requires before a recording."""
+    current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    side_stream.wait_stream(current)
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_UP):
             play()
-    here.wait_stream(beside)
+    current.wait_stream(side_stream)
 
 
 def record(play: Callable[[], None]) -> Callable[[], object]:
-    """The kernels that it launches, none of which is computed; calling the result computes them.
+    """Record the kernels that ``play`` launches, without computing them; a call of the result computes them.
 
     Raises:
-        ValueError: it waits for the GPU, or does something else that a graph cannot hold.
+        ValueError: ``play`` waits for the GPU, or does something else that a graph cannot contain.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -184,7 +187,7 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
 
 
 def flaw(work: TrainingProcess, batch: Batch) -> str | None:
-    """Why the steps of this module cannot be graphs, tried on a batch; None where nothing speaks against it."""
+    """Try a step on a batch and return the reason why the module's steps cannot be graphs; None if they can."""
     if work.schedulers:
         return "it has a learning rate scheduler of its own"
     kind, groups = type(work.optimizer), work.optimizer.param_groups
@@ -200,7 +203,7 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
             Step(work.module)(batch, NO_NUMBER)[0].backward()
         if outside != _outside():
             return "it draws random numbers from Python or numpy, which a graph has as they were when recorded"
-    except Exception as error:  # whatever somebody's code raises
+    except Exception as error:  # user code may raise any exception
         return sentence(error)
     finally:
         work.clock.attach(work.module)
@@ -213,16 +216,16 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
 
 
 def _outside() -> tuple[Any, ...]:
-    """How far Python's and numpy's generators are."""
-    of: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (it is the one that others use)
-    return random.getstate(), of["state"]["pos"], of["has_gauss"]
+    """Return the positions of Python's and numpy's global random generators."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (other libraries use this generator)
+    return random.getstate(), numpy_state["state"]["pos"], numpy_state["has_gauss"]
 
 
 def _generators_as_before() -> AbstractContextManager[None]:
-    """Afterwards torch's default generators are as they were."""
+    """Restore the states of torch's default generators afterwards."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
 def of(work: TrainingProcess) -> Graphs | None:
-    """Of a worker whose client.graphs is on and whose device is a GPU."""
+    """Return the ``Graphs`` of a worker if client.graphs is on and its device is a GPU; else None."""
     return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

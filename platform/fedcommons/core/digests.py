@@ -1,9 +1,9 @@
-"""Digests of Python objects: two digests of one object differ if anything in it has changed between them.
+"""Hashes (digests) of Python objects: the digest of an object changes if anything in the object changes.
 
-A digest follows numbers, texts, tensors, arrays, containers, attributes, slots, closures, default arguments, what
-iterators, generators and caches hold, and what weak references and context variables point to. Modules and code count
-as nothing. An object that C code keeps is taken from what it gives to ``pickle`` or as bytes; where it gives neither,
-the digest says that it cannot tell.
+A digest covers numbers, texts, tensors, arrays, containers, attributes, slots, closures and default arguments. It also
+covers the contents of iterators, generators and caches, and the targets of weak references and context variables.
+Modules and code are not covered. The state of an object implemented in C is read through ``pickle`` or as bytes. If the
+object supports neither, the digest names its type as unknown.
 """
 
 import copyreg
@@ -30,13 +30,13 @@ PLAIN = (bool, int, float, complex, str, bytes)
 PLAIN_TYPES = frozenset({*PLAIN, type(None), type(Ellipsis), type(NotImplemented)})
 
 NOT_USERS = frozenset({*sys.stdlib_module_names, "fedcommons", "lightning_modules"}) - {"__main__"}
-"""Packages that are not the user's, wherever they lie."""
+"""Packages that are not the user's code, wherever their files are."""
 
 CODE = (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-"""What holds no data."""
+"""Types whose objects contain no data."""
 
 VISITED = (
     list, tuple, deque, set, frozenset, types.MappingProxyType, types.CellType, types.MethodType,
@@ -49,35 +49,37 @@ UNORDERED = (set, frozenset, type(functools.cache(len)))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__slotnames__"}
-"""Names in a class that Python itself writes."""
+"""Variables of a class that Python itself sets."""
 
 OF_LOGGERS = {*vars(Logger("")), "_cache"}
 
 
 class Digest(NamedTuple):
-    """The digest of a value. unknown: the first type in it that cannot be read; empty if all can be."""
+    """The digest of a value. unknown: name of the first type in the value that cannot be read; empty if none."""
 
     of: bytes
     unknown: str = ""
 
 
 class _Unknown(Exception):
-    """An object cannot be read."""
+    """Signal that an object cannot be read."""
 
 
 class Hasher:
-    """Hashes several values and visits an object that they share once.
+    """Hash function for several values; an object that occurs in several values is visited once.
 
     Args:
-        skipped: objects that are not visited, by the names that stand for them.
+        skipped: objects that are not visited; their names enter the digest instead.
     """
 
     def __init__(self, skipped: Mapping[str, object]) -> None:
-        self._seen = {id(value): (name, value) for name, value in skipped.items()}  # a reference keeps an id unique
-        self._memory: dict[tuple[str, int], str] = {}  # device and address of the tensors' memory -> its name
+        self._seen = {
+            id(value): (name, value) for name, value in skipped.items()
+        }  # the reference keeps the object alive, so its id stays unique
+        self._memory: dict[tuple[str, int], str] = {}  # device and address of a tensor's memory -> name of the memory
 
     def digest(self, name: str, value: object) -> Digest:
-        """Return the digest of the value. Each value needs a name of its own."""
+        """Return the digest of the value. Each value needs a different name."""
         whole, unknown, todo, number = blake2b(digest_size=16), "", [value], 0
         while todo:
             x = todo.pop()
@@ -92,17 +94,17 @@ class Hasher:
             _add(whole, f"{kind.__module__}.{kind.__qualname__};")
             try:
                 parts = list(_parts(x, whole)) if not isinstance(x, Tensor) else self._of_tensor(x, whole, name)
-            except Exception:  # whatever the object's own code raises
+            except Exception:  # the object's code may raise any exception
                 unknown, parts = unknown or kind.__name__, []
             _add(whole, f"{len(parts)};")
             todo += reversed(parts)
         return Digest(whole.digest(), unknown)
 
     def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
-        """Return what a tensor holds; the memory in which its numbers are is added to ``whole`` once.
+        """Return the parts of a tensor to visit; the memory of its numbers is added to the hash ``whole`` once.
 
         Raises:
-            _Unknown: its numbers cannot be read.
+            _Unknown: the tensor's numbers cannot be read.
         """
         _add(whole, f"{x.dtype} {x.layout} {x.device} {x.requires_grad} {x.is_conj()} {x.is_neg()};")
         others, numbers = of_tensor(x), x.detach()
@@ -123,48 +125,48 @@ class Hasher:
             memory = x.untyped_storage()
             at, size = (str(x.device), memory.data_ptr()), len(self._memory)
             _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
-            if len(self._memory) > size:  # all of it, as a view shows a part only
+            if len(self._memory) > size:  # hash the whole memory, because a view covers a part only
                 whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
         return others
 
 
 def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
-    """Return the variables that Python itself does not write."""
+    """Return the variables without those that Python itself sets."""
     return {name: value for name, value in variables.items() if name not in hidden}
 
 
 def attributes(x: object) -> list[Any]:
-    """Return what an object's ``__dict__`` and slots hold, whatever its class says that they are."""
-    of, slots = _places(type(x))
-    values: list[Any] = [place.__get__(x) for place in of]
+    """Return the values in an object's ``__dict__`` and slots, even if its class overrides attribute access."""
+    dict_places, slots = _places(type(x))
+    values: list[Any] = [place.__get__(x) for place in dict_places]
     for name, slot in slots:
         try:
             values += [name, slot.__get__(x)]
-        except AttributeError:  # it has no value yet
+        except AttributeError:  # the slot has no value yet
             values.append(name)
     return values
 
 
 @functools.lru_cache(maxsize=4096)
 def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """Return the descriptors of the ``__dict__`` and of the slots of a class's objects."""
+    """Return the descriptors of ``__dict__`` and of the slots for objects of a class."""
     each = [pair for base in kind.__mro__ for pair in vars(base).items()]
-    of = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
-    return of, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
+    dict_places = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
+    return dict_places, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
 
 
 def of_tensor(x: Tensor) -> list[Any]:
-    """Return what a tensor holds besides its numbers: attributes, hooks and its gradient."""
+    """Return the parts of a tensor other than its numbers: attributes, hooks and gradient."""
     graph = [_Hidden()] if x.grad_fn is not None else []
     return [vars(x), x._backward_hooks, x.grad if x.is_leaf else None, *graph]
 
 
 class _Hidden:
-    """Stands for something that cannot be looked at."""
+    """Placeholder for an object that cannot be inspected."""
 
 
 def _parts(x: Any, whole: Any) -> Iterable[Any]:
-    """Return what an object holds, in an order of its own; what are no objects are added to ``whole``.
+    """Return the objects in an object, in a fixed order; contents that are no objects are added to the hash ``whole``.
 
     Raises:
         _Unknown: the object cannot be read.
@@ -173,10 +175,10 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
     match x:
         case type():
             return [kind, *(part for pair in own(vars(x)).items() for part in pair)] if is_users(x) else []
-        case types.ModuleType():  # where it is a file's, that file is looked at by itself
+        case types.ModuleType():  # ``state_leaks`` inspects the files of imported modules separately
             return [] if sys.modules.get(x.__name__) is x else [vars(x)]
         case np.ndarray() | np.generic():
-            numbers = np.asarray(x)  # whatever a class of its own makes of its methods
+            numbers = np.asarray(x)  # a subclass may override methods
             _add(whole, f"{numbers.dtype} {numbers.shape};")
             whole.update(b"" if numbers.dtype.hasobject else numbers.tobytes())
             return [*(numbers.ravel().tolist() if numbers.dtype.hasobject else []), x.base, *attributes(x)]
@@ -184,17 +186,19 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
             return [*(part for pair in items for part in pair), *attributes(x)]
         case types.FunctionType():
-            _add(whole, f"{hash(x.__code__)};")  # with its constants
+            _add(whole, f"{hash(x.__code__)};")  # the hash of code covers its constants
             return [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
         case weakref.ref():
             return [x(), *attributes(x)]
         case ContextVar():
             return [x.get(None)]
-        case threading.local():  # of this thread
+        case threading.local():  # only the values of this thread are visible
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [own(vars(x), OF_LOGGERS)]
-        case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":  # its cache has its parts
+        case _ if (
+            isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem"
+        ):  # the cache's visit covers the element's parts
             return []
         case _ if isinstance(x, VISITED):
             more = attributes(x)  # first, as this and the next line create objects that are visited
@@ -218,29 +222,29 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
 
 
 def _is_stream(x: object) -> bool:
-    """Return whether it is a stream of the process, which is written to and not read."""
+    """Return whether ``x`` is a standard stream of the process, which is written to and not read."""
     return any(
         x is getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     )
 
 
 def is_users(kind: type) -> bool:
-    """Return whether a class stands in code of the user's: neither installed, nor Python's or the package's own."""
+    """Return whether a class is user code: not installed, not part of Python and not part of this package."""
     name = kind.__module__
     if name.partition(".")[0] in NOT_USERS:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_user_code(file)  # a notebook has no file
+    return file is None or is_user_code(file)  # a class of a notebook has no file and is user code
 
 
 def _place(x: Any) -> tuple[str, str, int]:
-    """Return a key by which equal objects, and the same ones, stand in the same order whenever they are looked at."""
+    """Return a sort key that orders the same objects, or equal plain values, in the same way at every visit."""
     plain = type(x) in PLAIN_TYPES
     return type(x).__qualname__, repr(x) if plain else "", 0 if plain else id(x)
 
 
 def _hides(kind: type) -> bool:
-    """Return whether objects of a class are larger than their attributes and slots, so that C code keeps the rest."""
+    """Return whether objects of a class are larger than attributes and slots need, so C code stores hidden state."""
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
@@ -248,10 +252,10 @@ def _hides(kind: type) -> bool:
 
 
 def _pickled(x: Any, kind: type) -> list[Any]:
-    """Return what an object of a library gives to ``pickle``, or its bytes.
+    """Return the state that a library's object passes to ``pickle``, or its bytes.
 
     Raises:
-        _Unknown: it gives neither.
+        _Unknown: the object supports neither.
     """
     reduced: Any
     try:
@@ -262,7 +266,7 @@ def _pickled(x: Any, kind: type) -> list[Any]:
             return [memoryview(x).tobytes()]
         except TypeError:
             raise _Unknown from None
-    if isinstance(reduced, str):  # a variable of the library
+    if isinstance(reduced, str):  # the name of a global variable in the library
         return [reduced]
     return [list(part) if index > 2 and part else part for index, part in enumerate(reduced)][1:]
 

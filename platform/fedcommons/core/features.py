@@ -1,4 +1,4 @@
-"""Access to a network's head (embedding and logits), its BatchNorm parameters, and its input normalisation."""
+"""Access to a network's head (embedding and logits in forward passes), BatchNorm parameters and normalisation."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

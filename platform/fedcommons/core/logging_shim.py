@@ -1,4 +1,4 @@
-"""What a LightningModule logs without a Trainer: numbers, and torchmetrics objects."""
+"""Collection of the numbers and torchmetrics objects that a LightningModule logs without a Trainer."""
 
 import gc
 from collections.abc import Iterator, Mapping, Set
@@ -13,64 +13,66 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import MetricTracker
 
 MEANS = ("mean", "avg", torch.mean)
-"""Values of ``reduce_fx`` that mean what is done here."""
+"""Values of ``reduce_fx`` that mean an average, the only reduction supported."""
 
 LOADED = ("_parameters", "_buffers")
-"""Attributes of a module whose tensors the engine loads."""
+"""Attributes of a module with tensors that the engine loads."""
 
 Number = float | Tensor
 
 
 class Metrics:
-    """The torchmetrics objects of a module, with the states that they have when this is made."""
+    """The torchmetrics objects of a module, with a copy of their states at construction."""
 
     def __init__(self, module: nn.Module) -> None:
-        every = {id(one): one for one in module.modules()}
-        roots = [one for one in every.values() if isinstance(one, Metric | MetricCollection | MetricTracker)]
-        inner = {id(one): one for root in roots for one in root.modules()}
+        every = {id(part): part for part in module.modules()}
+        roots = [part for part in every.values() if isinstance(part, Metric | MetricCollection | MetricTracker)]
+        inner = {id(part): part for root in roots for part in root.modules()}
         self._modules, self.objects = every, list(inner.values())
         self._states = self._copy(
-            [{name: value for name, value in vars(one).items() if name not in LOADED} for one in self.objects]
+            [{name: value for name, value in vars(part).items() if name not in LOADED} for part in self.objects]
         )
 
     def put_back(self) -> None:
         """Restore the states and all other attributes of each metric."""
-        for one, state in zip(self.objects, self._copy(self._states), strict=True):
-            loaded = {name: vars(one)[name] for name in LOADED}
-            vars(one).clear()
-            vars(one).update(state, **loaded)
+        for metric, state in zip(self.objects, self._copy(self._states), strict=True):
+            loaded = {name: vars(metric)[name] for name in LOADED}
+            vars(metric).clear()
+            vars(metric).update(state, **loaded)
 
     @property
     def updates(self) -> int:
-        """The number of updates of all these objects since each was reset."""
-        return sum(one.update_count for one in self.objects if isinstance(one, Metric))
+        """Total number of updates of the module's metrics, each counted since the metric was reset."""
+        return sum(metric.update_count for metric in self.objects if isinstance(metric, Metric))
 
     def others(self) -> dict[int, tuple[Metric, int]]:
-        """Return all metrics in this process, wherever they stand, whose states are not put back.
+        """Return all metrics in this process that ``put_back`` does not restore.
 
         Returns:
-            Metrics and how often each was updated, by id.
+            Pairs of a metric and its number of updates, by id.
         """
-        owned = {id(one) for one in self.objects}
-        every = [one for one in gc.get_objects() if Metric in type(one).__mro__ and id(one) not in owned]
-        return {id(one): (one, one.update_count) for one in every}
+        owned = {id(metric) for metric in self.objects}
+        metrics = [metric for metric in gc.get_objects() if Metric in type(metric).__mro__ and id(metric) not in owned]
+        return {id(metric): (metric, metric.update_count) for metric in metrics}
 
     def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
-        """Refuse a module that updates objects whose states are not put back; before: what ``others`` gave.
+        """Refuse a module that updates metrics that ``put_back`` does not restore.
+
+        before: result of ``others`` before the module's step.
 
         Raises:
-            ValueError: it has updated one.
+            ValueError: the module has updated such a metric.
         """
 
         def updated() -> list[Metric]:
-            return [one for key, (one, n) in self.others().items() if n > before.get(key, (one, 0))[1]]
+            return [metric for key, (metric, n) in self.others().items() if n > before.get(key, (metric, 0))[1]]
 
         if not updated():
             return
-        gc.collect()  # a metric that a step makes and forgets is a cycle
-        for one in updated():
-            name = type(one).__name__
-            is_late = any(one is part for part in module.modules())
+        gc.collect()  # a metric that a step creates and drops is a reference cycle
+        for metric in updated():
+            name = type(metric).__name__
+            is_late = any(metric is part for part in module.modules())
             why = "its steps have made" if is_late else "is not one of its attributes"
             raise ValueError(
                 f"it updates a metric ({name}) that {why}: assign it in __init__ (use nn.ModuleList, not a list), else "
@@ -78,35 +80,35 @@ class Metrics:
             )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copy states, but not the modules and signatures in them; a tensor with a graph is detached."""
-        every = [*values_in([*states])]
-        memo = {**self._modules, **{id(one): one for one in every if isinstance(one, Signature)}}
-        tensors = (one for one in every if isinstance(one, Tensor) and not one.is_leaf)
-        return deepcopy(states, {**memo, **{id(one): one.detach().clone() for one in tensors}})
+        """Copy states, without copying modules and signatures in them; tensors with a graph are detached."""
+        values = [*values_in([*states])]
+        memo = {**self._modules, **{id(value): value for value in values if isinstance(value, Signature)}}
+        tensors = (value for value in values if isinstance(value, Tensor) and not value.is_leaf)
+        return deepcopy(states, {**memo, **{id(value): value.detach().clone() for value in tensors}})
 
 
 def values_in(containers: list[Any]) -> Iterator[Any]:
-    """Yield the values in these containers, and in the plain containers among them."""
+    """Yield the values in ``containers``, and in plain containers (dict, list, tuple, set) nested in them."""
     seen = set[int]()
     while containers:
-        one = containers.pop()
-        if type(one) not in (dict, list, tuple, set):
-            yield one
-        elif id(one) not in seen:
-            seen.add(id(one))
-            containers += one.values() if isinstance(one, dict) else one
+        value = containers.pop()
+        if type(value) not in (dict, list, tuple, set):
+            yield value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            containers += value.values() if isinstance(value, dict) else value
 
 
 class Logged:
-    """Collects what ``self.log`` and ``self.log_dict`` log within a context; outside of it everything is dropped.
+    """Collector of the calls of ``self.log`` and ``self.log_dict`` in a context; calls outside of it are dropped.
 
-    Numbers are averaged by name over their calls within the innermost context: its ``means`` are set when it ends.
-    Torchmetrics objects cover all that they were updated with since the outermost context began: ``values``. Without
-    a Trainer, Lightning itself would warn and drop everything. Tensors stay on their device: nothing waits for a GPU.
+    Numbers are averaged by name over their calls within the innermost context; ``means`` is set when that context ends.
+    Torchmetrics objects cover all updates since the outermost context began: see ``values``. Without a Trainer,
+    Lightning itself would warn and drop every call. Tensors stay on their device, so logging never waits for a GPU.
     """
 
     is_trial = False
-    """Whether ``values`` leaves out what cannot be computed, as of a batch of two examples."""
+    """Whether ``values`` omits metrics that cannot be computed, such as with a batch of two examples."""
 
     def __init__(self, module: LightningModule) -> None:
         """Replace the module's ``log`` and ``log_dict``.
@@ -125,11 +127,11 @@ class Logged:
 
     @property
     def objects(self) -> Set[str]:
-        """The names of the torchmetrics objects that were logged since the outermost context began."""
+        """Names of the torchmetrics objects that were logged since the outermost context began."""
         return self._logged.keys()
 
     def put_back(self) -> None:
-        """Forget all that was logged; the torchmetrics objects begin anew."""
+        """Drop all logged values and restore the initial states of the torchmetrics objects."""
         if self.metrics.objects:
             self.metrics.put_back()
         self._logged, self.means = {}, {}
@@ -144,7 +146,7 @@ class Logged:
         self.means = {name: total / n for name, (total, n) in self._open.pop().items()}
 
     def add(self, sums: Mapping[str, Tensor], n: int) -> None:
-        """The sums over n examples of what each has logged, as if each had logged by itself."""
+        """Add the sums of logged values over n examples, as if each example had logged its values separately."""
         for name, value in sums.items():
             self._add(name, value, n)
 
@@ -152,28 +154,28 @@ class Logged:
         """Compute the torchmetrics objects that were logged since the outermost context began.
 
         Returns:
-            A number by name; of a collection or wrapper with several numbers they are called ``NAME_KEY``.
+            A number by name; the numbers of a collection or wrapper are called ``NAME_KEY``.
 
         Raises:
-            ValueError: ``compute`` gives something else.
+            ValueError: ``compute`` returns something else than numbers.
         """
         if not self._logged:
             return {}
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, metric in self._logged.items():
             try:
                 with torch.no_grad():
                     value = metric.compute()
-            except Exception:  # of whatever kind
+            except Exception:  # a metric of the user may raise any exception
                 if self.is_trial:
                     continue
                 raise
-            found |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}
-        for name, value in found.items():
+            results |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, Mapping) else {name: value}
+        for name, value in results.items():
             if not (isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)):
                 kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"it logs {name}, whose compute gives {kind}, and a metric is one number")
-        return {name: torch.as_tensor(value).detach().reshape(()) for name, value in found.items()}
+        return {name: torch.as_tensor(value).detach().reshape(()) for name, value in results.items()}
 
     def _add(self, name: str, value: Number, n: int) -> None:
         total, count = self._open[-1].get(name, (0.0, 0))
@@ -186,7 +188,7 @@ class Logged:
         if not self._open:
             return
         if isinstance(value, Metric | MetricCollection):
-            if not any(value is one for one in self.metrics.objects):
+            if not any(value is metric for metric in self.metrics.objects):
                 raise ValueError(
                     f"it logs {name}, a torchmetrics object that is not one of its attributes: assign it in __init__"
                 )

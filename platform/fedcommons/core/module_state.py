@@ -1,4 +1,4 @@
-"""Snapshots of the state of a module and its optimizer, which are restored after a client has trained."""
+"""Snapshots of a module and its optimizer, which restore both after a client has trained."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from fedcommons.core.logging_shim import values_in
 from fedcommons.core.training_process import TrainingProcess
 
 OF_OPTIMIZER = ("state", "param_groups")
-"""Attributes of an optimizer that the engine empties for each client, or that are put back by themselves."""
+"""Attributes of an optimizer that the engine empties for each client, or that ``put_back`` restores separately."""
 
 OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter with the hooks on its gradient."""
@@ -30,7 +30,7 @@ def _hooks_of(parameter: Tensor) -> dict[str, list[tuple[int, Any]]]:
 class Saved:
     """A snapshot of a worker's module and optimizer, without the weights and statistics that are sent.
 
-    others: objects to which the module's attributes may refer, and which are not copied.
+    others: objects that the module's attributes may refer to and that are not copied.
 
     Raises:
         ValueError: an attribute of the module cannot be copied.
@@ -41,7 +41,7 @@ class Saved:
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
         # copies refer to these objects themselves
-        schedulers = [one.scheduler for one in work.schedulers.each] if work.schedulers else []
+        schedulers = [entry.scheduler for entry in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
             *schedulers, *others,
@@ -57,14 +57,14 @@ class Saved:
         self.values = [(t, t.detach().clone()) for t in unsent]
 
     def put_attributes_back(self) -> None:
-        """Make the attributes of the module, its parameters and the optimizer as they were, but for the rates."""
+        """Restore the attributes of the module, its parameters and the optimizer, except the learning rates."""
         for path, values in self._copied(self.attributes).items():
             values |= {name: self.namespaces[path][name] for name in OF_OPTIMIZER if path == "optimizer"}
             self.namespaces[path].clear()
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Make all of it as it was."""
+        """Restore the whole snapshot."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:
@@ -81,15 +81,17 @@ class Saved:
                 t.copy_(value)
 
     def require_same_parameters(self) -> None:
-        """See that the module has the parameters that it had, and that those that were frozen still are.
+        """Check that the module has the same parameters as in the snapshot, and that frozen parameters still are.
 
         Raises:
-            ValueError: a hook has replaced one, or has unfrozen one, which is not sent.
+            ValueError: a hook has replaced a parameter, or has unfrozen a parameter, which is not sent.
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:
             raise ValueError(f"a hook puts another parameter in the place of {names[0]}: write the values into it")
-        if names := [name for name, (p, was, _) in self.flags.items() if p.requires_grad and not was]:
+        if names := [
+            name for name, (p, was_trainable, _) in self.flags.items() if p.requires_grad and not was_trainable
+        ]:
             raise ValueError(
                 f"a hook unfreezes {names[0]}, which had requires_grad = False when the module was built and is "
                 "therefore not sent: build it trainable and freeze it in on_fit_start"
@@ -100,14 +102,14 @@ class Saved:
         return deepcopy({name: value for name, value in group.items() if name != "params"})
 
     def _parameters_of(self, path: str) -> Iterator[tuple[str, Any]]:
-        own = self.parts[path].named_parameters(recurse=False, remove_duplicate=False)
-        return ((f"{path}{'.' * bool(path)}{name}", p) for name, p in own)
+        parameters = self.parts[path].named_parameters(recurse=False, remove_duplicate=False)
+        return ((f"{path}{'.' * bool(path)}{name}", p) for name, p in parameters)
 
     def _copied(self, attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         memo: dict[int, Any] = {id(x): x for x in self.shared}
         every = values_in([{**values} for values in attributes.values()])
         graphs = [x for x in every if isinstance(x, Tensor) and not x.is_leaf and id(x) not in memo]
-        memo |= {id(x): x.detach().clone() for x in graphs}  # a tensor with a graph cannot be copied
+        memo |= {id(x): x.detach().clone() for x in graphs}  # deepcopy fails for a tensor with a graph
         copied: dict[str, dict[str, Any]] = {path: {} for path in attributes}
         for path, values in attributes.items():
             for name, value in values.items():
@@ -115,7 +117,7 @@ class Saved:
                     continue
                 try:
                     copied[path][name] = deepcopy(value, memo)
-                except Exception as error:  # whatever the copying of a user's object raises
+                except Exception as error:  # copying a user's object may raise any exception
                     raise ValueError(
                         f"its attribute {path}{'.' * bool(path)}{name} ({type(value).__name__}) cannot be copied, so "
                         "what a hook changes of it could not be put back for the next client"

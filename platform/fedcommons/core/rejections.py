@@ -1,4 +1,4 @@
-"""Rejected replies, and which client to name if the merged model is unusable."""
+"""Records of rejected replies, and the client that a message names if the merged model is unusable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,41 +10,41 @@ if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
     from fedcommons.flat_tensors import Payload
 
 USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
-"""Norm whose square is the largest float32 number: 1.8e19."""
+"""Largest usable norm: its square is the largest float32 number. Value: 1.8e19."""
 
 NAMED = 3
-"""How many clients a message names."""
+"""Maximum number of clients that a message names."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """How many replies of a client were rejected, and the reason for the first."""
+    """Number of rejected replies of a client, and the reason for the first rejection."""
 
     replies: int
     why: str
 
 
 def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
-    """``before`` and one more round's rejections; ``reasons``: client to reason."""
+    """Return ``before`` with one more round's rejections added; ``reasons``: client to reason."""
     after = dict(before)
-    for client, why in reasons.items():
-        earlier = after.get(client, Rejected(0, why))
+    for client, reason in reasons.items():
+        earlier = after.get(client, Rejected(0, reason))
         after[client] = Rejected(earlier.replies + 1, earlier.why)
     return after
 
 
 def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
-    """Plain values for summaries and checkpoints: ``client``, ``replies`` and ``why``, in client order."""
+    """Return plain values for summaries and checkpoints: ``client``, ``replies`` and ``why``, in client order."""
     return [{"client": client, **asdict(rejection)} for client, rejection in sorted(rejected.items())]
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
-    """The inverse of ``records``."""
+    """Return rejections by client; the inverse of ``records``."""
     return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in records}
 
 
 def told(records: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence from ``records``: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
+    """Return a message: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
     replies, clients = sum(r["replies"] for r in records), len(records)
     named = [f"client {r['client']}: {r['why']}" for r in records[:NAMED]]
     named += [f"and {clients - NAMED} more"] if clients > NAMED else []
@@ -54,7 +54,7 @@ def told(records: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Largest:
-    """The client whose reply had a round's largest norm, and the median of the others' norms (None: no others)."""
+    """The client with a round's largest reply norm, and the median of the other norms (None: no other replies)."""
 
     round: int
     client: int
@@ -67,12 +67,12 @@ class Largest:
 
     @property
     def stands_out(self) -> bool:
-        """Whether the norm is more than 100 times the others' median."""
+        """Whether the norm is more than 100 times the median of the other clients' norms, or the only norm."""
         return self.median is None or self.norm > 100 * self.median
 
 
 def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
-    """The largest of a round's accepted replies; None without replies. ``norms``: client to norm."""
+    """Return the largest of a round's accepted replies; None without replies. ``norms``: client to norm."""
     if not norms:
         return None
     client = max(sorted(norms), key=lambda i: norms[i])
@@ -81,7 +81,7 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(values: Sequence[Any] | None) -> Largest | None:
-    """A ``Largest`` from the list of its fields.
+    """Return a ``Largest`` from the list of its fields; None from None.
 
     Raises:
         TypeError, ValueError: the fields have other types.
@@ -93,9 +93,9 @@ def read_largest(values: Sequence[Any] | None) -> Largest | None:
 
 
 def unusable(payload: "Payload") -> str | None:
-    """Why training cannot go on with these tensors; None if it can.
+    """Return the reason why training cannot continue with the tensors of ``payload``; None if it can.
 
-    All values must be finite, and so must be each vector's squared norm in float32, whatever the vector's type, because
+    All values must be finite. Each vector's squared norm must be finite in float32, whatever the vector's type, because
     losses, gradients and proximal terms contain such squares.
     """
     from fedcommons.flat_tensors import data, norm

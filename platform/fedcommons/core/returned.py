@@ -18,7 +18,7 @@ from fedcommons.privacy.release import Release
 def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:
     """Check the state that ``start`` or ``merge`` returned.
 
-    layout: names and shapes of the server model. has_model: whether the method has a server model.
+    layout: names and shapes of the server model; None without a server model. has_model: whether there must be one.
     """
     require_payload("the state", state)
     for name, x in state.items():

@@ -1,13 +1,14 @@
-"""What outlives a client beside messages and memory: under DP, module and method are compared before and after it.
+"""Detection of state leaks under DP: module and method are compared before and after each client.
 
-The noise of DP-SGD hides an example only if nothing else carries it on. A queue, a running mean, a list on the module
-that training changes does: the next steps and the next clients see it without any noise. So whatever is not put back,
-and differs after a client, is named, and the ledger takes nothing of such a run for covered. So is what cannot be told.
+The noise of DP-SGD hides an example only if no other state carries the example on. A queue, a running mean or a list on
+the module does so if training changes it: later steps and later clients see it without noise. So state that is not
+restored and differs after a client is reported, and so is state that cannot be read. The privacy ledger then counts
+nothing of the run as covered.
 
-Compared are buffers that no message carries, all attributes of module, method, optimizer and worker, what their classes
-hold, every variable of the files in which these stand and of the user's files that those import, and the variables of
-the environment (``digests``). numpy's and Python's global generators are put back. Not seen is what lies behind another
-process, a file, a thread, an attribute that is put on a library, or a module that is imported by a computed name.
+The comparison (``digests``) covers: buffers that no message contains; all attributes of module, method, optimizer and
+worker; the attributes of their classes; every variable of the files that define these classes, and of the user's files
+that these files import; the environment variables. numpy's and Python's global generators are restored. The comparison
+does not cover other processes, files, threads, attributes set on a library, or modules imported by a computed name.
 """
 
 import ast
@@ -30,26 +31,26 @@ from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, own
 from fedcommons.errors import is_user_code
 
 OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
-"""Packages whose classes and files keep no state of training."""
+"""Packages whose classes and files store no training state."""
 
 OF_THE_ENGINE = {
     "module", "optimizer", "params", "buffers", "noise", "trained", "clock", "logged", "began", "share", "instead",
     "listed",
 }  # fmt: skip
-"""Attributes of a worker that the engine sets or loads before every client, or that are looked at by themselves."""
+"""Attributes of a worker that the engine sets or loads before every client, or that are compared separately."""
 
 OF_FILES = {
     "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__",
     "__spec__", "__warningregistry__",
 }  # fmt: skip
-"""Variables of a file that Python itself writes."""
+"""Variables of a file that Python itself sets."""
 
 State = dict[str, Digest]
-"""Name -> digest of its value."""
+"""Digest of each piece of state, by name."""
 
 
 def put_back(work: Work) -> None:
-    """Take back what a client's training leaves in the worker: weights, gradients, metrics, momentum, rates, means."""
+    """Reset the worker after a client: weights, gradients, metrics, momentum, learning rates and logged means."""
     work.load(work.initial)
     work.logged.put_back()
     work.optimizer.state.clear()
@@ -59,54 +60,54 @@ def put_back(work: Work) -> None:
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:
-    """Return a digest by name of each piece of state that one client could leave behind for the next one.
+    """Return a digest, by name, of each piece of state that a client could pass on to the next client.
 
     Args:
-        work: the worker, as ``put_back`` leaves it.
-        others: what else a client gets that is not its own.
+        work: the worker after ``put_back``.
+        others: further objects, by name, that a client uses and that are not the client's own.
     """
     sent = {id(t): t for t in _sent(work)}
     modules = dict(work.module.named_modules())
     classes = _classes([*modules.values(), algorithm])
-    known: dict[str, object] = {"work": work, "clock": work.clock, "logged": work.logged, "method": algorithm}
-    known |= {"optimizer": work.optimizer} | {f"module {path}": module for path, module in modules.items()}
-    known |= {f"sent {number}": t for number, t in enumerate(sent.values())}
-    known |= {f"class {number}": kind for number, kind in enumerate(classes)}
-    hasher = Hasher(known)
-    found = {f"work ({name})": value for name, value in _of_work(work)}
-    found |= {f"optimizer state ({name})": value for name, value in _of_optimizer(work.optimizer)}
-    found |= dict(others or {})
+    skipped: dict[str, object] = {"work": work, "clock": work.clock, "logged": work.logged, "method": algorithm}
+    skipped |= {"optimizer": work.optimizer} | {f"module {path}": module for path, module in modules.items()}
+    skipped |= {f"sent {number}": t for number, t in enumerate(sent.values())}
+    skipped |= {f"class {number}": kind for number, kind in enumerate(classes)}
+    hasher = Hasher(skipped)
+    values = {f"work ({name})": value for name, value in _of_work(work)}
+    values |= {f"optimizer state ({name})": value for name, value in _of_optimizer(work.optimizer)}
+    values |= dict(others or {})
     for path, module in modules.items():
-        found |= {f"module state ({path}{'.' * bool(path)}{name})": x for name, x in _attributes(module, sent)}
+        values |= {f"module state ({path}{'.' * bool(path)}{name})": x for name, x in _attributes(module, sent)}
     if not _is_ours(type(algorithm)):
-        found |= {f"method state ({name})": x for name, x in vars(algorithm).items()}
-    found |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in own(vars(c)).items()}
+        values |= {f"method state ({name})": x for name, x in vars(algorithm).items()}
+    values |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in own(vars(c)).items()}
     for file, module in _files(classes).items():
-        found |= {f"global state ({file}.{name})": x for name, x in _variables(module).items()}
-    found["process state (os.environ)"] = dict(os.environ)
-    return {name: hasher.digest(name, value) for name, value in found.items()}
+        values |= {f"global state ({file}.{name})": x for name, x in _variables(module).items()}
+    values["process state (os.environ)"] = dict(os.environ)
+    return {name: hasher.digest(name, value) for name, value in values.items()}
 
 
 def handed(work: Work) -> dict[str, object]:
-    """Return what the engine sets in a worker and its noise for a client, by name."""
-    found = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
-    return found | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
+    """Return the attributes of a worker and of its noise that the engine sets for a client, by name."""
+    attributes = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
+    return attributes | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
 
 
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Return the names under which there is another object, or in only one of the two."""
+    """Return the names whose objects differ in identity, or that are in only one of the two mappings."""
     return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
 def differing(before: State, after: State) -> set[str]:
-    """Return the names whose values differ, that only one of the two has, or of which nothing can be told."""
+    """Return the names whose values differ, that are in only one of the two states, or whose values are unreadable."""
     differ = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-    cannot = {f"{name}: cannot tell ({value.unknown})" for name, value in after.items() if value.unknown}
-    return differ | {said for said in cannot if said.partition(": ")[0] not in differ}
+    unreadable = {f"{name}: cannot tell ({value.unknown})" for name, value in after.items() if value.unknown}
+    return differ | {message for message in unreadable if message.partition(": ")[0] not in differ}
 
 
 def _sent(work: Work) -> Iterator[Tensor]:
-    """Tensors of the module that the engine loads before every client: weights, and statistics that are sent."""
+    """Yield the module's tensors that the engine loads before every client: weights, and statistics that are sent."""
     yield from (p for name, p in work.named.items() if p.data_ptr() == work.params[name].data_ptr())
     if len(work.buffers):
         saved = work.module.state_dict().keys()
@@ -114,7 +115,7 @@ def _sent(work: Work) -> Iterator[Tensor]:
 
 
 def _of_work(work: Work) -> Iterator[tuple[str, object]]:
-    """What a worker holds that no client changes; of what the engine sets, the names."""
+    """Yield the attributes of a worker that no client may change, and the names of those that the engine sets."""
     yield "names", sorted(vars(work))
     yield "clock", sorted(vars(work.clock))
     yield "logged", vars(work.logged)
@@ -132,7 +133,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """What a module holds itself: buffers and attributes; its parts are modules of their own."""
+    """Yield a module's tensors and attributes, without its submodules; of sent tensors, only what is not sent."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
@@ -150,7 +151,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _files(classes: Iterable[type]) -> dict[str, ModuleType]:
-    """Return the files of these classes, and those of the user that they import, by their modules' names."""
+    """Return the modules that define ``classes``, and the user's modules that these import, by name."""
     files: dict[str, ModuleType] = {}
     todo = [kind.__module__ for kind in classes]
     while todo:
@@ -167,7 +168,7 @@ def _is_users(name: str) -> bool:
 
 
 def _imported(module: ModuleType) -> Iterator[str]:
-    """The names of the modules that a module imports, wherever it does, and of those that its variables come from."""
+    """Yield the names of the modules that a module imports anywhere, and of modules that define its variables."""
     file = getattr(module, "__file__", None)
     if file and is_user_code(file):
         yield from _imports(file, module.__package__ or "")
@@ -179,19 +180,19 @@ def _imported(module: ModuleType) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _imports(file: str, package: str) -> list[str]:
-    found: list[str] = []
-    with suppress(OSError, SyntaxError, ValueError, ImportError):  # a compiled file, or one that is gone
+    modules: list[str] = []
+    with suppress(OSError, SyntaxError, ValueError, ImportError):  # the file is compiled or was deleted
         for node in ast.walk(ast.parse(Path(file).read_bytes())):
             if isinstance(node, ast.Import):
-                found += [alias.name for alias in node.names]
+                modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 where = resolve_name("." * node.level + (node.module or ""), package)
-                found += [where, *(f"{where}.{alias.name}" for alias in node.names)]
-    return found
+                modules += [where, *(f"{where}.{alias.name}" for alias in node.names)]
+    return modules
 
 
 def _variables(module: ModuleType) -> dict[str, Any]:
-    """Return the variables of a file of the user's; of an installed one those that are data, as others lead far."""
+    """Return all variables of a user's file; of an installed file only data, because objects there reach too far."""
     variables = own(vars(module), OF_FILES)
     file = getattr(module, "__file__", None)
     if file is None or is_user_code(file):

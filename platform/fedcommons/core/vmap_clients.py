@@ -1,12 +1,12 @@
-"""Clients of a block trained at once: their local steps are one tensor program (``torch.vmap`` over stacked weights).
+"""Joint training of the clients of a block: one tensor program (``torch.vmap`` over stacked weights) per step.
 
-N: the clients; each has its own weights, batches and number of steps, and the results are those of one after another
-but for rounding. On networks of few pixels a step costs little beside torch's overhead a call, which is then paid once
-for all clients; on a GPU launches fall by the number of clients.
+N: number of clients. Each client has its own weights, batches and number of steps. The results equal those of training
+clients one after another, except for rounding. On networks of few pixels a step costs little compared with torch's
+overhead per call, which occurs once for all clients. On a GPU there are N times fewer kernel launches.
 
-A method's ``client`` is called twice: first up to its local training, which tells what it asks for (``asked``), then,
-when all are trained, with the result (``Work.instead``). A client is trained alone where its method gives a loss of its
-own, a rate of its own, or a correction of the gradient that is no ``Correction``.
+The engine calls a method's ``client`` twice. The first call stops at the local training and returns its arguments
+(``asked``). The second call, after the joint training, gets the result (``Work.instead``). A client is trained alone if
+its method supplies a loss function, a learning rate, or a gradient correction that is no ``Correction``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from fedcommons.core.client_worker import Work
 
 STEPWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers that treat every number by itself, so that they may have those of all clients in one tensor."""
+"""Optimizers that update every number separately, so one tensor can contain the weights of all clients."""
 
 
 @dataclass(eq=False)
 class Asked(BaseException):
-    """A client has come to its local training, which starts from here; no ``except Exception`` of its own stops it."""
+    """Request for a local training with these arguments; ``except Exception`` in user code does not catch it."""
 
     start: Flat
     data: ClientData
@@ -46,26 +46,26 @@ class Asked(BaseException):
 
 
 class _Alone(BaseException):
-    """A client is to be trained alone."""
+    """Signal that a client must be trained alone."""
 
 
 def _ask(
-    work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, own: Any, add_to_grad: Any
+    work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """In place of a local training: raise what it asks for. own: a loss or rate of the method's own."""
-    if loop is not work.loop or own is not None or not isinstance(add_to_grad, Correction | None):
+    """Replace a local training: raise its request. override: a loss function or learning rate of the method."""
+    if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Asked(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
 
 
 def asked(work: "Work", client: Callable[[], object]) -> Asked | None:
-    """What local training this call of a method's ``client`` asks for; None if it is to be trained alone."""
+    """Return the local training that a call of a method's ``client`` requests; None: train the client alone."""
     work.instead = _ask
     try:
         client()
     except Asked as request:
         return request
-    except BaseException as error:  # of whatever kind: alone the client fails again, and is named
+    except BaseException as error:  # the client fails again when trained alone, and that error names it
         if ends(error):
             raise
         return None
@@ -75,7 +75,7 @@ def asked(work: "Work", client: Callable[[], object]) -> Asked | None:
 
 
 def give(result: LocalResult) -> Callable[..., LocalResult]:
-    """In place of a client's first local training."""
+    """Return a function for ``Work.instead`` that replaces a client's first local training by ``result``."""
 
     def instead(work: "Work", *_: object) -> LocalResult:
         work.instead = None
@@ -86,14 +86,14 @@ def give(result: LocalResult) -> Callable[..., LocalResult]:
 
 
 class Stacked:
-    """The weights of N clients, (N, *shape) by name, with their optimizer, and sums over steps of what they log."""
+    """The weights of N clients, (N, *shape) by name, with optimizer and sums of loss and logged values over steps."""
 
     def __init__(self, work: "Work", starts: Sequence[Flat]) -> None:
         self.n, self.step = len(starts), Step(work.module)
         self.weights = {name: torch.stack([x[name] for x in starts]).requires_grad_() for name in work.named}
-        of = {id(parameter): self.weights[name] for name, parameter in work.named.items()}
+        stacked_by_id = {id(parameter): self.weights[name] for name, parameter in work.named.items()}
         groups = [
-            {**group, "params": [of[id(p)] for p in group["params"] if id(p) in of], "lr": rate}
+            {**group, "params": [stacked_by_id[id(p)] for p in group["params"] if id(p) in stacked_by_id], "lr": rate}
             for group, rate in zip(work.optimizer.param_groups, work.rates, strict=True)
         ]
         kind: Any = type(work.optimizer)
@@ -102,7 +102,7 @@ class Stacked:
         self.counts: dict[str, list[int]] = {}
 
     def add_gradients(self, batches: Mapping[int, Batch], number: int) -> None:
-        """Those of these clients' batches; batches of one shape are one call."""
+        """Compute the gradients of the clients in ``batches``, with one call per batch shape."""
         for weights in self.weights.values():
             weights.grad = None
         groups: dict[tuple, list[int]] = {}
@@ -128,11 +128,11 @@ class Stacked:
                 counts[i] += 1
 
     def means(self, i: int) -> dict[str, Tensor]:
-        """What a client lost and logged, over the steps in which it did."""
+        """Return client i's means of loss and logged values, each over the steps that logged the value."""
         return {name: total[i] / self.counts[name][i] for name, total in self.sums.items() if self.counts[name][i]}
 
     def clip(self, most: float) -> None:
-        """Each client's gradient to at most this norm."""
+        """Scale each client's gradient to a norm of at most ``most``."""
         grads = [w.grad for w in self.weights.values() if w.grad is not None]
         norms = torch.stack([g.reshape(self.n, -1).norm(dim=1) for g in grads]).norm(dim=0)
         factors = (most / (norms + 1e-6)).clamp(max=1.0)
@@ -140,40 +140,40 @@ class Stacked:
             grad.mul_(factors.view(-1, *[1] * (grad.dim() - 1)))
 
     def row(self, i: int) -> Tensor:
-        """A client's weights as one vector."""
+        """Return client i's weights as one vector."""
         return torch.cat([w.detach()[i].reshape(-1) for w in self.weights.values()])
 
 
 def train(work: "Work", requests: Sequence[Asked]) -> list[LocalResult]:
-    """The results of these local trainings, all at once.
+    """Run all requested local trainings at once and return their results.
 
-    The module's clock stands at the beginning of a client's round.
+    During the training, the module's clock shows the beginning of a client's round.
     """
     loop, stacked = work.loop, Stacked(work, [r.start for r in requests])
     correct = _corrected([r.correction for r in requests])
-    left = {i: chain.from_iterable(_epochs(loop, r)) for i, r in enumerate(requests)}
+    remaining = {i: chain.from_iterable(_epochs(loop, r)) for i, r in enumerate(requests)}
     ended: dict[int, Tensor] = {}
     if not work.module.training:
         work.module.train()
-    with onednn(True):  # which one client's few pixels do not pay for, and those of all do
+    with onednn(True):  # oneDNN is faster for the pixels of all clients, not for the few of one client
         for number in range(max(loop.steps_of(len(r.data), r.epochs) for r in requests)):
-            batches = {i: batch for i, each in left.items() if (batch := next(each, None)) is not None}
-            for i in left.keys() - batches.keys():  # whoever has ended keeps what it has
+            batches = {i: batch for i, each in remaining.items() if (batch := next(each, None)) is not None}
+            for i in remaining.keys() - batches.keys():  # save the weights of clients that have finished
                 ended[i] = stacked.row(i)
-                del left[i]
+                del remaining[i]
             stacked.add_gradients(batches, number)
             if loop.clip_norm is not None:
                 stacked.clip(loop.clip_norm)
             if correct:
                 correct(stacked.weights)
             stacked.update()
-    ended |= {i: stacked.row(i) for i in left}
-    found = []
+    ended |= {i: stacked.row(i) for i in remaining}
+    results = []
     for i, request in enumerate(requests):
         steps = loop.steps_of(len(request.data), request.epochs)
         model = Flat(request.start.layout, ended[i])
-        found.append(LocalResult(model, {**stacked.means(i), "steps": steps}, UNCOVERED))
-    return found
+        results.append(LocalResult(model, {**stacked.means(i), "steps": steps}, UNCOVERED))
+    return results
 
 
 def _epochs(loop: LocalSGD, request: Asked) -> Iterator[Iterator[Batch]]:
@@ -181,9 +181,9 @@ def _epochs(loop: LocalSGD, request: Asked) -> Iterator[Iterator[Batch]]:
 
 
 def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[str, Tensor]], None] | None:
-    """Changes the gradients of stacked weights as each client's correction does; None: there are none.
+    """Return a function that applies each client's correction to the gradients of stacked weights; None without any.
 
-    What all have in common, such as the server's model, is no stack.
+    Values that all clients have in common, such as the server model, are not stacked.
     """
     first = corrections[0]
     if first is None:
@@ -212,7 +212,7 @@ def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[st
 
 
 class _Row:
-    """A client's parameter, as a correction sees it."""
+    """A client's parameter as a correction sees it: ``grad`` and ``detach()``."""
 
     def __init__(self, value: Tensor, grad: Tensor) -> None:
         self.value, self.grad = value, grad
@@ -222,7 +222,7 @@ class _Row:
 
 
 def flaw(work: "Work", batch: Batch) -> str | None:
-    """Why clients of this module cannot be batched, tried on a batch; None where they can."""
+    """Try a step on a batch and return the reason why clients of this module cannot be batched; None if they can."""
     if len(work.buffers) or work.counters:
         return "it keeps statistics of its batches, as BatchNorm does"
     if work.schedulers:
@@ -234,9 +234,9 @@ def flaw(work: "Work", batch: Batch) -> str | None:
     try:
         stacked = Stacked(work, [work.initial] * 2)
         stacked.add_gradients({0: batch, 1: batch}, NO_NUMBER)
-        lacking = [name for name, weights in stacked.weights.items() if weights.grad is None]
-        return f"its loss does not depend on {lacking[0]}" if lacking else None
-    except Exception as error:  # whatever vmap or somebody's code raises
+        missing = [name for name, weights in stacked.weights.items() if weights.grad is None]
+        return f"its loss does not depend on {missing[0]}" if missing else None
+    except Exception as error:  # vmap and user code may raise any exception
         return sentence(error)
     finally:
         work.clock.attach(work.module)
@@ -244,7 +244,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
 
 
 def alike(requests: Mapping[int, Asked]) -> list[list[int]]:
-    """The clients of these requests, in the parts that can be trained at once: those whose corrections are alike."""
+    """Group the clients of the requests: clients with the same kind of correction can be trained at once."""
     parts: dict[Any, list[int]] = {}
     for client, request in requests.items():
         c = request.correction

@@ -1,6 +1,6 @@
-"""What an algorithm tells of its work beside local steps (``TellsWork``), checked, and what a piece of it costs.
+"""Checks of the work that an algorithm reports in addition to local steps (``TellsWork``), and its cost in seconds.
 
-A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k, of s_k seconds each, and c for all else.
+A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k, of s_k seconds each, and c for everything else.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,34 +19,34 @@ from fedcommons.errors import UserError, name_of, shown, somebodys
 def pieces_of(
     algorithm: Algorithm, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]
 ) -> Mapping[str, float]:
-    """Its pieces in a round, see ``TellsWork.pieces``; none where it does not tell.
+    """Return the algorithm's pieces of work in a round (``TellsWork.pieces``); empty if it does not report any.
 
     Raises:
-        UserError: they are no numbers of at least 0 by name.
+        UserError: ``pieces`` does not map names to numbers of at least 0.
     """
     if not isinstance(algorithm, TellsWork):
         return {}
     with somebodys(algorithm, "pieces", f"round {round}"):
-        told: Any = algorithm.pieces(facts, loop, round, clients)
+        pieces: Any = algorithm.pieces(facts, loop, round, clients)
     what = f"{name_of(algorithm)}.pieces must give numbers of at least 0 by name"
-    if not isinstance(told, Mapping):
-        raise UserError(f"{what}, got {shown(told)}.")
-    for name, n in told.items():
+    if not isinstance(pieces, Mapping):
+        raise UserError(f"{what}, got {shown(pieces)}.")
+    for name, n in pieces.items():
         if not isinstance(name, str) or not isinstance(n, Real) or not 0 <= float(n) < inf:
             raise UserError(f"{what}, got {shown(n)} of {shown(name)}.")
-    return told
+    return pieces
 
 
 def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, int]]:
-    """Its variants that are timed, see ``TellsWork.smaller``.
+    """Return the algorithm's variants to time, see ``TellsWork.smaller``.
 
     Raises:
-        UserError: they are no variants of it with numbers of examples.
+        UserError: ``smaller`` does not return pairs of a variant of the algorithm and a number of examples.
     """
     with somebodys(algorithm, "smaller"):
-        told: Any = algorithm.smaller(times)
+        variants: Any = algorithm.smaller(times)
     kind = type(algorithm)
-    for pair in told if isinstance(told, Sequence) and told else [told]:
+    for pair in variants if isinstance(variants, Sequence) and variants else [variants]:
         match pair:
             case (Hashable() as variant, int(n)) if type(variant) is kind and n >= 1:
                 continue
@@ -54,12 +54,12 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
             f"{name_of(kind)}.smaller must give pairs of a variant, a frozen {kind.__name__} too, and how many "
             f"examples a client holds, at least 1, got {shown(pair)}."
         )
-    return told
+    return variants
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A round that was timed. alike: rounds in which this is equal differ in their pieces only, so they share c."""
+    """A timed round. alike: group of the round; rounds of a group differ in their pieces only and share c."""
 
     alike: int
     pieces: Mapping[str, float]
@@ -67,10 +67,10 @@ class Timed:
 
 
 def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
-    """Seconds of a piece of each kind, none below 0, by least squares of relative errors.
+    """Return the seconds of a piece of each kind, at least 0, by least squares of relative errors.
 
     Raises:
-        UserError: the rounds do not differ enough to tell; it names the ``algorithm``.
+        UserError: the rounds do not differ enough to estimate the seconds; the message names the ``algorithm``.
     """
     from scipy.optimize import nnls  # scipy takes a second to import
 
@@ -89,11 +89,11 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
 
 
 def in_seconds(pieces: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """Of so many pieces at these prices.
+    """Return the seconds that ``pieces`` take at ``prices`` (seconds per piece).
 
     Raises:
-        UserError: there is no price of one.
+        UserError: a kind of pieces has no price.
     """
-    if lacking := sorted(name for name, n in pieces.items() if n and name not in prices):
-        raise UserError(f"--dry-run has no price of {', '.join(lacking)}: no variant of smaller has any of it.")
+    if missing := sorted(name for name, n in pieces.items() if n and name not in prices):
+        raise UserError(f"--dry-run has no price of {', '.join(missing)}: no variant of smaller has any of it.")
     return sum(n * prices[name] for name, n in pieces.items() if n)

@@ -1,4 +1,4 @@
-"""What one process holds for a whole run, and how it is set up."""
+"""Objects that one worker process stores for a whole run, and the set-up of the process."""
 
 import ctypes
 import os
@@ -20,14 +20,14 @@ from fedcommons.runtime import torch_settings
 from fedcommons.runtime.gpu_memory import is_lost, with_room
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
+"""Options of ``mallopt``, as defined in glibc's malloc.h."""
 
 
 def default_device() -> torch.device:
-    """The GPU this process was given, if any, prepared so that processes round alike; else the CPU.
+    """Return this process's GPU, prepared so that all processes round alike; without a GPU, return the CPU.
 
     Raises:
-        UserError: the GPU serves this process no more.
+        UserError: an earlier error has made the GPU unusable for this process.
     """
     if not torch_settings.has_gpu():
         return torch.device("cpu")
@@ -38,10 +38,10 @@ def default_device() -> torch.device:
 
 
 def require_precision(field: str, precision: str, device: torch.device) -> None:
-    """Refuse what a GPU can only imitate: tf32 and bf16 on one without such numbers.
+    """Refuse tf32 and bf16 on a GPU that can only emulate these number types.
 
     Raises:
-        UserError: it has none.
+        UserError: the GPU lacks the number type ``precision``.
     """
     if device.type == "cuda" and precision in ("tf32", "bf16"):
         major, minor = torch.cuda.get_device_capability(device)
@@ -53,9 +53,9 @@ def require_precision(field: str, precision: str, device: torch.device) -> None:
 
 
 def set_up_process() -> None:
-    """Use one torch thread, as more would round differently, and keep freed memory in the process.
+    """Use one torch thread, because more threads would round differently, and keep freed memory in the process.
 
-    By default glibc returns large blocks to the system, and using them again costs page faults: 5 % of VGG-11's time.
+    By default glibc returns large blocks to the system. Their reuse then costs page faults: 5 % of VGG-11's time.
     """
     torch.set_num_threads(1)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
@@ -71,7 +71,7 @@ def _forked() -> None:
     global _thread
     if _thread.acquire(blocking=False):
         _thread.release()
-    else:  # held by a thread that this process does not have
+    else:  # locked by a thread that does not exist in the child process
         _thread = threading.RLock()
 
 
@@ -80,12 +80,12 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def only_thread() -> Iterator[None]:
-    """Play experiments; meanwhile no other thread of this process can. The same thread can, within this, again.
+    """Allow only the current thread of this process to run experiments; the context may be nested in this thread.
 
     Raises:
-        UserError: another thread does.
+        UserError: another thread is in this context.
     """
-    lock = _thread  # whatever a fork within this does to the name
+    lock = _thread  # a fork within the context may rebind the global name
     if not lock.acquire(blocking=False):
         raise UserError(
             "another thread of this process is in an experiment, and torch's settings and random state are the "
@@ -99,7 +99,7 @@ def only_thread() -> Iterator[None]:
 
 @contextmanager
 def _draws_as_before() -> Iterator[None]:
-    """Restore the states of the default random generators afterwards; those of a GPU that is lost are lost too."""
+    """Restore the states of the default random generators afterwards, except those of a GPU that became unusable."""
     with torch.random.fork_rng(devices=[]):
         before = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() and not is_lost() else []
         try:
@@ -113,12 +113,12 @@ def _draws_as_before() -> Iterator[None]:
 def fresh_torch() -> Iterator[None]:
     """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
 
-    Default type float32, default device the CPU, gradients on, no autocast, and the rest of ``torch_settings``. The
-    number of threads, which ``set_up_process`` changes, and the state of the default random generators, which are
-    keyed, are restored too. All of this belongs to the process, so only one of its threads can be in here.
+    The defaults are: type float32, device CPU, gradients on, no autocast, and the settings of ``torch_settings``. The
+    context also restores the number of threads, which ``set_up_process`` changes, and the states of the default random
+    generators, which are keyed. All of these settings belong to the process, so only one thread can be in this context.
 
     Raises:
-        UserError: another thread of this process is.
+        UserError: another thread of this process is in this context.
     """
     with ExitStack() as settings:
         settings.enter_context(only_thread())
@@ -127,13 +127,13 @@ def fresh_torch() -> Iterator[None]:
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
-        if torch.get_default_device().type != "cpu":  # a device's context slows every call of torch down
+        if torch.get_default_device().type != "cpu":  # only if needed: a device context slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         yield
 
 
 def give_back_freed() -> None:
-    """Return freed memory, which ``set_up_process`` keeps, to the system, when much less is needed than before."""
+    """Return freed memory to the system (``set_up_process`` keeps it), for use when much less memory is needed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -141,14 +141,14 @@ def give_back_freed() -> None:
 
 @dataclass(frozen=True)
 class RunData:
-    """All data of a run: what clients train on, their own real data, and named sets for evaluation.
+    """All data of a run: the clients' training data, their own real data, and named data sets for evaluation.
 
-    Clients, own and pool are rows of one store, so a process holds every example once.
+    ``clients``, ``own`` and ``pool`` are rows of one store, so a process stores every example once.
 
-    pool: the shared examples, in the parts that clients got; None if nothing is shared. n_classes: the number of the
-    labels' classes, which is the width of logits; None: not known; 0: labels are no classes. tests: each client's own
-    test examples, in the order of the clients; None: there are none. serves: whether the server holds the pool, so that
-    a method's jobs at the server have it, as ``pool`` whose store is the pool alone; else they have None.
+    pool: the shared examples, split as clients received them; None without sharing. n_classes: number of classes, which
+    is the width of logits; None: not known; 0: labels are no classes. tests: each client's own test examples, in the
+    order of the clients; None: no test examples. serves: whether the server has the pool. If so, a method's jobs at the
+    server get it as ``pool``, whose store has only the pool; else the jobs get None.
     """
 
     clients: Clients
@@ -160,7 +160,7 @@ class RunData:
     serves: bool = False
 
     def to(self, device: torch.device) -> "RunData":
-        """The same data on ``device``; parts that share a store still share it there."""
+        """Return the same data on ``device``; parts that share a store still share a store there."""
         moved: dict[int, Examples] = {}
 
         def move(examples: Examples) -> Examples:
@@ -187,9 +187,9 @@ class Worker:
     data: RunData
 
     def run(self, function: Callable[["Worker", S, J], R], shared: S, job: J) -> R:
-        """The job's result, tried once more where the GPU had no memory left for it.
+        """Return the job's result; the job runs once more if the GPU had too little memory.
 
-        What an earlier job has told the module of its round is forgotten, and so is its noise.
+        The clock and the noise of earlier jobs are reset first.
         """
         name = getattr(function, "__name__", "a job")  # a partial has none
 

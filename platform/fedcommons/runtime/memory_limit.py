@@ -1,4 +1,4 @@
-"""Requests that need more memory than this machine has are refused before they are tried."""
+"""Checks that refuse requests for more memory than this machine has, before the memory is allocated."""
 
 import os
 
@@ -6,20 +6,20 @@ from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, nbytes
 
 MODELS = 4
-"""A run's size in models: the server's, a worker's with its gradient, and sums in float64."""
+"""Minimum memory of a run, in sizes of the model: server model, worker's model with gradient, and float64 sums."""
 
 
 def require_model(model: Flat) -> None:
     """Refuse a model that is too large for this machine; ``model``: its parameters, on any device.
 
     Raises:
-        UserError: it is too large.
+        UserError: a run with this model needs more memory than the machine has.
     """
     require("the model", MODELS * nbytes({"model": model}), "model.channels or model.projection")
 
 
 def require(what: str, needed: int, field: str) -> None:
-    """Refuse what needs more bytes than this machine's memory; ``field``: what to make smaller.
+    """Refuse a request for more bytes than this machine's memory. what: its name. field: option to make smaller.
 
     Raises:
         UserError: ``needed`` exceeds the memory.
@@ -33,5 +33,5 @@ def require(what: str, needed: int, field: str) -> None:
 
 
 def memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Connecting to Ray: to a running cluster, or to a Ray started on this machine that only we can use."""
+"""Connection to Ray: to a running cluster, or to a private Ray that is started on this machine."""
 
 import atexit
 import logging
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
-"""Smaller arguments and results travel with the call; for a cluster ray_cluster.yaml sets the same."""
+"""Arguments and results below this size travel with the call; ray_cluster.yaml sets the same size for a cluster."""
 
 AUTO = "auto"
-"""In the place of a share of a GPU: what a process needs."""
+"""Value of a GPU share that means: as much as a process needs."""
 
 PLACE_S = 30.0
-"""Seconds for which a place in Ray is waited for, where other work may hold it."""
+"""Seconds to wait for resources in Ray that other work may use."""
 
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
@@ -39,11 +39,11 @@ def connect(num_cpus: int | None = None) -> None:
     """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine with ``num_cpus`` (default: ``cores``).
 
     A Ray started here uses the GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets. It listens on the loopback interface
-    only, and asks every caller for a token, unless RAY_AUTH_MODE says otherwise. Its files, and the temporary ones of
-    its workers, lie in a folder of mode 0700 (see ``scratch``) in RAY_TMPDIR, or where Python puts temporary files.
+    only, and requires a token from every caller unless RAY_AUTH_MODE disables tokens. Its files and its workers'
+    temporary files are in a folder of mode 0700 (see ``tempdirs``) in RAY_TMPDIR or in Python's temporary folder.
 
     Raises:
-        UserError: no Ray answers at RAY_ADDRESS, none starts here, or a variable of Ray or Slurm has an invalid value.
+        UserError: no Ray answers at RAY_ADDRESS, Ray does not start, or a variable of Ray or Slurm is invalid.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -59,59 +59,59 @@ def connect(num_cpus: int | None = None) -> None:
         _require_answer(address)
         with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
             ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
-    if callable(on_sigterm):  # Ray has put its own in its place
-        with suppress(ValueError):  # only the main thread may, and only there Ray did
+    if callable(on_sigterm):  # Ray has replaced the caller's handler
+        with suppress(ValueError):  # Python sets handlers in the main thread only, and so does Ray
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
 @contextmanager
 def _coming_up(what: str) -> Iterator[None]:
-    """Turn what Ray raises while it starts or is joined into one sentence, and end what has started of it.
+    """Turn errors while Ray starts or is joined into one sentence, and shut down a partly started Ray.
 
     Raises:
-        UserError: in place of any error, except one for lack of memory, processes or room on the disk.
+        UserError: Ray raised an error. Errors for lack of memory, processes or disk space pass unchanged.
     """
     import ray
 
     try:
         yield
     except Exception as error:
-        with suppress(Exception):  # of the half that has started
+        with suppress(Exception):  # the partly started Ray
             ray.shutdown()
-        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # the system's, not Ray's own
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # errors of the system, not of Ray
             raise
         raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
 
 def _job() -> "JobConfig":
-    """Ray lets workers look for modules in the current folder before all others, but not those of a client's job."""
+    """Return a job configuration with which Ray's workers do not search the current folder first for modules."""
     from ray.job_config import JobConfig
 
     return JobConfig(_client_job=True)
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start Ray here; only callers with a token get in, and the token is in our processes' environment only."""
+    """Start Ray on this machine; callers need a token, which is only in the environment of this user's processes."""
     import ray
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() not in ("", "token", "disabled"):
-        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would take it for disabled
+        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would treat it as disabled
     if not mode:
         # Ray reads the mode at its import, which may have been long ago. Without a mode ray.init sets it to token.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     folder = tempdirs.make(_base())
-    atexit.register(ray.shutdown)  # before its folder goes: Ray's own may come after that
+    atexit.register(ray.shutdown)  # must run before the folder is removed; Ray's own handler may run later
     with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
-            address="local",  # never somebody else's Ray on this machine
+            address="local",  # never another user's Ray on this machine
             job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder / "r"),  # which Ray opens to everybody
+            _temp_dir=str(folder / "r"),  # a subfolder, because Ray makes it readable for all users
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
         )
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
@@ -122,90 +122,98 @@ def _start(num_cpus: int | None) -> None:
 
 
 def _base() -> str:
-    """Where the folder of a Ray that is started here is made: /tmp where the names of Ray's sockets would be too long.
+    """Return the parent folder for the files of a Ray started here; /tmp if paths of Ray's sockets would be too long.
 
     Raises:
         UserError: RAY_TMPDIR is too long, or cannot be written.
     """
-    asked = os.environ.get("RAY_TMPDIR", "")
-    base = os.path.realpath(asked or tempfile.gettempdir())
+    requested = os.environ.get("RAY_TMPDIR", "")
+    base = os.path.realpath(requested or tempfile.gettempdir())
     socket = f"/{tempdirs.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
     room = (103 if sys.platform == "darwin" else 107) - len(socket)
-    if not asked:
+    if not requested:
         return base if len(os.fsencode(base)) <= room else "/tmp"
     if len(os.fsencode(base)) > room:
-        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as sockets lie below it, got {asked!r}.")
+        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as sockets lie below it, got {requested!r}.")
     try:
         os.makedirs(base, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
             return base
     except OSError as error:
-        raise UserError(f"RAY_TMPDIR={asked!r} cannot be written ({error.strerror}).") from None
+        raise UserError(f"RAY_TMPDIR={requested!r} cannot be written ({error.strerror}).") from None
 
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Meanwhile a Ray that starts takes 127.0.0.1 for its node's address, and then its servers listen there alone.
+    """Make a Ray that starts in this context use 127.0.0.1 as its node's address, so its servers listen only there.
 
-    Ray does so on macOS and Windows, and with ``_node_ip_address`` it would take the machine's own address for it.
+    Ray does so by default on macOS and Windows. With the option ``_node_ip_address``, Ray would replace 127.0.0.1 by
+    the machine's own address.
     """
     from ray._private import ray_constants
 
-    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER  # read at Ray's import
-    asked = os.environ.get(name)
+    name, before = (
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+        ray_constants.ENABLE_RAY_CLUSTER,
+    )  # Ray reads the variable at its import
+    value = os.environ.get(name)
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
         del os.environ[name]
-        if asked is not None:
-            os.environ[name] = asked
+        if value is not None:
+            os.environ[name] = value
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address where nothing answers: ray.init would try for minutes and ignore Ctrl-C.
+    """Refuse an address at which no Ray answers, because ray.init would try for minutes and ignore Ctrl-C.
 
-    It is tried in a separate process, which an alarm ends.
+    A separate process tries the connection, and an alarm ends that process.
     """
     code = (
         f"import ray, signal, sys; signal.alarm({JOIN_S})\n"
         "try: ray.init(log_to_driver=False, logging_level='ERROR')\n"
         "except Exception as error: sys.exit('said:' + ' '.join(str(error.__cause__ or error).split()))"
     )
-    tried = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         encoding="utf-8", errors="replace",
     )  # fmt: skip
-    if tried.returncode == 0:
+    if process.returncode == 0:
         return
-    why = " ".join(tried.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")
-    if tried.returncode == -signal.SIGALRM:
-        why = f"no Ray answers there within {JOIN_S} s"
-    if "InvalidAuthToken" in tried.stderr:
-        why = "that Ray asks for another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
-    raise UserError(f"RAY_ADDRESS={address!r}: {why}; name a Ray that runs, or unset it to start one on this machine.")
+    reason = " ".join(process.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")
+    if process.returncode == -signal.SIGALRM:
+        reason = f"no Ray answers there within {JOIN_S} s"
+    if "InvalidAuthToken" in process.stderr:
+        reason = (
+            "that Ray asks for another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
+        )
+    raise UserError(
+        f"RAY_ADDRESS={address!r}: {reason}; name a Ray that runs, or unset it to start one on this machine."
+    )
 
 
 def cores() -> int | None:
-    """The number of cores that Slurm or the system leaves to this process; None for all cores of the machine.
+    """Return the number of cores that Slurm or the system allows this process; None: all cores of the machine.
 
     Raises:
         UserError: SLURM_CPUS_PER_TASK is not a number of cores.
     """
     limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
-    if asked := os.environ.get("SLURM_CPUS_PER_TASK", ""):
-        if not re.fullmatch("0*[1-9][0-9]{0,8}", asked):
-            raise UserError(f"SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got {asked[:80]!r}.")
-        limits.append(int(asked))
+    if requested := os.environ.get("SLURM_CPUS_PER_TASK", ""):
+        if not re.fullmatch("0*[1-9][0-9]{0,8}", requested):
+            raise UserError(f"SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got {requested[:80]!r}.")
+        limits.append(int(requested))
     fewest = min(limits, default=None)
     return fewest if fewest != os.cpu_count() else None
 
 
 def gpu_share(wanted: float | str) -> float:
-    """The share of a GPU to ask for: ``wanted``, or 0 without a GPU, as Ray would wait for one forever.
+    """Return the share of a GPU to request: ``wanted``, or 0 without a GPU, because Ray would wait for it forever.
 
-    ``AUTO`` is a whole one here; see ``runs.gpu_need``.
+    ``AUTO`` means a whole GPU here; see ``runs.gpu_need``.
     """
     import ray
 
@@ -215,7 +223,7 @@ def gpu_share(wanted: float | str) -> float:
 
 
 def describe(gpus_per_actor: float | str) -> str:
-    """The cores, GPUs and nodes for our work, in words."""
+    """Describe the cores, GPUs and nodes that fedcommons uses, in words."""
     import ray
 
     nodes, pin = ray.nodes(), pinned(gpus_per_actor)
@@ -225,20 +233,20 @@ def describe(gpus_per_actor: float | str) -> str:
 
 
 def bundle(gpus_per_actor: float | str) -> dict[str, float]:
-    """The resources that one process that trains clients reserves."""
+    """Return the resources that a process reserves to train clients."""
     gpus = gpu_share(gpus_per_actor)
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def pinned(gpus_per_actor: float | str) -> dict[str, str]:
-    """The labels of the nodes that all our processes go to, as bits depend on the CPU; see ``kinds.chosen``."""
+    """Return the labels of the nodes for all processes, as bits depend on the CPU; see ``cpu_kind.chosen``."""
     import ray
 
     return cpu_kind.chosen(ray.nodes(), gpu_share(gpus_per_actor))
 
 
 def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
-    """The kind of CPU that actors have, where we are connected to a Ray whose nodes have labels."""
+    """Return the kind of CPU of the actors, as a list; empty without a connection to a Ray with labelled nodes."""
     import ray
 
     pin = pinned(gpus_per_actor) if ray.is_initialized() else {}
@@ -252,23 +260,25 @@ def reserve(
     wait_s: float | None = None,
     advice: str = "",
 ) -> "PlacementGroup":
-    """Reserve these resources on nodes with these labels, until ``free`` gives them back.
+    """Reserve ``bundles`` of resources on nodes with the labels ``pin``, until ``free`` releases the resources.
 
     Args:
-        what: what needs them, each a bundle, for the message.
-        wait_s: ``PLACE_S`` if None.
-        advice: what else would help, for the message.
+        what: name of the processes that need a bundle each, for the message.
+        wait_s: seconds to wait; ``PLACE_S`` if None.
+        advice: other advice for the user, for the message.
 
     Raises:
-        UserError: other work holds them for longer.
+        UserError: other work uses the resources for more than ``wait_s`` seconds.
     """
     from ray.util import placement_group
 
     wait_s = PLACE_S if wait_s is None else wait_s
-    group = placement_group([dict(one) for one in bundles], bundle_label_selector=[dict(pin)] * len(bundles))
+    group = placement_group(
+        [dict(resources) for resources in bundles], bundle_label_selector=[dict(pin)] * len(bundles)
+    )
     deadline = time.monotonic() + wait_s
     try:
-        while not group.wait(min(0.5, wait_s)):  # not longer, as Ctrl-C is not heard meanwhile
+        while not group.wait(min(0.5, wait_s)):  # short waits, because Ctrl-C has no effect during a wait
             if time.monotonic() >= deadline:
                 break
         else:
@@ -296,24 +306,24 @@ def _in_words(resources: Mapping[str, float]) -> str:
 
 
 def free(group: "PlacementGroup") -> None:
-    """Give back what ``reserve`` has reserved; what still runs there ends."""
+    """Release the resources from ``reserve``; processes that still use them end."""
     from ray.util import remove_placement_group
 
     remove_placement_group(group)
 
 
 def require_actors(n: int, gpus_per_actor: float | str) -> None:
-    """Refuse a run whose ``n`` actors can never all have their resources; Ray would wait forever.
+    """Refuse a run whose ``n`` actors can never all get their resources; Ray would wait forever.
 
     Raises:
-        UserError: the nodes of one kind are too few for the run's actors, or see ``pinned``.
+        UserError: the nodes of one kind have too few resources for the run's actors, or ``pinned`` raised the error.
     """
     import ray
 
     resources = cpu_kind.resources(ray.nodes(), pinned(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
-        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
+        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share cannot span GPUs
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "

@@ -1,6 +1,7 @@
-"""Environment variables by which libraries decide how they round.
+"""Environment variables that decide how libraries round.
 
-Each is read once in a process, often before any code of ours runs, so it can be recorded and compared, not set.
+A library reads its variable once per process, often before this package runs. So this package can record and compare
+the variables, but not set them.
 """
 
 import os
@@ -14,22 +15,22 @@ ROUNDING = (
     "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "ONEDNN_CPU_ISA_HINTS",
     "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
-"""Of torch, oneDNN (under its old name too), MKL, OpenBLAS, numpy, the C library, and CUDA's libraries."""
+"""Variables of torch, oneDNN (also under its old name), MKL, OpenBLAS, numpy, the C library and CUDA's libraries."""
 
 OURS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""The variable that we set on a GPU, where nobody has: ``core.torch_settings.CUBLAS``."""
+"""Variable that this package sets on a GPU if it is unset: ``runtime.torch_settings.CUBLAS``."""
 
 
 def variables() -> dict[str, str]:
-    """Those that are set in this process, and not as we set it."""
-    found = {name: os.environ[name] for name in ROUNDING if name in os.environ}
-    return {name: value for name, value in found.items() if (name, value) != OURS}
+    """Return the variables of ``ROUNDING`` that are set in this process, without the value in ``OURS``."""
+    values = {name: os.environ[name] for name in ROUNDING if name in os.environ}
+    return {name: value for name, value in values.items() if (name, value) != OURS}
 
 
 def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:
-    """The first that differs, in words: how it is there and how here; None if all are the same."""
+    """Describe the first variable that differs, with both values; None if all variables are equal."""
     for name in ROUNDING:
         if theirs.get(name) != ours.get(name):
-            there, here = (shown(of[name]) if name in of else "not set" for of in (theirs, ours))
-            return f"{name} is {there} there and {here} here"
+            their_value, our_value = (shown(values[name]) if name in values else "not set" for values in (theirs, ours))
+            return f"{name} is {their_value} there and {our_value} here"
     return None

@@ -1,7 +1,8 @@
-"""Temporary folders that only this user can enter, gone when their process has ended, or when the next one begins.
+"""Temporary folders that only this user can enter, removed when their process ends, or when the next one begins.
 
-Names in a folder such as /tmp may be anybody's, so what is removed was made here and by the same user, and no link is
-followed. A process holds its folders by an flock on their file ``.fedcommons``, which the kernel frees however it ends.
+Any user can create names in a folder such as /tmp. So only folders that this module created for the same user are
+removed, and no link is followed. A process locks its folders by an flock on their file ``.fedcommons``; the kernel
+releases the lock however the process ends.
 """
 
 import atexit
@@ -16,59 +17,59 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-PREFIX = "fc-"  # short, as the paths of sockets are below it
+PREFIX = "fc-"  # short, because paths of sockets contain it and have a maximum length
 MARK = ".fedcommons"
 
-_held: dict[Path, int] = {}
+_descriptors: dict[Path, int] = {}
 
 
-def _let_go() -> None:
-    for descriptor in _held.values():
+def _release_all() -> None:
+    for descriptor in _descriptors.values():
         os.close(descriptor)
-    _held.clear()
-    _mine.cache_clear()
+    _descriptors.clear()
+    _process_folder.cache_clear()
 
 
-os.register_at_fork(after_in_child=_let_go)  # they are the parent's to remove
+os.register_at_fork(after_in_child=_release_all)  # only the parent process may remove its folders
 
 
 def make(base: str | None = None) -> Path:
-    """A new folder of mode 0700 in ``base`` (by default where Python puts temporary files); it goes with this process.
+    """Create a folder of mode 0700 in ``base`` (default: Python's temporary folder) and remove it with this process.
 
-    What killed processes have left in ``base`` is removed first.
+    Folders that killed processes have left in ``base`` are removed first.
     """
     base = os.path.realpath(base or tempfile.gettempdir())
-    _remove_left(base)
+    _remove_abandoned(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    _held[folder] = descriptor = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with suppress(OSError):  # without flock here nobody else can take it either
+    _descriptors[folder] = descriptor = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with suppress(OSError):  # without flock, other processes cannot lock the folder either
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.rename(folder / "new", folder / MARK)  # only now: no other process may find it marked and not held
+    os.rename(folder / "new", folder / MARK)  # after locking, so that no process sees a marked, unlocked folder
     return folder
 
 
-_mine = cache(make)
+_process_folder = cache(make)
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder as ``make`` makes it, for a while."""
-    made = make()
+    """Create a folder as in ``make`` and remove it at the end of the context."""
+    path = make()
     try:
-        yield made
+        yield path
     finally:
-        _remove(made)
+        _remove(path)
 
 
 @contextmanager
 def tempdir(folder: Path | None = None) -> Iterator[None]:
-    """Meanwhile temporary files of this process, and of those that it starts, lie in ``folder``.
+    """Put temporary files of this process, and of processes that it starts, into ``folder`` in this context.
 
-    By default that is one of this process's, for what others make and forget, such as W&B, some when it is imported.
-    W&B's cache lies there too, unless WANDB_CACHE_DIR names another folder: where the one in HOME cannot be written,
-    W&B's log would go to stderr.
+    The default is a folder of this process, for files that libraries create and do not remove; W&B creates some at its
+    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if W&B cannot write its cache in HOME,
+    it would log to stderr.
     """
-    chosen = str(folder or _mine())
+    chosen = str(folder or _process_folder())
     before, variables = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_CACHE_DIR")}
     tempfile.tempdir = os.environ["TMPDIR"] = chosen
     os.environ.setdefault("WANDB_CACHE_DIR", chosen)
@@ -83,9 +84,9 @@ def tempdir(folder: Path | None = None) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    if (descriptor := _held.pop(folder, None)) is not None:
+    if (descriptor := _descriptors.pop(folder, None)) is not None:
         os.close(descriptor)
-    for _ in range(50):  # again, as a process that ends may write to its log meanwhile
+    for _ in range(50):  # try again, because an ending process may still write to its log
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             break
@@ -94,37 +95,41 @@ def _remove(folder: Path) -> None:
 
 @atexit.register
 def _remove_all() -> None:
-    folders = list(_held)
+    folders = list(_descriptors)
     for folder in folders:
         _remove(folder)
-    for base in {folder.parent for folder in folders}:  # what was used still when this process began
-        _remove_left(str(base))
+    for base in {
+        folder.parent for folder in folders
+    }:  # folders that other processes still used when this process began
+        _remove_abandoned(str(base))
 
 
-def _remove_left(base: str) -> None:
+def _remove_abandoned(base: str) -> None:
     with ExitStack() as stack, suppress(OSError):
         inside = _opened(stack, base, os.O_RDONLY | os.O_DIRECTORY)
         for name in os.listdir(inside):
             if name.startswith(PREFIX):
-                _remove_if_left(base, inside, name)
+                _remove_if_abandoned(base, inside, name)
 
 
-def _remove_if_left(base: str, inside: int, name: str) -> None:
-    """Remove the folder ``name`` in ``base``, open as ``inside``, if we made it and no process uses it any more."""
+def _remove_if_abandoned(base: str, inside: int, name: str) -> None:
+    """Remove the folder ``name`` in ``base`` (open as ``inside``) if this module created it and no process uses it."""
     with ExitStack() as stack, suppress(OSError):
-        found = _opened(stack, name, os.O_RDONLY | os.O_DIRECTORY, inside)
-        mark = _opened(stack, MARK, os.O_RDWR | os.O_NONBLOCK, found)
-        of_folder, of_mark = os.fstat(found), os.fstat(mark)
+        descriptor = _opened(stack, name, os.O_RDONLY | os.O_DIRECTORY, inside)
+        mark = _opened(stack, MARK, os.O_RDWR | os.O_NONBLOCK, descriptor)
+        of_folder, of_mark = os.fstat(descriptor), os.fstat(mark)
         if {of_folder.st_uid, of_mark.st_uid} != {os.geteuid()} or stat.S_IMODE(of_folder.st_mode) & 0o077:
             return
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_used(f"{base}/{name}"):  # Ray's agents outlive a driver that was killed
+        if _is_used(f"{base}/{name}"):  # Ray's agents outlive a killed driver
             return
-        for entry in sorted(os.listdir(found), key=lambda entry: entry == MARK):  # what is interrupted stays marked
-            if stat.S_ISDIR(os.lstat(entry, dir_fd=found).st_mode):
-                shutil.rmtree(entry, dir_fd=found)
+        for entry in sorted(
+            os.listdir(descriptor), key=lambda entry: entry == MARK
+        ):  # the mark is removed last, in case of an interrupt
+            if stat.S_ISDIR(os.lstat(entry, dir_fd=descriptor).st_mode):
+                shutil.rmtree(entry, dir_fd=descriptor)
             else:
-                os.unlink(entry, dir_fd=found)
+                os.unlink(entry, dir_fd=descriptor)
         os.rmdir(name, dir_fd=inside)
 
 
@@ -135,12 +140,12 @@ def _opened(stack: ExitStack, name: str, flags: int, inside: int | None = None) 
 
 
 def _is_used(folder: str) -> bool:
-    """Whether another process has a file of the folder open, or works there; True where /proc does not tell."""
+    """Return whether another process uses the folder (open file, working directory); True without /proc."""
     if not os.path.isdir("/proc/self/fd"):
         return True
     for process in os.listdir("/proc"):
         if process.isdecimal() and int(process) != os.getpid():
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 links = [f"/proc/{process}/cwd", *(entry.path for entry in os.scandir(f"/proc/{process}/fd"))]
                 if any(f"{_target(link)}/".startswith(f"{folder}/") for link in links):
                     return True
@@ -150,5 +155,5 @@ def _is_used(folder: str) -> bool:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # closed meanwhile
+    except OSError:  # the file was closed meanwhile
         return ""

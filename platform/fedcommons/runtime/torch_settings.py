@@ -1,4 +1,4 @@
-"""What a caller can set in torch that changes a run's numbers, and what each is in a run."""
+"""Settings of torch that change a run's numbers, and the value of each setting in a run."""
 
 import os
 import sys
@@ -15,21 +15,23 @@ from torch import backends
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the process, or of the thread that asks. usual: what it is in a run, or a function that tells; None
-    is read where it is left alone."""
+    """A setting of the process or of the current thread. usual: its value in a run, or a function that returns it.
+
+    A setting whose ``read`` returns None is not changed.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
     usual: Any
-    alike: Any = None  # another value that means the same
+    alike: Any = None  # another value with the same meaning
 
 
-def _of(owner: Any, name: str, usual: Any) -> Setting:
+def _attribute(owner: Any, name: str, usual: Any) -> Setting:
     return Setting(partial(getattr, owner, name), partial(setattr, owner, name), usual)
 
 
 def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) -> Setting:
-    """A setting that torch refuses to read after the new one in its place, which is here as well, was set otherwise."""
+    """Return a deprecated setting; its ``read`` gives None if torch refuses, after a change of the newer setting."""
 
     def value() -> Any:
         try:
@@ -41,7 +43,7 @@ def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) ->
 
 
 def _precision(owner: Any) -> Setting:
-    """The precision of float32 where ``owner`` computes; "none" is that of what is above it, and at the top "ieee"."""
+    """Return the float32 precision setting of ``owner``; "none" inherits from the level above, at the top "ieee"."""
 
     def read() -> str:
         return owner.fp32_precision
@@ -55,23 +57,23 @@ def _precision(owner: Any) -> Setting:
 
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""A variable and its value with which cuBLAS gives the same bits each time. It is read at a process's first product."""
+"""Variable and value that make cuBLAS deterministic; cuBLAS reads the variable at a process's first product."""
 
 
 @cache
 def has_gpu() -> bool:
-    """Whether torch has a GPU in this process; asked once, as it looks for a driver each time."""
+    """Return whether torch has a GPU in this process; cached, because torch looks for a driver at each call."""
     return torch.cuda.is_available()
 
 
-_FILLS = _of(torch.utils.deterministic, "fill_uninitialized_memory", lambda: not has_gpu())
-"""Whether deterministic algorithms fill memory that nobody reads, which takes time."""
+_FILLS = _attribute(torch.utils.deterministic, "fill_uninitialized_memory", lambda: not has_gpu())
+"""Whether deterministic algorithms fill uninitialised memory, which takes time."""
 
 
 def prepare_gpu() -> None:
-    """Let this process's GPU give the same bits each time: by slower kernels, where torch has them, and no TF32.
+    """Make this process's GPU deterministic, by slower kernels and without TF32.
 
-    Where torch has none, it warns at the first call.
+    If torch has no deterministic kernel for an operation, torch warns at the first call.
     """
     os.environ.setdefault(*CUBLAS)
     backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
@@ -81,14 +83,14 @@ def prepare_gpu() -> None:
 
 
 def _flushes_denormals() -> bool:
-    return sys.float_info.min / 2 == 0  # torch has no way to ask; Python computes in the same registers
+    return sys.float_info.min / 2 == 0  # torch cannot report this setting; Python uses the same CPU state
 
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Take numbers below the smallest normal one as 0 in this thread; afterwards as before.
+    """Treat denormal numbers (below the smallest normal number) as 0 in this thread; restore the setting afterwards.
 
-    On Intel's CPUs a product with many of them, as of the tails of a saturated softmax, takes ten times as long.
+    On Intel's CPUs a product with many denormals, such as the tails of a saturated softmax, takes ten times as long.
     """
     before = _flushes_denormals()
     torch.set_flush_denormal(True)
@@ -103,9 +105,9 @@ _OF_GPUS = tuple(map(_precision, attrgetter("cuda.matmul", "cudnn.conv", "cudnn.
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    """Let GPUs multiply float32 numbers that are rounded to 10 bits of mantissa (TF32); afterwards as before.
+    """Let GPUs multiply float32 numbers rounded to 10 bits of mantissa (TF32); restore the setting afterwards.
 
-    Sums stay in float32. On a CPU nothing changes.
+    Sums stay in float32. On a CPU the context has no effect.
     """
     before = [setting.read() for setting in _OF_GPUS]
     _write((setting, "tf32") for setting in _OF_GPUS)
@@ -131,16 +133,16 @@ SETTINGS = (
     ),
     _old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _old(lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False),
-    _precision(backends),  # what is above stands before what is below
+    _precision(backends),  # upper levels come before lower levels, which may inherit from them
     *map(_precision, attrgetter("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")(backends)),
     *_OF_GPUS,
-    _of(backends.mkldnn, "enabled", True),
-    _of(backends.mkldnn, "deterministic", False),
+    _attribute(backends.mkldnn, "enabled", True),
+    _attribute(backends.mkldnn, "deterministic", False),
     Setting(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
-    _of(backends.cudnn, "enabled", True),
-    _of(backends.cudnn, "deterministic", True),
-    _of(backends.cudnn, "benchmark", False),
-    _of(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
+    _attribute(backends.cudnn, "enabled", True),
+    _attribute(backends.cudnn, "deterministic", True),
+    _attribute(backends.cudnn, "benchmark", False),
+    _attribute(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
     Setting(backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, True),
     Setting(backends.cuda.flash_sdp_enabled, backends.cuda.enable_flash_sdp, True),
     Setting(backends.cuda.mem_efficient_sdp_enabled, backends.cuda.enable_mem_efficient_sdp, True),
@@ -151,18 +153,18 @@ SETTINGS = (
 
 @contextmanager
 def usual() -> Iterator[None]:
-    """All ``SETTINGS`` as they are in a run; afterwards as they were, whatever was set in between."""
-    found = [(setting, setting.read()) for setting in SETTINGS]
+    """Set all ``SETTINGS`` to their values in a run; restore the previous values afterwards."""
+    previous = [(setting, setting.read()) for setting in SETTINGS]
     wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
     try:
-        if any(value not in (want, setting.alike) for (setting, value), want in zip(found, wanted, strict=True)):
-            _write((s, want) for (s, value), want in zip(found, wanted, strict=True) if value is not None)
+        if any(value not in (want, setting.alike) for (setting, value), want in zip(previous, wanted, strict=True)):
+            _write((s, want) for (s, value), want in zip(previous, wanted, strict=True) if value is not None)
         yield
     finally:
-        _write((setting, value) for setting, value in found if value is not None)
+        _write((setting, value) for setting, value in previous if value is not None)
 
 
 def _write(values: Iterable[tuple[Setting, Any]]) -> None:
     for setting, value in values:
-        if setting.read() != value:  # read now, as one changes others
+        if setting.read() != value:  # read again, because a setting may change other settings
             setting.write(value)
