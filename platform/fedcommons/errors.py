@@ -185,10 +185,8 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether the error reports a lack of memory, or of resources for one more thread or process."""
     if isinstance(error, OSError):
         return error.errno in (ENOMEM, EAGAIN)
-    is_reported = isinstance(error, RuntimeError | ImportError) and any(
-        words in message_of(error) for words in _NO_MEMORY
-    )
-    return isinstance(error, MemoryError) or is_reported
+    matches = isinstance(error, RuntimeError | ImportError) and any(words in message_of(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or matches
 
 
 _NO_MEMORY = (

@@ -79,8 +79,6 @@ def saved_percent(
     """
     if not pool or not vanilla:
         return "-"
-    (cost, is_lower_bound), (base, is_base_lower_bound) = (
-        sent(runs, once_unit, round_unit) for runs in (pool, vanilla)
-    )
-    sign = ">" if is_base_lower_bound else "<" if is_lower_bound else ""
-    return "-" if is_base_lower_bound and is_lower_bound else f"{sign}{100 * (1 - cost / base):.1f}"
+    (cost, is_bound), (base, is_base_bound) = (sent(runs, once_unit, round_unit) for runs in (pool, vanilla))
+    sign = ">" if is_base_bound else "<" if is_bound else ""
+    return "-" if is_base_bound and is_bound else f"{sign}{100 * (1 - cost / base):.1f}"

@@ -89,10 +89,8 @@ class Graphs:
         work = self.work
         work.load(start)
         work.optimizer.state.clear()
-        for (
-            parameter,
-            momentum,
-        ) in self.momenta.items():  # with zero momentum, SGD's first step equals a step without state
+        # With zero momentum, SGD's first step equals its step without state.
+        for parameter, momentum in self.momenta.items():
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
             total.zero_()

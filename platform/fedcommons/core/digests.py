@@ -73,9 +73,8 @@ class Hasher:
     """
 
     def __init__(self, skipped: Mapping[str, object]) -> None:
-        self._seen = {
-            id(value): (name, value) for name, value in skipped.items()
-        }  # the reference keeps the object alive, so its id stays unique
+        # The reference keeps the object alive, so its id stays unique.
+        self._seen = {id(value): (name, value) for name, value in skipped.items()}
         self._memory: dict[tuple[str, int], str] = {}  # device and address of a tensor's memory -> name of the memory
 
     def digest(self, name: str, value: object) -> Digest:
@@ -196,10 +195,8 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [own(vars(x), OF_LOGGERS)]
-        case _ if (
-            isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem"
-        ):  # the cache's visit covers the element's parts
-            return []
+        case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
+            return []  # a visit of the cache covers the parts of its elements
         case _ if isinstance(x, VISITED):
             more = attributes(x)  # first, as this and the next line create objects that are visited
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None

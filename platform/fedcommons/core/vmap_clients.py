@@ -195,9 +195,9 @@ def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[st
         for xs, shared in zip(of_each, common, strict=True)
     ]
 
-    def of_client(weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], *of: Mapping[str, Tensor]) -> Any:
+    def of_client(weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], *tensors: Mapping[str, Tensor]) -> Any:
         rows: Any = {name: _Row(weights[name], grads[name]) for name in weights}
-        first.function(rows, *of)
+        first.function(rows, *tensors)
         return {name: row.grad for name, row in rows.items()}
 
     every = torch.vmap(of_client, in_dims=(0, 0, *(None if shared else 0 for shared in common)))

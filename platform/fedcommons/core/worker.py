@@ -168,14 +168,14 @@ class RunData:
                 moved[id(examples)] = examples.to(device)
             return moved[id(examples)]
 
-        def those(clients: Clients) -> Clients:
+        def moved_clients(clients: Clients) -> Clients:
             return clients.on(move(clients.store))
 
-        clients = those(self.clients)
-        own = clients if self.own is self.clients else those(self.own)
+        clients = moved_clients(self.clients)
+        own_data = clients if self.own is self.clients else moved_clients(self.own)
         sets = {name: move(examples) for name, examples in self.sets.items()}
-        pool, tests = (None if part is None else those(part) for part in (self.pool, self.tests))
-        return RunData(clients, own, sets, pool, self.n_classes, tests, self.serves)
+        pool, tests = (None if part is None else moved_clients(part) for part in (self.pool, self.tests))
+        return RunData(clients, own_data, sets, pool, self.n_classes, tests, self.serves)
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,8 @@ def _loopback_only() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    name, before = (
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-        ray_constants.ENABLE_RAY_CLUSTER,
-    )  # Ray reads the variable at its import
+    # The constant is changed too, because Ray reads the variable at its import.
+    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER
     value = os.environ.get(name)
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:

@@ -1,4 +1,4 @@
-"""Temporary folders that only this user can enter, removed when their process ends, or when the next one begins.
+"""Temporary folders that only this user can enter, removed when their process ends or a later process begins.
 
 Any user can create names in a folder such as /tmp. So only folders that this module created for the same user are
 removed, and no link is followed. A process locks its folders by an flock on their file ``.fedcommons``; the kernel
@@ -66,8 +66,8 @@ def tempdir(folder: Path | None = None) -> Iterator[None]:
     """Put temporary files of this process, and of processes that it starts, into ``folder`` in this context.
 
     The default is a folder of this process, for files that libraries create and do not remove; W&B creates some at its
-    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if W&B cannot write its cache in HOME,
-    it would log to stderr.
+    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if W&B cannot write its HOME cache, it
+    would log to stderr.
     """
     chosen = str(folder or _process_folder())
     before, variables = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_CACHE_DIR")}
@@ -98,9 +98,8 @@ def _remove_all() -> None:
     folders = list(_descriptors)
     for folder in folders:
         _remove(folder)
-    for base in {
-        folder.parent for folder in folders
-    }:  # folders that other processes still used when this process began
+    # Other processes may have ended since this process began, so their folders are now abandoned.
+    for base in {folder.parent for folder in folders}:
         _remove_abandoned(str(base))
 
 
@@ -123,9 +122,8 @@ def _remove_if_abandoned(base: str, inside: int, name: str) -> None:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_used(f"{base}/{name}"):  # Ray's agents outlive a killed driver
             return
-        for entry in sorted(
-            os.listdir(descriptor), key=lambda entry: entry == MARK
-        ):  # the mark is removed last, in case of an interrupt
+        # The mark is removed last, so that an interrupted removal can be repeated.
+        for entry in sorted(os.listdir(descriptor), key=lambda entry: entry == MARK):
             if stat.S_ISDIR(os.lstat(entry, dir_fd=descriptor).st_mode):
                 shutil.rmtree(entry, dir_fd=descriptor)
             else:
