@@ -66,7 +66,7 @@ def tempdir(folder: Path | None = None) -> Iterator[None]:
     """Put temporary files of this process, and of processes that it starts, into ``folder`` in this context.
 
     The default is a folder of this process, for files that libraries create and do not remove; W&B creates some at its
-    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if W&B cannot write its HOME cache, it
+    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if its HOME cache is not writable, W&B
     would log to stderr.
     """
     chosen = str(folder or _process_folder())
