@@ -97,7 +97,7 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes one client downloads."""
+        """Bytes that one client downloads."""
         return nbytes(self.common) + nbytes(self.own)
 
 
@@ -123,7 +123,7 @@ class Reply:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the client uploads."""
+        """Bytes that the client uploads."""
         if self.each and (both := self.sums.keys() & self.each.keys()):
             return nbytes(self.sums) + nbytes({name: x for name, x in self.each.items() if name not in both})
         return nbytes(self.sums) + nbytes(self.each)

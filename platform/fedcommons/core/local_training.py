@@ -36,7 +36,7 @@ Extra forward passes must run in evaluation mode: they then draw no random numbe
 """
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
-"""Changes the gradients of the named parameters, between the backward pass and the step."""
+"""Function that changes the gradients of the named parameters between the backward pass and the step."""
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ def tempdir(folder: Path | None = None) -> Iterator[None]:
     """Put temporary files of this process, and of processes that it starts, into ``folder`` in this context.
 
     The default is a folder of this process, for files that libraries create and do not remove; W&B creates some at its
-    import. W&B's cache is there too, unless WANDB_CACHE_DIR names another folder: if its HOME cache is not writable, W&B
-    would log to stderr.
+    import. The folder also contains W&B's cache, unless WANDB_CACHE_DIR names another folder. If the cache in HOME is
+    not writable, W&B would log to stderr.
     """
     chosen = str(folder or _process_folder())
     before, variables = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_CACHE_DIR")}
