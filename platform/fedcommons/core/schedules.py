@@ -17,7 +17,7 @@ Warmup = Annotated[int, "[0, 1e9]"]
 
 
 def constant(round: int, warmup: Warmup = 0) -> float:
-    """Return 1.
+    """Return the constant factor 1.
 
     Args:
         warmup: W, first rounds in which the rate rises linearly
