@@ -1,4 +1,4 @@
-"""Checkpoints of a federation: written atomically and verified when read; the last two are kept."""
+"""Checkpoints of a federation: written atomically and verified when read; the last two stay on disk."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,18 +24,19 @@ KEEP = 2
 
 
 def save(folder: Path, standing: Standing, record: str = "") -> None:
-    """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two.
+    """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two checkpoints.
 
-    record: a digest of what the run has recorded up to this round.
+    record: a hash of the records that the run has written up to this round.
 
-    Client memories that are in files already are named there, not copied; files that are no longer named are removed.
+    The checkpoint names client memories that are already in files and does not copy them. Memory files that no
+    checkpoint names are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     memory, t = standing.memory, standing.traffic
     payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
     payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
     tensors, facts = pack(payloads)
-    facts |= {name: told for name, told in (("run", memory.run), ("record", record)) if told}
+    facts |= {name: value for name, value in (("run", memory.run), ("record", record)) if value}
     facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once, t.lost], "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
@@ -43,34 +44,36 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
-    give_back_freed()  # writing made a copy of it all
+    give_back_freed()  # writing copied all tensors
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
-    """Remove all but the last two checkpoints, and memory files that neither these nor ``memory`` name."""
-    kept = _checkpoints(folder)
-    for number in sorted(kept)[:-KEEP]:
-        _remove(kept.pop(number))
+    """Remove all but the last two checkpoints, and memory files that neither these two nor ``memory`` name."""
+    checkpoints = _checkpoints(folder)
+    for number in sorted(checkpoints)[:-KEEP]:
+        _remove(checkpoints.pop(number))
     if memory.folder is not None:
-        needed = {name for path in kept.values() for name in _files(path)}
+        needed = {name for path in checkpoints.values() for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
 
 
 def remove_after(folder: Path, round: int) -> None:
-    """Remove the checkpoints of later rounds, which will be played again."""
+    """Remove the checkpoints of later rounds, because the engine will run these rounds again."""
     for number, path in _checkpoints(folder).items():
         if number > round:
             _remove(path)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    """Round to checkpoint file; files with other names are not ours."""
+    """Return round -> checkpoint file; files with other names are not checkpoints."""
     matches = {path: re.fullmatch(CHECKPOINT_FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in matches.items() if match}
 
 
 def _remove(checkpoint: Path) -> None:
-    checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time
+    checkpoint.with_name(checkpoint.name + ".json").unlink(
+        missing_ok=True
+    )  # first, so that an interrupted removal is repeated
     checkpoint.unlink()
 
 
@@ -78,7 +81,7 @@ def _files(checkpoint: Path) -> set[str]:
     try:
         return set(safe_read.json_of(checkpoint.with_name(checkpoint.name + ".json"), inner=2)["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        return set()  # cut off while it was written, or damaged: it will not be read
+        return set()  # an incompletely written or damaged checkpoint will not be read
 
 
 def load_latest(
@@ -89,30 +92,30 @@ def load_latest(
     record: Callable[[int], str] | None = None,
     say: Callable[[str], None] = print,
 ) -> Standing | None:
-    """The newest intact checkpoint of the run (of a round before ``before``), or None.
+    """Return the state in the newest intact checkpoint of the run (of a round before ``before``), or None.
 
-    ``memory``: gives the run, and the folder of client memories that are in files; all of them are verified too.
-    ``model``: the layout that the server model must have; None: any, or no server model. ``record``: of a round, the
-    digest of what the run recorded up to it. ``say`` is told of what is another run's, and of a checkpoint of an
-    earlier version, which does not tell.
+    ``memory``: names the run and the folder of client memories in files; all memory files are verified too.
+    ``model``: the layout that the server model must have; None: any layout, or no server model. ``record``: called
+    with a round, returns the hash of the run's records up to this round. ``say``: called with a message about each
+    checkpoint of another run, and about a checkpoint of an earlier version, which does not name its run.
     """
     memory = ClientMemory() if memory is None else memory
     for number, path in sorted(_checkpoints(folder).items(), reverse=True):
         if before is not None and number >= before:
             continue
         try:
-            found = read_tensors(path, inner=2)
-            facts = found[1] if found else {}
-            told = record(number) if record and "record" in facts else None
-            if flaw := _flaw(facts, memory.run, told):
+            content = read_tensors(path, inner=2)
+            facts = content[1] if content else {}
+            expected_record = record(number) if record and "record" in facts else None
+            if flaw := _flaw(facts, memory.run, expected_record):
                 say(f"{path} {flaw}, so it is passed over.")
                 continue
-            standing = _standing(unpack(*found), facts, memory) if found else None
+            standing = _standing(unpack(*content), facts, memory) if content else None
         except UnreadableError as error:
             say(f"{error}, so it is passed over.")
             continue
         except (ValueError, ClientError):
-            continue  # cut off while it was written, or damaged; the one before it is whole
+            continue  # this checkpoint is incomplete or damaged; the previous checkpoint is intact
         if standing and standing.round == number and model in (None, standing.layout):
             if memory.run and "run" not in facts:
                 say(f"{path} is of an earlier version, which did not tell of which run; it is taken for this one's.")
@@ -121,7 +124,7 @@ def load_latest(
 
 
 def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
-    """Why a checkpoint is not one of this run with this record; None if it is, or does not tell."""
+    """Return the reason why a checkpoint is not of this run or record; None if it is, or names no run and record."""
     if run and facts.get("run", run) != run:
         return "is of a run with other fields, data, code or secret noise"
     if record and facts.get("record", record) != record:
@@ -130,25 +133,25 @@ def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
 
 
 def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: ClientMemory) -> Standing:
-    """The state of the federation in a checkpoint.
+    """Return the state of the federation that a checkpoint contains.
 
     Raises:
-        ValueError: the facts are not those that ``save`` writes.
+        ValueError: the facts do not have the form that ``save`` writes.
         ClientError: a memory in a file cannot be read.
     """
     try:
         entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
-        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]  # earlier versions
+        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]  # old: no lost
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         if "model" in state:
             flat(state, "model")
-        rejected = rejections.read(facts.get("rejected", []))  # earlier versions did not write these two
+        rejected = rejections.read(facts.get("rejected", []))  # earlier versions wrote no rejections
         largest = rejections.read_largest(facts.get("largest"))
-        ledger = privacy.read(facts["ledger"])  # needed: without it nobody knows what was released
-    except (KeyError, TypeError, AttributeError) as error:  # what JSON of another form leads to
+        ledger = privacy.read(facts["ledger"])  # required: without it the releases are unknown
+    except (KeyError, TypeError, AttributeError) as error:  # JSON of another form raises these errors
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):

@@ -30,18 +30,18 @@ from fedcommons.runtime import gpu_memory
 from fedcommons.seeding import keyed_besides_torch, seed_for, set_default_generator
 
 NOT_FINITE = "has values that are not finite"
-"""The end of the reason for rejecting a reply that holds nan or infinity."""
+"""The end of the reason for rejecting a reply that contains nan or infinity."""
 
 NOT_DRAWN = "no noise was drawn for it"
-"""Why a release does not count that says it is covered."""
+"""The reason why a release that is declared as covered counts as uncovered."""
 
 CPU = torch.device("cpu")
-"""Where the server's tensors are."""
+"""The device of the server's tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask:
-    """What all blocks of a round have in common."""
+    """The input that all blocks of a round share."""
 
     algorithm: str
     round: int
@@ -59,9 +59,9 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class Block:
-    """Some of a round's clients, each with its own part of the message, its memory and its share of work.
+    """A subset of a round's clients: per client, its individual part of the message, its memory and its share of work.
 
-    shares: of its local work that a client does; below 1 for a late one.
+    shares: the share of its local work that each client does; below 1 for a straggler.
     """
 
     clients: list[int]
@@ -70,30 +70,30 @@ class Block:
     shares: list[float]
 
     def alone(self, client: int) -> "Block":
-        """One of the clients in a block of its own."""
+        """Return a block that contains only this client."""
         at = self.clients.index(client)
         return Block([client], [self.own[at]], [self.memory[at]], [self.shares[at]])
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
-"""Names, shapes and types of a reply's ``sums``; its ``each`` may differ from client to client."""
+"""Names, shapes and types of a reply's ``sums``; a reply's ``each`` may differ from client to client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """What a block's clients sent: for each form of reply the float64 sums, and the replies without their sums.
+    """The replies of a block's clients: for each form of reply the float64 sums, and the replies without their sums.
 
-    Nearly always there is one form. If there are several, the whole round decides which one is right.
+    Nearly always all replies have one form. If forms differ, the server accepts the most frequent form of the round.
     """
 
     sums: dict[Form, Total]
     replies: dict[int, tuple[Form, Reply]]
     norms: dict[int, float]  # L2 norm of each whole reply
-    rejected: dict[int, str]  # client: why
+    rejected: dict[int, str]  # client -> reason
     up_bytes: int
-    releases: list[Release]  # of all that was sent, covered or not
-    outlived: set[str]  # under DP, names of what outlived a client beside messages and memory
-    exposed: set[int]  # under DP, the clients of which a training is not covered
+    releases: list[Release]  # the releases of all tensors that were sent, covered or not
+    outlived: set[str]  # with DP, names of objects other than messages and memory that kept a client's changes
+    exposed: set[int]  # with DP, the clients with a training that is not covered
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
@@ -110,7 +110,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     is_batched = worker.work.loop.batched and trains_locally(worker.algorithm)
     ready = _at_once(worker, task, block, common, seeds) if is_batched else {}
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
-    for client, seed, own, memory, share in each:
+    for client, seed, client_payload, memory, share in each:
         rows = worker.data.clients[client]
         worker.work.begin(task.round, rows)
         if private and not before:
@@ -118,22 +118,22 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             before = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
         worker.work.share = share
         worker.work.trained.clear()
-        set_default_generator(seed, "client")  # for what a module draws outside of local training
+        set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
-            message, memory = Message(common, to_device(own, device)), to_device(memory, device)
+            message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
             received = (common, message.own, memory)
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
-            if private:  # what a client does to its message reaches nobody else
+            if private:  # a client that writes to its message must not change the messages of other clients
                 message = Message(_cloned(message.common), _cloned(message.own))
             worker.work.instead = vmap_clients.give(ready[client]) if client in ready else None
-            handed = state_leaks.handed(worker.work) if private else {}
+            objects_before = state_leaks.handed(worker.work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
                 reply = _client(worker, task, message, memory, rows, seed)
             if private:
-                outlived |= state_leaks.replaced(handed, state_leaks.handed(worker.work))
+                outlived |= state_leaks.replaced(objects_before, state_leaks.handed(worker.work))
             require_reply(reply)
-            size = _norm(reply, task.max_norm)  # waits for a GPU, which tells only now what failed on it
-        except BaseException as error:  # whatever somebody's code raises
+            size = _norm(reply, task.max_norm)  # waits for a GPU, which reports its errors only now
+        except BaseException as error:  # user code may raise any exception
             if ends(error):
                 raise
             where = f"client {client}, round {task.round}, {task.algorithm}"
@@ -142,7 +142,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.instead = 1.0, None  # what the server trains is whole, and its own
+            worker.work.share, worker.work.instead = 1.0, None  # training at the server uses neither
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -157,9 +157,9 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # they are sent once and also added to the sums here
-            mine = scale(flat(reply.each, BUFFERS), reply.weight)
-            reply = replace(reply, sums={**reply.sums, BUFFERS: mine})
+        if task.buffers_singly and BUFFERS in reply.each:  # a client sends the buffers once; the sums need them too
+            weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
+            reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
         replies[client] = form, _at_rest(reply, worker.work)
@@ -178,26 +178,26 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
 def _at_once(
     worker: Worker, task: RoundTask, block: Block, common: Payload, seeds: Sequence[int]
 ) -> dict[int, LocalResult]:
-    """The local trainings of those of the block's clients that can be trained together."""
-    work, found, device = worker.work, {}, worker.work.device
+    """Train together the clients of the block that can be batched, and return client -> result of local training."""
+    work, requests, device = worker.work, {}, worker.work.device
     each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
     try:
-        for client, seed, own, memory, share in each:
+        for client, seed, client_payload, memory, share in each:
             rows, work.share = worker.data.clients[client], share
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
-            message, memory = Message(common, to_device(own, device)), to_device(memory, device)
+            message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
             work.noise = Noise(work.source, task.round, client, received=(common, message.own, memory))
             play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
             if request := vmap_clients.asked(work, play):
-                found[client] = request
-        parts = [part for part in vmap_clients.alike(found) if len(part) > 1]
+                requests[client] = request
+        parts = [part for part in vmap_clients.alike(requests) if len(part) > 1]
         trained = [
-            zip(part, vmap_clients.train(work, [found[client] for client in part]), strict=True) for part in parts
+            zip(part, vmap_clients.train(work, [requests[client] for client in part]), strict=True) for part in parts
         ]
-        gpu_memory.wait()  # else the first client would be told as the one at fault
+        gpu_memory.wait()  # else an error on the GPU would be reported for the first client
         return dict(chain.from_iterable(trained))
-    except BaseException as error:  # whatever somebody's code raises
+    except BaseException as error:  # user code may raise any exception
         if ends(error):
             raise
         where = f"clients {', '.join(map(str, block.clients))}, round {task.round}, {task.algorithm}"
@@ -207,15 +207,15 @@ def _at_once(
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
-    """Run the algorithm's client; before and after it, load and collect the module's buffers."""
+    """Run the algorithm's ``client``; load the module's buffers before the call and collect them after it."""
     work = worker.work
     if not len(work.buffers):
         if work.counters:
             work.load_buffers(work.buffers)
         return worker.algorithm.client(work, message, memory, rows, task.round, seed)
-    kept = memory.get(BUFFERS, task.buffers)
-    assert isinstance(kept, Flat)
-    work.load_buffers(kept if len(kept) else work.initial_buffers)
+    loaded_buffers = memory.get(BUFFERS, task.buffers)
+    assert isinstance(loaded_buffers, Flat)
+    work.load_buffers(loaded_buffers if len(loaded_buffers) else work.initial_buffers)
     memory = {name: x for name, x in memory.items() if name != BUFFERS}
     reply = worker.algorithm.client(work, message, memory, rows, task.round, seed)
     if task.keep_buffers:
@@ -228,14 +228,15 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
-    """Return the events of a reply: those that are covered or say why not, and an uncovered one for all other tensors.
+    """Return the releases of a reply, and whether the trainings of the client may be covered.
 
+    The releases are the covered releases and one uncovered release for all other tensors (two with a commons).
     The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
-    covered; nor is anything if the client has not drawn from ``work.noise``.
+    covered. No release is covered if the client has not drawn from ``work.noise``.
 
-    The second value is whether the reply's trainings may be covered: an event is, or nothing is sent; each tensor is
-    declared, and what is declared as covered is. What is declared as uncovered (class counts, say) is no training, and
-    neither is a weight.
+    The trainings may be covered if three conditions hold: a release is covered or nothing is sent; each tensor is
+    declared in a release; each release declared as covered is covered. A release declared as uncovered (such as class
+    counts) is not a training, and neither is a weight.
     """
     sent, is_whole = {*reply.sums, *reply.each}, True
     bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
@@ -251,7 +252,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             bare.difference_update(event.what)
             others.append(event)
     is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # by whether they are a commons
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # the key is ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
         seen[event.commons] = max(event.seen, seen[event.commons])
@@ -264,15 +265,15 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
-    """An event for every local training or gradient that no release of the reply names: it took place all the same.
+    """Return a release for every local training or gradient of the client that no release of the reply names.
 
-    A later training may go on from its result, so that what is sent was made from both. Where nothing that is sent
-    counts as covered, nothing need be charged.
+    A later training may start from the result of an unnamed training, so the reply depends on both trainings. If no
+    release of the reply is covered, the list is empty, because no epsilon is computed for the reply.
     """
     if not any(event.covered for event in named):
         return []
-    left = Counter(map(_protection, trained)) - Counter(map(_protection, named))
-    return [replace(event, client=client, what=("local training",)) for event in left.elements()]
+    unnamed = Counter(map(_protection, trained)) - Counter(map(_protection, named))
+    return [replace(event, client=client, what=("local training",)) for event in unnamed.elements()]
 
 
 def _protection(event: Release) -> Release:
@@ -284,7 +285,7 @@ def _cloned(payload: Payload) -> Payload:
 
 
 def _bare(x: Flat | Tensor) -> Flat | Tensor:
-    """Its numbers alone: without a larger tensor that it is a part of, a graph, or attributes."""
+    """Return the values, detached and without attributes; copy them if they are part of a larger tensor."""
     values = data(x).detach()
     return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
@@ -307,7 +308,7 @@ def _form(reply: Reply) -> Form:
 
 
 def _norm(reply: Reply, max_norm: float | None) -> float | str:
-    """The L2 norm of the whole reply, with its sums divided by its weight; or the reason why it is rejected.
+    """Return the L2 norm of the whole reply, with its sums divided by its weight; or the reason to reject the reply.
 
     max_norm: largest norm of the update. The update is all floating sums together, divided by the weight, without
     single numbers (tensors without dimensions, such as FedNova's count of steps) and without the module's buffers.

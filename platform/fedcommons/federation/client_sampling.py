@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Uniform sampling of the clients that take part in a round."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from fedcommons.seeding import numpy_generator
 
 
 def joining(n_clients: int, participation: float) -> int:
-    """floor(N C), the number of clients that take part in a round."""
+    """Return floor(N C), the number of clients that take part in a round."""
     return int(n_clients * participation + 1e-9)
 
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """floor(N C) clients, drawn uniformly without replacement and sorted; all clients for C = 1."""
+    """Return floor(N C) clients, sampled uniformly without replacement and sorted; all clients for C = 1."""
     k = joining(n_clients, participation)
     if k == n_clients:
         return list(range(n_clients))
-    drawn = numpy_generator(seed, "participants", round).choice(n_clients, k, replace=False, shuffle=False)
-    return np.sort(drawn).tolist()
+    sampled = numpy_generator(seed, "participants", round).choice(n_clients, k, replace=False, shuffle=False)
+    return np.sort(sampled).tolist()

@@ -1,4 +1,4 @@
-"""The executor with Ray actors. Each actor lives for the whole run and holds one module and the clients' data.
+"""The executor with Ray actors. Each actor lives for the whole run and stores one module and the clients' data.
 
 A job is a pure function of its arguments, so if an actor dies, a new one runs its jobs again.
 """
@@ -28,13 +28,13 @@ from fedcommons.runtime.gpu_memory import bound
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
 DEATHS = 3
-"""A run fails if the actors that run a job die this often."""
+"""A run fails if the actors that run one job die this often."""
 
 START_S = 120
-"""Seconds a placed actor may take to import torch and build its module."""
+"""Seconds that a placed actor may take to import torch and build its module."""
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
-"""What Ray raises if an actor, its node or its result is lost."""
+"""The errors that Ray raises if an actor, its node or its result is lost."""
 
 
 class _Actor:
@@ -52,8 +52,8 @@ class _Actor:
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
             # copy of the data.
             self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
-        except (UserError, ClientError) as error:  # told when it is asked for
-            self.refused = error  # what stops a constructor reaches nobody but as text
+        except (UserError, ClientError) as error:  # ``map`` raises it
+            self.refused = error  # Ray would pass on a constructor's error only as text
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
         if self.refused:
@@ -63,13 +63,13 @@ class _Actor:
 
 
 def _ready(worker: Worker, shared: None, job: int) -> None:
-    """Do nothing: an actor that answers has been built."""
+    """Do nothing: the reply shows that the actor has been built."""
 
 
 class RayActors:
-    """``actors`` workers, each in its own process and with a share of a GPU if there is one.
+    """An executor with ``actors`` workers, each in a separate process and with a share of a GPU if there is a GPU.
 
-    Each actor gets consecutive jobs, equally many up to one; a job's result does not depend on its actor.
+    Each actor gets consecutive jobs; the numbers of jobs differ by at most one. A result does not depend on the actor.
 
     Raises:
         UserError: see ``cluster.reserve`` and ``hosts.require_same``, or ``build`` refuses.
@@ -83,11 +83,11 @@ class RayActors:
         gpus_per_actor: float | str,
         wait_s: float | None = None,
     ) -> None:
-        set_up_process()  # this process makes the server's sums
+        set_up_process()  # this process computes the server's sums
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None
-        if get_current_placement_group() is None:  # a trial of a sweep has reserved its place
+        if get_current_placement_group() is None:  # a trial of a sweep has reserved its resources
             what, pin = f"federation.actors = {actors}", ray_cluster.pinned(gpus_per_actor)
             self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
@@ -97,12 +97,12 @@ class RayActors:
             self.build, self.data, self.gpus = build, ray.put(data), gpus
             self.actors += [self._start() for _ in range(actors)]
             self._await(self.actors)
-        except BaseException:  # Ctrl-C too: the next run would wait for what this one holds
+        except BaseException:  # Ctrl-C too: the next run would wait for the reserved resources
             self.close()
             raise
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """See ``Executor``. Each actor gets one call, so that a round costs one round trip."""
+        """See ``Executor``. Each actor gets one call, so that a round of training costs one round trip."""
         parts = cut(range(len(jobs)), len(self.actors))
         sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
         calls = [
@@ -119,7 +119,7 @@ class RayActors:
         return results
 
     def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
-        """The result of a job whose actor died, from the actor that replaces it."""
+        """Run a job whose actor died on the actor that replaces it, and return the job's result."""
         for _ in range(DEATHS - 1):
             try:
                 return ray.get(self.actors[number].map.remote(sent, (function, [job])))[0]
@@ -129,7 +129,7 @@ class RayActors:
         raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
 
     def _renew(self, number: int) -> None:
-        """Replace an actor by a new one."""
+        """Replace an actor by a new actor."""
         ray.kill(self.actors[number])
         self.actors[number] = self._start()
         self._await([self.actors[number]])
@@ -143,12 +143,12 @@ class RayActors:
         except UserError as error:
             raise UserError(sentence(error)) from error
         except (GetTimeoutError, *LOST) as error:
-            why = " ".join(str(error).split()) or f"{START_S} s were not enough"
+            reason = " ".join(str(error).split()) or f"{START_S} s were not enough"
             has = ray_cluster.free_resources()
-            raise ClientError(f"an actor could not be started (Ray has {has} free): {why}") from error
+            raise ClientError(f"an actor could not be started (Ray has {has} free): {reason}") from error
 
     def close(self) -> None:
-        """End the actors and free the data and their resources."""
+        """End the actors, and free their data and resources."""
         for actor in self.actors:
             ray.kill(actor)
         if self.reserved is not None:

@@ -1,4 +1,4 @@
-"""The round loop: participants, messages, training in fixed blocks, sum, merge."""
+"""The round loop of a federation: sample participants, send messages, train in fixed blocks, add replies, merge."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,22 +46,22 @@ class Plan:
     participation: float
     blocks: int
     seed: int
-    late: Rule | None = None  # says who is late; None: nobody is
+    late: Rule | None = None  # straggler rule; None: no client is a straggler
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # updates with a larger norm are rejected
-    take_partial: bool | None = None  # take what late clients have done; None: as the algorithm asks for
-    leaks: Mapping[str, str] = field(default_factory=dict)  # what leaves all rounds uncovered, by name, and why
+    take_partial: bool | None = None  # accept the partial work of stragglers; None: as the algorithm declares
+    leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no epsilon covers any round
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a federation after ``round``: all that the next round depends on, and what a checkpoint holds.
+    """The state of a federation after ``round``: all that the next round depends on and that a checkpoint stores.
 
-    buffers: the module's floating buffers, averaged over clients. They are empty if the module has none, before round
-    1, and if clients keep theirs (in their memory, under the name ``BUFFERS``).
+    buffers: the module's floating buffers, averaged over clients. They are empty if the module has no buffers, before
+    round 1, and if clients store the buffers in their memory (under the name ``BUFFERS``).
     rejected: the clients with rejected replies. largest: the largest reply of the last round that had replies; if the
-    next round fails, it may have been too large. ledger: what clients have released, before round 1 and since.
-    late: who was late in the round, for the record only; see ``drawn``.
+    next round fails, this reply may be the cause. ledger: what clients have released, before round 1 and since.
+    late: the stragglers of the round with their shares of work, for the record only; see ``drawn``.
     """
 
     round: int
@@ -77,15 +77,15 @@ class Standing:
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a server model: a method whose clients have models of their own needs none."""
+        """Return whether the method has a server model; a method with personal client models needs none."""
         return "model" in self.state
 
     @property
     def model(self) -> Flat:
-        """The server model.
+        """Return the server model.
 
         Raises:
-            UserError: there is none.
+            UserError: the method has no server model.
         """
         if not self.has_model:
             raise UserError("this method has no server model: its clients have models of their own (evaluate.clients).")
@@ -93,16 +93,16 @@ class Standing:
 
     @property
     def layout(self) -> Layout | None:
-        """Names and shapes of the server model's weights, if there is one."""
+        """Return the names and shapes of the server model's weights; None if the method has no server model."""
         return self.model.layout if self.has_model else None
 
 
 def run(
     algorithm: Algorithm, executor: Executor, plan: Plan, start: Standing
 ) -> Iterator[tuple[Standing, dict[str, float]]]:
-    """Play the rounds after ``start.round`` and yield, after each, the federation's state and the round's facts.
+    """Run the rounds after ``start.round``; after each round, yield the federation's state and the round's metrics.
 
-    The server is on the CPU, wherever the state before round 1 was computed.
+    The server's tensors are on the CPU, wherever the state before round 1 was computed.
 
     Raises:
         ClientError: a client failed (the error names client, round and algorithm), all replies of a round were
@@ -111,19 +111,23 @@ def run(
     now = replace(start, state=to_device(start.state, CPU))
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
-        if now.memory.in_files:  # RAM is short
+        if now.memory.in_files:  # client memories are in files where RAM is short
             give_back_freed()
         yield now, facts
 
 
 def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], dict[int, float]]:
-    """The participants of round ``number``, and the late ones; ``state``: the server's before the round.
+    """Return the participants of round ``number``, and the stragglers among the participants.
 
-    A late client has the share of its work that its reply brings, 0 if it does not come.
+    Args:
+        state: the server's state before the round.
+
+    Returns:
+        The participants in ascending order, and straggler -> share of its work in its reply (0: no reply arrives).
 
     Raises:
-        ClientError: the algorithm chose a client that does not exist, or the same one twice; or the rule names a late
-            one that does not take part, or a share outside of [0, 1]; or one of them failed.
+        ClientError: the algorithm chose an unknown client or a client twice; the rule returned a straggler that does
+            not take part or a share outside of [0, 1]; or the algorithm or the rule raised an error.
     """
     n, late, at = plan.facts.n_clients, {}, f"round {number}"
     if isinstance(algorithm, ChoosesClients):
@@ -136,27 +140,30 @@ def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[
     if plan.late:
         with somebodys(plan.late, "__call__", at):
             late = given(Mapping, plan.late(list(joined), plan.facts, number, plan.seed), "a share of work by client")
-            there = set(joined)
-            if wrong := {i: share for i, share in late.items() if i not in there or not 0 <= share <= 1}:
+            participant_set = set(joined)
+            if wrong := {i: share for i, share in late.items() if i not in participant_set or not 0 <= share <= 1}:
                 raise ValueError(
                     f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}"
                 )
-    taken = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
-    return joined, {i: late[i] if taken else 0.0 for i in joined if i in late}
+    accepts_partial = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
+    return joined, {i: late[i] if accepts_partial else 0.0 for i in joined if i in late}
 
 
 def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
-    """The participants of round ``number``, and those whose reply arrives, whole or in part; see ``drawn``."""
+    """Return the participants of round ``number``, and the participants whose whole or partial reply arrives.
+
+    See ``drawn``.
+    """
     joined, late = drawn(algorithm, plan, state, number)
     return joined, [i for i in joined if late.get(i, 1.0)]
 
 
 CLASS_COUNTS = Release(what=("class counts",), commons=True, why="read by the method or the straggler rule")
-"""What every client sends once as soon as somebody reads ``Facts.counts``."""
+"""The release that every client sends once, as soon as the method or the rule reads ``Facts.counts``."""
 
 
 def with_counts(now: Standing, facts: Facts) -> Standing:
-    """The same state in which the clients have sent their class counts, if these were read and are not sent yet."""
+    """Return the state with the release and upload of class counts added, if they were read and not yet sent."""
     if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
         return now
     ledger = now.ledger.after([CLASS_COUNTS] * facts.n_clients)
@@ -165,7 +172,7 @@ def with_counts(now: Standing, facts: Facts) -> Standing:
 
 @dataclass(frozen=True)
 class Call:
-    """A round before training: the participants, the late ones, their download, and the jobs of those who reply."""
+    """A round before training: participants, stragglers, download traffic, and the jobs of the clients that reply."""
 
     joined: list[int]
     late: dict[int, float]
@@ -175,13 +182,13 @@ class Call:
 
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
-    """Draw the clients of round ``number``, make their messages and cut the clients into blocks."""
+    """Sample the clients of round ``number``, build their messages and cut the clients into blocks."""
     joined, late = drawn(algorithm, plan, now.state, number)
     messages: dict[int, Message] = {}
-    common, asked = dict[str, Flat | Tensor](), somebodys(algorithm, "down")
-    with asked:
+    common, user_code = dict[str, Flat | Tensor](), somebodys(algorithm, "down")
+    with user_code:
         for i in joined:
-            asked.at = (f"client {i}", f"round {number}")
+            user_code.at = (f"client {i}", f"round {number}")
             messages[i] = message = algorithm.down(now.state, number, i)
             require_message(message, common)
             common = messages[joined[0]].common
@@ -219,7 +226,7 @@ def _round(
         raise _all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
-    # memory is the client's and metrics are the experimenter's: the server sees neither
+    # The server sees neither memory, which belongs to the client, nor metrics, which belong to the experimenter.
     replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
@@ -232,8 +239,8 @@ def _round(
             seed = seed_for(plan.seed, "merge", number)
             state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
             require_state(state, now.layout, has_model=now.has_model)
-        if why := unusable(state) or unusable({"buffers": buffers}):
-            text = f"round {number}, {name}: the merged {why}"
+        if flaw := unusable(state) or unusable({"buffers": buffers}):
+            text = f"round {number}, {name}: the merged {flaw}"
             if top is None:  # no reply has come yet
                 raise ClientError(text)
             raise ClientError(f"{text}; of the replies {top} (see federation.max_norm)", top.client, top.round)
@@ -255,16 +262,16 @@ def _round(
 
 
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """The error for a round without an accepted reply; it names the client that most likely caused it.
+    """Return the error for a round without an accepted reply, which names the client that most likely caused it.
 
-    That is the client of the previous round whose reply was far too large, if there is one: the merged model may be
-    finite and yet so large that nobody can train it. Else it is the first client that was rejected.
+    If a reply of the previous round was far too large, its client is named: the merged model may be finite and yet too
+    large to be trained. Else the first rejected client is named.
     """
-    if before and before.stands_out and all(why.endswith(NOT_FINITE) for why in rejected.values()):
+    if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
         text = f"round {number}, {name}: no reply was finite; of the replies {before} (see federation.max_norm)"
         return ClientError(text, before.client, before.round)
-    client, why = next(iter(rejected.items()))
-    return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {why}", client, number)
+    client, reason = next(iter(rejected.items()))
+    return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
 
 
 def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list[BlockResult]:
@@ -277,7 +284,7 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list
 
 
 def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
-    """Which client of the block it was: each is trained alone."""
+    """Return the error that names the client whose training ends the process, by training each client alone."""
     for client in block.clients:
         try:
             executor.map(train_block, task, [block.alone(client)])
@@ -296,12 +303,12 @@ def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) 
 def _accept(
     results: Sequence[BlockResult],
 ) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
-    """The sum over clients, their replies in client order, and the rejected clients with reasons.
+    """Return the sum over clients, their replies in client order, and the rejected clients with reasons.
 
-    If replies have different forms, the form that most clients sent is accepted; in a tie, the first client's.
+    If replies have different forms, the form that most clients sent is accepted; in a tie, the first client's form.
     """
     replies = {client: pair for result in results for client, pair in sorted(result.replies.items())}
-    rejected = {client: why for result in results for client, why in result.rejected.items()}
+    rejected = {client: reason for result in results for client, reason in result.rejected.items()}
     counts = Counter(form for form, _ in replies.values())
     right = max(counts, key=lambda form: counts[form], default=())
     for client, (form, _) in replies.items():
@@ -316,7 +323,7 @@ def _describe(form: Form) -> str:
 
 
 def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:
-    """Mean of each metric over the clients that have it, added in client order."""
+    """Return the mean of each metric over the clients that report it, added in client order."""
     names = sorted({name for reply in accepted.values() for name in reply.metrics})
     replies = [reply for _, reply in sorted(accepted.items())]
     values = {name: [float(r.metrics[name]) for r in replies if name in r.metrics] for name in names}

@@ -7,7 +7,7 @@ from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
 
 
 class Serial:
-    """One worker in this process, with the same settings as in Ray's actors."""
+    """One worker in this process, with the same settings of torch as in Ray's actors."""
 
     def __init__(self, build: Callable[[RunData], Worker], data: RunData) -> None:
         set_up_process()

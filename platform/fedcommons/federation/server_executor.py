@@ -1,6 +1,7 @@
-"""Workers as the server has them when it merges: with the module and what the server holds, not the clients' data.
+"""The server's executor for merging: its workers have the module and the server's data, not the clients' data.
 
-It holds the public sets, and the pool where a sharing stage sends it one (``serves_pool``).
+The server's data are the public sets, and the pool if the sharing strategy sends the pool to the server
+(``serves_pool``).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from fedcommons.data.examples import Examples
 
 @dataclass(frozen=True)
 class AtServer:
-    """Runs jobs as ``executor`` does, on workers without clients."""
+    """An executor that runs jobs on the workers of ``executor``, without access to the clients' data."""
 
     executor: Executor
 
@@ -43,16 +44,18 @@ class _Job:
 
 def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
     store = worker.data.clients.store
-    none = Examples(store.x[:0].clone(), store.y[:0].clone())  # a view would have all the rest behind it
-    nobody = Clients(none, Rows(torch.zeros(0, dtype=torch.int64), np.zeros(0, int), np.zeros(0, int)))
+    none = Examples(store.x[:0].clone(), store.y[:0].clone())  # a view would share storage with all clients' examples
+    no_clients = Clients(none, Rows(torch.zeros(0, dtype=torch.int64), np.zeros(0, int), np.zeros(0, int)))
     pool = worker.data.pool if worker.data.serves else None
     of_server = pool and _alone(pool)
-    data = RunData(nobody, nobody, worker.data.sets, of_server, worker.data.n_classes, serves=of_server is not None)
+    data = RunData(
+        no_clients, no_clients, worker.data.sets, of_server, worker.data.n_classes, serves=of_server is not None
+    )
     return worker.work.copied(job.function(replace(worker, data=data), job.shared, number))
 
 
 def _alone(pool: Clients) -> Clients:
-    """The pool as a store of its own: the clients' real examples stand in the store that it came from."""
+    """Return the pool in a new store, because its present store also contains the clients' real examples."""
     rows = pool.rows.flat
     store = Examples(pool.store.x.index_select(0, rows), pool.store.y.index_select(0, rows))
     sizes = pool.rows.sizes

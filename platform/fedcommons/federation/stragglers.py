@@ -1,18 +1,19 @@
-"""Rules that say whose reply is late, and how much of its work a late client has done.
+"""Straggler rules: which clients of a round are stragglers, and how much of its work each straggler has done.
 
-A rule is a frozen dataclass of constants, called with ``(joined, facts, round, seed)``: the clients that take part, the
-federation's public facts, the round and the run's seed. It gives each late client the share of its local work that is
-done when the server goes on, in [0, 1]. What it has done comes as its reply if the share is above 0 and partial work is
-taken (the method's ``takes_partial``, or ``straggler.partial``); else nothing comes. Each draw is keyed by (seed,
-round, client), or by (seed, client) for what a client is throughout, so none depends on the worker or on other draws.
-A rule that reads class counts (``facts.counts``) makes clients send them: the ledger lists them as uncovered.
+A rule is a frozen dataclass of constants. The engine calls it with ``(joined, facts, round, seed)``: the participants,
+the federation's public facts, the round and the run's seed. The rule returns straggler -> share of its local work that
+is done when the server goes on, in [0, 1]. The straggler's partial work arrives as its reply if the share is above 0
+and partial work is accepted (the method's ``takes_partial``, or ``straggler.partial``). Else no reply arrives.
+Each draw is keyed by (seed, round, client), or by (seed, client) for properties that are constant over rounds. So no
+draw depends on the worker or on other draws.
+If a rule reads class counts (``facts.counts``), clients send their class counts: the ledger lists them as uncovered.
 
-Optional are ``arrival(n_clients, joining, seed)``, per client the probability that its whole reply arrives, given that
-``joining`` clients take part, drawn uniformly (None: no closed form); ``check_clients(n_clients, joining)``, which
-raises ``UserError``; and the attribute ``leaves_partial = True``, where shares are above 0.
+Optional members are ``arrival(n_clients, joining, seed)``, per client the probability that its whole reply arrives if
+``joining`` clients are sampled uniformly (None: no closed form); ``check_clients(n_clients, joining)``, which raises
+``UserError``; and the attribute ``leaves_partial = True`` of a rule with shares above 0.
 
-Times are log-normal:  ln t_i = c z_i + s e_ir,  z_i of the client and e_ir of the client and round standard normal,
-c: ``client_spread``, s: ``spread``. The unit is the median of all.
+Times are log-normal:  ln t_i = c z_i + s e_ir,  z_i per client and e_ir per client and round are standard normal,
+c: ``client_spread``, s: ``spread``. The unit of time is the median over all clients and rounds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,33 +26,33 @@ from fedcommons.errors import UserError, shown, somebodys
 from fedcommons.seeding import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
-"""(joined, facts, round, seed) -> each late client, with the share of its work that is done."""
+"""(joined, facts, round, seed) -> mapping from each straggler to the share of its work that is done."""
 
 
 @dataclass(frozen=True)
 class Independent:
-    """Each client is late with probability q, independently of the others."""
+    """Each client is a straggler with probability q, independently of other clients."""
 
     q: Annotated[float, "[0, 1)"] = 0.0
-    """probability that a drawn client's reply does not arrive"""
+    """probability that a participant's reply does not arrive"""
 
     def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.q}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """1 - q."""
+        """Return 1 - q for each client."""
         return [1 - self.q] * n_clients
 
 
 @dataclass(frozen=True)
 class PerClient:
-    """Client i is late with probability q_i, independently of the others."""
+    """Client i is a straggler with probability q_i, independently of other clients."""
 
     qs: Annotated[tuple[float, ...], "[0, 1)"] = ()
-    """probability of each client that its reply does not arrive, one number a client"""
+    """probability that the client's reply does not arrive, one number per client"""
 
     def check_clients(self, n_clients: int, joining: int | None) -> None:
-        """Refuse a number of probabilities that is not N."""
+        """Check that the rule has one probability for each of the N clients."""
         if len(self.qs) != n_clients:
             raise UserError(
                 f"straggler.qs must hold one probability for each of the {n_clients} clients, got {len(self.qs)}."
@@ -61,18 +62,18 @@ class PerClient:
         return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.qs[i]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """1 - q_i."""
+        """Return 1 - q_i for each client i."""
         return [1 - q for q in self.qs]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Clients 0 to g - 1 fail together with probability q, and so do the next g, independently of other groups."""
+    """Groups of g clients with consecutive numbers fail together with probability q, independently of other groups."""
 
     q: Annotated[float, "[0, 1)"] = 0.0
     """probability that a group's replies do not arrive"""
     group_size: Annotated[int, "[1, 1e9]"] = 2
-    """g, clients in a group: neighbours by number, such as those of one network"""
+    """g, clients per group: clients with consecutive numbers, such as the clients of one network"""
 
     def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         groups = {i // self.group_size for i in joined}
@@ -80,7 +81,7 @@ class Groups:
         return {i: 0.0 for i in joined if i // self.group_size in failed}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """1 - q."""
+        """Return 1 - q for each client."""
         return [1 - self.q] * n_clients
 
 
@@ -102,14 +103,14 @@ class Deadline:
         return {i: exp(most - time) for i, time in times.items() if time > most}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Phi((ln T - c z_i)/s)."""
-        left = [log(self.deadline) - self.client_spread * _slowness(seed, i) for i in range(n_clients)]
-        return [erfc(-x / (self.spread * sqrt(2))) / 2 if self.spread else float(x >= 0) for x in left]
+        """Return Phi((ln T - c z_i)/s) for each client i, Phi: the normal distribution function."""
+        log_margins = [log(self.deadline) - self.client_spread * _slowness(seed, i) for i in range(n_clients)]
+        return [erfc(-x / (self.spread * sqrt(2))) / 2 if self.spread else float(x >= 0) for x in log_margins]
 
 
 @dataclass(frozen=True)
 class Fastest:
-    """The server waits for the fastest k replies; a round of fewer clients has no late ones."""
+    """The server waits for the fastest k replies; a round with at most k clients has no stragglers."""
 
     k: Annotated[int, "[1, 1e9]"] = 1
     """replies that the server waits for"""
@@ -119,7 +120,7 @@ class Fastest:
     """standard deviation, over clients, of the logarithm of their median times; 0: all are equally fast"""
 
     def check_clients(self, n_clients: int, joining: int | None) -> None:
-        """Refuse to wait for more clients than take part in a round."""
+        """Check that k is at most the number of clients per round."""
         if joining is not None and self.k > joining:
             raise UserError(f"straggler.k must be at most the number of clients in a round, {joining}, got {self.k}.")
 
@@ -128,14 +129,14 @@ class Fastest:
         return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
-        """k/|S| among clients that are equally fast."""
+        """Return k/|S| for each client if all clients are equally fast, else None."""
         alike = not self.client_spread and self.spread
         return [min(1.0, self.k / joining)] * n_clients if alike else None
 
 
 @dataclass(frozen=True)
 class Slow:
-    """FedProx: a share of a round's clients does x ~ U{1 .. E} epochs only.
+    """FedProx' stragglers: a share of a round's clients trains for x ~ U{1 .. E} epochs only.
 
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
     """
@@ -149,7 +150,7 @@ class Slow:
         return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """1 - m/|S| for m slow clients of a round's |S|."""
+        """Return 1 - m/|S| for each client, where m of a round's |S| clients are slow."""
         return [1 - self._number(joining) / joining] * n_clients
 
     def _number(self, joining: int) -> int:
@@ -157,13 +158,14 @@ class Slow:
 
 
 def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:
-    """Per client, the probability that it takes part in a round and its whole reply arrives (``Facts.arrival``).
+    """Return, per client, the probability that it takes part in a round and its whole reply arrives.
 
-    rule: None if nobody is late. joining: clients drawn uniformly in a round; None if the method chooses them, which
-    has no closed form.
+    The result is ``Facts.arrival``; None if there is no closed form.
+    rule: None if no client is a straggler. joining: clients sampled uniformly per round; None if the method chooses
+    them, which has no closed form.
 
     Raises:
-        ClientError: the rule's own function failed, or gave no probability for each client.
+        ClientError: the rule's ``arrival`` raised an error, or did not return one probability per client.
     """
     if joining is None:
         return None
@@ -184,7 +186,7 @@ def _log_times(clients: Sequence[int], round: int, seed: int, spread: float, cli
 
 
 def _slowness(seed: int, client: int) -> float:
-    """z_i, of the client throughout."""
+    """Return z_i of the client, which is constant over rounds."""
     return numpy_generator(seed, "slowness", client).standard_normal()
 
 
