@@ -1,10 +1,10 @@
-"""What clients keep from round to round: in RAM up to a bound, and beyond it in files.
+"""Client memory, which clients store from round to round: in RAM up to a bound, and in files beyond the bound.
 
-A client has a memory after its first reply that has one. The memory that has not changed for longest goes to a file
+A client has a memory after its first reply with a memory. The memory that has not changed for longest goes to a file
 first. A file is written once, for one client and round, and never changed, so a checkpoint only needs to name it.
 
-The bound holds between rounds. During a round the participants' old and new memories are in RAM too, and a checkpoint
-copies those memories that are in RAM.
+The bound applies between rounds. During a round the participants' old and new memories are in RAM too, and a checkpoint
+copies the memories that are in RAM.
 """
 
 import re
@@ -20,11 +20,11 @@ from fedcommons.storage.paths import MEMORY_FILE
 
 
 class ClientMemory(Mapping[int, Payload]):
-    """Client to memory; it is not changed: ``updated`` returns the next round's.
+    """A mapping from client to memory. It does not change: ``updated`` returns the memory of the next round.
 
     ``entries``: payloads, or names of files in ``folder``. Without a folder everything stays in RAM.
-    run: what names the run whose memory it is; files and checkpoints tell it, and another run's are not read. Empty:
-    nobody asks.
+    run: identifier of the run, which files and checkpoints contain; files of another run are not read. Empty: the
+    run is not checked.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class ClientMemory(Mapping[int, Payload]):
 
     @property
     def in_ram(self) -> dict[int, Payload]:
-        """The memories that are in RAM."""
+        """Return the memories that are in RAM, by client."""
         return {i: e for i, e in self.entries.items() if not isinstance(e, str)}
 
     @property
     def in_files(self) -> dict[int, str]:
-        """The files of the others."""
+        """Return the file names of the memories that are in files, by client."""
         return {i: e for i, e in self.entries.items() if isinstance(e, str)}
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
-        """The memories after ``round``, in which those in ``new`` changed; memories beyond the bound go to files."""
-        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # the latest stand last
+        """Return the memories after ``round``, changed by ``new``; memories beyond the bound go to files."""
+        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # latest change last
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
             after._spill(self.folder, round)
         return after
 
     def restored(self, entries: Mapping[int, Payload | str]) -> Self:
-        """These entries with this memory's bound, folder and run.
+        """Return a memory of these entries with this memory's bound, folder and run.
 
         Raises:
-            ClientError: a named file is damaged, missing or another run's.
+            ClientError: a named file is damaged, missing or of another run.
         """
         restored = type(self)(entries, self.cap_bytes, self.folder, self.run)
         for client in restored.in_files:
@@ -78,18 +78,18 @@ class ClientMemory(Mapping[int, Payload]):
 
     def _spill(self, folder: Path, round: int) -> None:
         sizes = {i: nbytes(payload) for i, payload in self.in_ram.items()}
-        held = sum(sizes.values())
-        if held <= self.cap_bytes:
+        bytes_in_ram = sum(sizes.values())
+        if bytes_in_ram <= self.cap_bytes:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for client, size in sizes.items():
-            if held <= self.cap_bytes:
+            if bytes_in_ram <= self.cap_bytes:
                 return
             name = f"client-{client:07d}-round-{round:06d}.safetensors"
             tensors, facts = pack({"memory": self[client]})
             write_tensors(folder / name, tensors, facts | ({"run": self.run, "name": name} if self.run else {}))
             self.entries[client] = name
-            held -= size
+            bytes_in_ram -= size
 
     def _read(self, client: int, name: str) -> Payload:
         assert self.folder is not None
@@ -106,9 +106,10 @@ class ClientMemory(Mapping[int, Payload]):
 
 
 def belongs(facts: Mapping[str, Any], run: str, name: str) -> bool:
-    """Whether a file with these facts was written by this run under this name; those of earlier versions tell neither.
+    """Return whether this run wrote a file with these facts under this name.
 
-    run: what names the run; empty: nobody asks.
+    Files of earlier versions contain neither run nor name, and count as this run's files.
+    run: identifier of the run; empty: not checked.
     """
     return not run or (facts.get("run", run) == run and facts.get("name", name) == name)
 
@@ -117,5 +118,7 @@ def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove the memory files that are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
-            path.with_name(path.name + ".json").unlink(missing_ok=True)  # first: what is left is found next time
+            path.with_name(path.name + ".json").unlink(
+                missing_ok=True
+            )  # first, so that an interrupted removal is repeated
             path.unlink()

@@ -1,6 +1,6 @@
-"""What hosts of a cluster must have in common to work for one command: code, rounding, and folders of results.
+"""Checks that the hosts of a cluster work alike for one command: same code, same rounding, shared result folders.
 
-Their CPUs are compared by ``kinds``, a user's own files by ``config.parts.source``.
+``runtime.cpu_kind`` compares the CPUs of the hosts; ``config.user_code`` compares the user's files.
 """
 
 import os
@@ -18,30 +18,30 @@ from fedcommons.runtime import cpu_kind
 from fedcommons.runtime.rounding_env import differing, variables
 
 MARKER = r"\.shared-[0-9a-f]{16}"
-"""Names of the files by which a host finds out that a folder is the one of the host that started the command."""
+"""Names of marker files, which show a host that it shares a folder with the host that started the command."""
 
 ANSWER_S = 60.0
 """Seconds within which a host must answer."""
 
 LOOK_S = 5.0
-"""Seconds for which a host looks for a marker: a network file system may show a new file late."""
+"""Seconds for which a host waits for a marker: a network file system may show a new file late."""
 
 T = TypeVar("T")
 
 
 def facts() -> dict[str, Mapping[str, str]]:
-    """Return what this process computes with: source files, versions of packages, variables that decide rounding."""
+    """Return what decides this process's results: source files, package versions, variables that affect rounding."""
     return {"files": source_files.hashes(), "variables": variables(), "host": {"name": socket.gethostname()}}
 
 
 def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
-    """Check that this process computes with what the driver computes with.
+    """Check that this process has the same code, packages and rounding as the driver.
 
     Args:
         theirs: the driver's ``facts``.
 
     Raises:
-        UserError: this host has another file or package, lacks one, or rounds otherwise.
+        UserError: this host has a different, missing or additional file or package, or rounds differently.
     """
     host, files, ours = socket.gethostname(), theirs["files"], source_files.hashes()
     if names := sorted(name for name in {*ours, *files} if ours.get(name) != files.get(name)):
@@ -67,29 +67,29 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function in this process of Ray. Errors: see ``require_same`` and ``kinds.require_true``."""
+    """Call the function in this process of Ray. Errors: see ``require_same`` and ``cpu_kind.require_true``."""
     cpu_kind.require_true()
     require_same(theirs)
     return function(*arguments)
 
 
 def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray that will work runs our source files and has our folders. Ray must be connected.
+    """Check that each host of Ray that will work has the driver's source files and folders. Ray must be connected.
 
     Args:
-        pin: labels of the nodes that will work; see ``kinds.chosen``.
-        shared: folders that all hosts must share, each after the option that names it.
-        advice: how else hosts can share results, for the message.
+        pin: labels of the nodes that will work; see ``cpu_kind.chosen``.
+        shared: pairs (option that names the folder, folder) of the folders that all hosts must share.
+        advice: another way for hosts to share results, for the error message.
 
     Raises:
-        UserError: a host has other source files, does not have such a folder, or does not answer.
+        UserError: a host has different source files, does not share a folder, or does not answer.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = ray.get_runtime_context().get_node_id()
-    others = [node for node in cpu_kind.selected(ray.nodes(), pin) if node["NodeID"] != here]
+    driver_node = ray.get_runtime_context().get_node_id()
+    others = [node for node in cpu_kind.selected(ray.nodes(), pin) if node["NodeID"] != driver_node]
     if not others:
         return
     with _marked(folder for _, folder in shared) as markers:
@@ -108,13 +108,13 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
             except RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), UserError):
                     raise UserError(sentence(cause)) from None
-                why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({why}).") from None
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({reason}).") from None
 
 
 @contextmanager
 def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Meanwhile each of the folders has a new, empty file; the files' absolute names."""
+    """Create a new, empty file in each folder, yield the absolute paths of the files, and remove the files after."""
     markers = [folder.resolve() / f".shared-{secrets.token_hex(8)}" for folder in folders]
     try:
         for marker in markers:
@@ -127,13 +127,13 @@ def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:
-    """Check that this host sees these files.
+    """Check that this host sees the marker files.
 
     Args:
-        markers: names of files, each after the option that names its folder.
+        markers: pairs (option that names the folder, path of the marker file).
 
     Raises:
-        UserError: it does not see one of them for ``LOOK_S``.
+        UserError: this host does not see a marker file within ``LOOK_S``.
     """
     deadline = time.monotonic() + LOOK_S
     for option, marker in markers:

@@ -72,7 +72,7 @@ class RayActors:
     Each actor gets consecutive jobs; the numbers of jobs differ by at most one. A result does not depend on the actor.
 
     Raises:
-        UserError: see ``cluster.reserve`` and ``hosts.require_same``, or ``build`` refuses.
+        UserError: see ``ray_cluster.reserve`` and ``hosts.require_same``, or ``build`` refuses.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Payloads to the tensors and plain facts of a file, and back."""
+"""Conversion of payloads to the tensors and plain facts of a file, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from fedcommons.flat_tensors import Flat, Layout, Payload, data
 
 
 def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by ``KEY/NAME``, and the facts needed to read them back; keys must not contain a slash."""
+    """Return tensors by ``KEY/NAME``, and the facts that ``unpack`` needs; keys must not contain a slash."""
     tensors: dict[str, Tensor] = {}
     layouts: list[Layout] = []
     names: dict[str, int | None] = {}
@@ -26,7 +26,7 @@ def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Payload]:
-    """The payloads that ``pack`` was given.
+    """Return the payloads that ``pack`` converted.
 
     Raises:
         ValueError: the facts are not from ``pack``, or belong to other tensors.
@@ -39,7 +39,7 @@ def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str,
         for full, index in facts["tensors"].items():
             key, _, name = full.partition("/")
             payloads[key][name] = tensors[full] if index is None else _flat(layouts[index], tensors[full])
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # what JSON of another form leads to
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form raises these errors
         raise ValueError(f"the facts do not say how to read it: {error!r}") from error
     return dict(payloads)
 
@@ -49,7 +49,7 @@ def _layout(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Layout:
     sides = [side for shape in layout.shapes for side in shape]
     if not all(isinstance(name, str) for name in names) or not all(type(side) is int and side >= 0 for side in sides):
         raise ValueError("a layout has other than names and shapes")
-    if len(layout.parts) != len(names):  # which raises a ValueError where there are more or fewer shapes
+    if len(layout.parts) != len(names):  # ``parts`` raises a ValueError for more or fewer shapes than names
         raise ValueError("a layout has a name twice")
     return layout
 

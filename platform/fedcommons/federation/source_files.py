@@ -1,6 +1,6 @@
-"""The source files that a process runs, hashed, so that hosts of a cluster whose files differ can be told apart.
+"""Hashes of the source files that a process runs, which show whether the files of a cluster's hosts differ.
 
-A user's own files have hashes of their own in the experiment (``config.parts.source``).
+The experiment contains separate hashes of the user's files (``config.user_code``).
 """
 
 import json
@@ -20,9 +20,9 @@ PACKAGES = ("diffusers", "numpy", "opacus", "pytorch-lightning", "scikit-learn",
 
 @cache
 def hashes() -> Mapping[str, str]:
-    """Return the hash of each source file by its name in a clone, and the versions of ``PACKAGES``.
+    """Return the hash of each source file by its path in a clone, and the versions of ``PACKAGES``.
 
-    They are read once per process, when they are first asked for.
+    The first call reads the files; later calls in the same process return the same hashes.
     """
     modules = find_spec("lightning_modules")
     folders = {
@@ -35,10 +35,10 @@ def hashes() -> Mapping[str, str]:
 
 
 def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
-    """Return name and hash of each Python file below the folder, without hidden files, which editors write."""
+    """Return path and hash of each Python file below the folder, without hidden files, which editors write."""
     hashed = []
     for where, folders, files in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        folders[:] = [subfolder for subfolder in folders if not subfolder.startswith(".")]
         below = Path(where).relative_to(folder)
         for file in files:
             if file.endswith(".py") and not file.startswith("."):
@@ -49,7 +49,7 @@ def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
 def _hash(file: Path) -> str:
     try:
         return sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError:  # a link to nowhere, or not ours to read: it is not run here
+    except OSError:  # a broken link, or no permission to read: this process does not run the file
         return "unreadable"
 
 
