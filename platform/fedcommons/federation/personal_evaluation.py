@@ -100,7 +100,7 @@ def evaluate_personal(
             for job_clients in cut(clients, plan.blocks)
         ]
         metrics += [
-            of_client for job_clients in executor.map(evaluate_some_models, task, jobs) for of_client in job_clients
+            of_client for job_metrics in executor.map(evaluate_some_models, task, jobs) for of_client in job_metrics
         ]
     return by_metric(metrics)
 

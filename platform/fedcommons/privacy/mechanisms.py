@@ -1,7 +1,7 @@
-"""The parameters of the mechanisms that protected a run's releases, by client, as a paper with an epsilon states them.
+"""The parameters of the privacy mechanisms that protected a run's releases, by client, as papers report them.
 
-q: sampling rate;  sigma: noise multiplier;  steps: how often the mechanism ran;  clip: C, the largest L2 norm that one
-example adds to a sum before noise (the sensitivity).
+q: sampling rate;  sigma: noise multiplier;  steps: number of runs of the mechanism;  clip: C, the largest L2 norm that
+one example adds to a sum before noise (the sensitivity).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ COLUMNS = ("sigma", "q", "steps")
 def mechanisms(
     ledger: Ledger, shared: Sequence[Release], delta: float, clip: float | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return a table for each kind of covered releases: one row a client and pair (q, sigma).
+    """Return a table for each kind of covered releases, with one row per client and pair (q, sigma).
 
     Args:
         ledger: the run's ledger.
@@ -27,9 +27,9 @@ def mechanisms(
         clip: clipping norm of local training; None if local training is not private.
 
     Returns:
-        ``updates``, what clients sent in rounds to be averaged, and ``commons``, what they put into a commons. A table
-        has ``what``, ``clip`` (None: the method's own), ``delta`` and ``in_words``, and as lists of one length
-        ``client``, ``q``, ``sigma``, ``steps`` and ``accountant``.
+        ``updates``, tables of the updates that the server averages, and ``commons``, tables of contributions to a
+        commons. A table has ``what``, ``clip`` (None: the method's clipping norm, which is not recorded), ``delta`` and
+        ``in_words``, and lists of equal length: ``client``, ``q``, ``sigma``, ``steps`` and ``accountant``.
     """
     before: dict[tuple[tuple[str, ...], float], list[Release]] = {}
     for event in shared:
@@ -47,7 +47,7 @@ def mechanisms(
 
 
 def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return minimum and maximum over clients of sigma, q and steps."""
+    """Return the minimum and maximum over clients of sigma, q and steps."""
     return {name: (min(table[name]), max(table[name])) for name in COLUMNS}
 
 
@@ -66,27 +66,29 @@ def accountants(table: Mapping[str, Any]) -> str:
 def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float | str]:
     """Return columns of a frame: ``sigma_min``, ``sigma_max``, ..., ``accountant`` of the updates, and ``pool_...``.
 
-    The columns that begin with ``pool_`` are those of the first table of ``commons``.
+    The columns that begin with ``pool_`` describe the first table of ``commons``.
     """
-    found: dict[str, float | str] = {}
-    for kind, begin in (("updates", ""), ("commons", "pool_")):
+    result: dict[str, float | str] = {}
+    for kind, prefix in (("updates", ""), ("commons", "pool_")):
         for table in tables.get(kind, ())[:1]:
             for name, both in ranges(table).items():
-                found |= {f"{begin}{name}_{end}": value for end, value in zip(("min", "max"), both, strict=True)}
-            found |= {f"{begin}accountant": accountants(table)}
-            found |= {} if table["clip"] is None else {f"{begin}clip": table["clip"]}
-    return found
+                result |= {
+                    f"{prefix}{name}_{statistic}": value for statistic, value in zip(("min", "max"), both, strict=True)
+                }
+            result |= {f"{prefix}accountant": accountants(table)}
+            result |= {} if table["clip"] is None else {f"{prefix}clip": table["clip"]}
+    return result
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return (client, q, sigma, steps) of these events, without the steps in ``less``."""
+    """Return (client, q, sigma, steps) of the covered releases ``events``, without the steps in ``less``."""
     before = less or {}
-    found = [
+    rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))
         for client, of_client in sorted(events.items())
         for (q, sigma), steps in sorted(of_client.items())
     ]
-    return [row for row in found if row[-1]]
+    return [row for row in rows if row[-1]]
 
 
 def _table(
@@ -94,8 +96,8 @@ def _table(
 ) -> dict[str, Any]:
     client, q, sigma, steps = (list(column) for column in zip(*rows, strict=True))
     rates: dict[int, list[float]] = {}
-    for one, rate in zip(client, q, strict=True):
-        rates.setdefault(one, []).append(rate)
+    for client_id, rate in zip(client, q, strict=True):
+        rates.setdefault(client_id, []).append(rate)
     table = {
         "what": ", ".join(WORDS.get(name, name) for name in names),
         "clip": clip,
@@ -104,11 +106,11 @@ def _table(
         "q": [float(value) for value in q],
         "sigma": [float(value) for value in sigma],
         "steps": [int(value) for value in steps],
-        "accountant": [accountant_of(rates[one]) for one in client],
+        "accountant": [accountant_of(rates[client_id]) for client_id in client],
     }
     return {**table, "in_words": in_words(table)}
 
 
-def _range(least: float, most: float) -> str:
-    low, high = (f"{value:.4g}" if isinstance(value, float) else f"{value:,}" for value in (least, most))
+def _range(minimum: float, maximum: float) -> str:
+    low, high = (f"{value:.4g}" if isinstance(value, float) else f"{value:,}" for value in (minimum, maximum))
     return low if low == high else f"{low} to {high}"

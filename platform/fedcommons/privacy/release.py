@@ -1,4 +1,4 @@
-"""What leaves a client, as events. Whoever makes an event states what protects it; without that it is uncovered.
+"""Releases: records of the data that leave a client. The creator of a release states its protection, else none counts.
 
 q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: largest
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
@@ -17,22 +17,21 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 
 SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
-"""What the accountant can take: outside of these it overflows, or rounds the cost of a step to nothing."""
+"""The accountant's limits: outside of them it overflows, or rounds the cost of a step to zero."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Something that left a client, and what protects it: by default nothing, nor where a number has a ``flaw``.
+    """A release: data that left a client, and their protection. Default: no protection; nor if a number has a ``flaw``.
 
-    client: the client's number. A method leaves it out: the engine fills it in, unless only names are counted
+    client: the client's number. A method omits it: the engine fills it in, unless the ledger counts only names
         (``uncovered``).
-    what: names of the tensors of a reply, or of what a client contributes to a commons.
+    what: names of the tensors of a reply, or of a client's contributions to a commons.
     mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
-    seen: how many of the client's examples were given away, as they are or in what was made from them. It is 0 for an
-        update of the model, which every run sends.
-    commons: True for what clients put into a commons, as all that leaves them before round 1; False for updates.
-    why: the reason why an uncovered release is not covered although something was done to protect it; the ledger
-        says it.
+    seen: number of the client's examples that were disclosed, directly or by data computed from the examples. It is 0
+        for an update of the model, which every run sends.
+    commons: True for contributions to a commons, such as all data that clients send before round 1; False for updates.
+    why: the reason why a release with some protection is uncovered; the ledger reports it.
     """
 
     client: int = -1
@@ -48,26 +47,26 @@ class Release:
     why: str = ""
 
     def of(self, *what: str) -> "Release":
-        """The same event for these names, which must be made from its result, messages and memory only."""
+        """Return this release with other names, which must be computed from its result, messages and memory only."""
         return uncovered(what) if self is UNCOVERED else replace(self, what=what)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The names as the ledger has them."""
+        """Return the names as the ledger records them, with the reason why the release is uncovered."""
         why = self.why or self.flaw
         return tuple(f"{name} ({why})" for name in self.what) if why else self.what
 
     @property
     def covered(self) -> bool:
-        """Whether an epsilon can be computed: the mechanism is known, has noise and a bound, and no ``flaw``."""
+        """Return whether an epsilon can be computed: the mechanism is known, has noise and a bound, and no ``flaw``."""
         stated = self.mechanism == SAMPLED_GAUSSIAN and not self.flaw
         return stated and self.sigma > 0 and self.sensitivity < inf
 
     @property
     def flaw(self) -> str:
-        """The first of a stated mechanism's numbers that cannot be true; empty if there is none.
+        """Return a message about the first number of the mechanism that is impossible; empty if there is none.
 
-        No noise (sigma 0) and no bound (sensitivity inf) are statements, and true: such a release is uncovered.
+        No noise (sigma 0) and no bound (sensitivity inf) are possible numbers: such a release is uncovered.
         """
         if self.mechanism != SAMPLED_GAUSSIAN:
             return ""
@@ -85,18 +84,19 @@ class Release:
 
 
 def _number(value: Any) -> Any:
-    """One real number as it is, else nan: neither a bool nor a tensor is one."""
+    """Return a real number unchanged, and nan for other values, such as a bool or a tensor."""
     return value if isinstance(value, Real) and not isinstance(value, bool) else nan
 
 
 UNCOVERED = Release()
-"""Nothing protects it."""
+"""A release without protection."""
 
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Nothing protects these names, and no examples were given away: then only names are counted, not clients.
+    """Return a release of these names without protection and without disclosed examples.
 
-    The same object for all clients, as most events of a round are this one.
+    The ledger counts only its names, not clients. All clients share one object, because most releases of a round
+    are this release.
     """
     return Release(what=what, commons=commons)
