@@ -1,11 +1,10 @@
-"""DP-SGD steps with gradients of many examples at once, for networks that take long one by one, and for GPUs.
+"""DP-SGD steps with vectorised per-example gradients, for GPUs and for networks that are slow one example at a time.
 
 Noise multiplicity (De et al. 2022, arXiv:2204.13650; Dockhorn et al. 2023, arXiv:2210.09929): the loss of an example
 may be a mean over several random draws, before its gradient is clipped. So it costs computing time and no epsilon.
 
-Gradients come from ``torch.vmap``: the module sees one example, as in a loop, whatever it does with its rows. On
-a diffusion U-Net that is right where Opacus' hooks are not (behind attention, whose output is not contiguous), and on a
-CPU it is faster.
+Gradients come from ``torch.vmap``: each call of the module gets one example, as in a loop. On a diffusion U-Net this
+is correct where Opacus' hooks are wrong (behind attention, whose output is not contiguous), and on a CPU it is faster.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,20 +21,20 @@ from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
-"""(parameters by name, one example's row of each column) -> its loss; ``torch.func.functional_call`` helps."""
+"""(parameters by name, one example's row of each column) -> example's loss; see ``torch.func.functional_call``."""
 
 Rows = Tensor | slice
-"""Numbers of examples."""
+"""Indices of examples."""
 
 Draw = Callable[[int, Rows], Sequence[Tensor]]
-"""Columns of random draws of so many examples, of which only these rows are needed, used up in one step."""
+"""(number of examples n, rows) -> columns of one step's random draws: draw for n examples, return only the rows."""
 
 
 def require_examples_apart(module: nn.Module) -> None:
-    """Refuse a module in which examples of a batch change each other's loss, so that none has a gradient of its own.
+    """Check that no layer of the module lets an example change the loss of another example in the batch.
 
     Raises:
-        UserError: it has such a layer.
+        UserError: a layer keeps statistics of batches, so no gradient of a single example exists.
     """
     for name, layer in module.named_modules():
         tracks = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
@@ -47,10 +46,10 @@ def require_examples_apart(module: nn.Module) -> None:
 
 
 def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float]:
-    """sum_j g_j min(1, C/||g_j||) as one vector, and the bound C on the norm of each of its terms.
+    """Return sum_j g_j min(1, C/||g_j||) as one vector, and the bound C on the norm of each term.
 
-    Rows j of ``gradients``, each (n, *shape of a parameter), make g_j. A g_j that is not finite adds nothing, as no
-    clipping bounds it.
+    g_j consists of row j of each tensor in ``gradients``, of shape (n, *shape of a parameter). A g_j that is not finite
+    adds zero, because clipping cannot bound it.
     """
     flat = [g.reshape(len(g), -1) for g in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
@@ -63,13 +62,13 @@ def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float
 def noisy_sum(
     named: Mapping[str, Tensor], loss: Loss, columns: Sequence[Tensor], clip: float, physical_batch: int
 ) -> NoisySum:
-    """The sum of the examples' clipped gradients, before noise; at most ``physical_batch`` of them at a time."""
+    """Return the sum of the examples' clipped gradients, before noise; ``physical_batch``: most examples per call."""
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
-    with sdpa_kernel(SDPBackend.MATH):  # vmap would take others example by example
+    with sdpa_kernel(SDPBackend.MATH):  # vmap would run other kernels example by example
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # the one piece of an empty batch is empty
+            if len(rows[0]):  # an empty batch is split into one empty piece
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 
@@ -77,10 +76,10 @@ def noisy_sum(
 def of_step(
     dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
 ) -> tuple[NoisySum, dict[str, Tensor]]:
-    """The clipped sum of a local step, before noise, and sums over its examples of the loss and of what they log.
+    """Return the clipped sum of a local step, before noise, and sums over examples of the loss and logged metrics.
 
     step: the training step as a function of its weights (``functional_step.Step``).
-    ``dp.at_once`` examples are one call, in which the module sees each alone, as a batch of one.
+    One call computes ``dp.at_once`` gradients; the module sees each example alone, as a batch of one.
     """
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), dp.clip)
@@ -102,11 +101,11 @@ def of_step(
 
 
 def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
-    """Why examples of this module cannot be taken at once, tried on a batch of two; None where they can."""
+    """Return why vectorised gradients fail for this step, tried on ``batch``, two at once; None if they work."""
     training = step.training
     try:
         of_step(DPSGD(0.0, 1.0, at_once=2), step.train(), named, batch, 0)
-    except Exception as error:  # whatever vmap or somebody's code raises
+    except Exception as error:  # vmap or user code may raise any exception
         return sentence(error)
     finally:
         step.train(training)
@@ -127,16 +126,17 @@ def steps(
     noise: Draws,
     draws: torch.Generator | None = None,
 ) -> Iterator[Release]:
-    """Train ``module`` by DP-SGD; after every step yields what protects it.
+    """Train ``module`` by DP-SGD; after every step, yield the release that describes the step's protection.
 
-    columns: the examples, n rows each. Batches are Poisson samples with rate q = B/n, ceil(n/B) to an epoch. An empty
-    one makes a step of noise alone: it costs as much as any other, and leaving it out would tell of the data.
-    draw: where noise is secret, all n examples draw in every step, so that no draw tells who is in a batch, and each
-    term of a sum is of its example alone, as amplification by sampling needs. With seeded noise only a batch draws.
-    draws: the generator that ``draw`` reads, if there is one; with secret noise every step seeds it by the salt.
+    columns: the examples, n rows each. Batches are Poisson samples with rate q = B/n, ceil(n/B) per epoch. An empty
+    batch makes a step of noise only. Its cost is that of any step, and omitting the step would disclose data.
+    draw: with secret noise, every step draws for all n examples. So no draw discloses which examples are in a batch,
+    and each term of a sum depends on its example only, as amplification by sampling requires. With seeded noise, a
+    step draws only for its batch.
+    draws: the generator that ``draw`` reads, or None; with secret noise every step seeds it from the salt.
 
     Raises:
-        UserError: no example has a gradient of its own.
+        UserError: examples of a batch change each other's loss; see ``require_examples_apart``.
     """
     require_examples_apart(module)
     named, n = dict(module.named_parameters()), len(columns[0])
@@ -147,8 +147,8 @@ def steps(
         seeds = noise.seeds(1, step)
         if seeds and draws:
             draws.manual_seed(seeds[0])
-        drawn = draw(n, chosen) if seeds else draw(len(chosen), slice(None))
-        total = noisy_sum(named, loss, [*batch, *drawn], dp.clip, physical_batch)
+        random_columns = draw(n, chosen) if seeds else draw(len(chosen), slice(None))
+        total = noisy_sum(named, loss, [*batch, *random_columns], dp.clip, physical_batch)
         total.blur(dp.noise_multiplier, noise.stream("noise", step))
         mean = total.values.div_(expected)
         for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):

@@ -1,17 +1,17 @@
-"""The noise behind every ``Release``, and the Poisson batches that must stay as secret as it. One place makes both.
+"""Random streams for the noise of every ``Release`` and for Poisson batches, which must stay as secret as the noise.
 
-A stream of draws is keyed by what decides the results of an experiment or artifact (``Source.facts``), by what a client
-has received, the digest of its data, the purpose, round, client, number of the call, and step. So two messages share
-noise only if they are the same message, and none cancels.
+The key of a stream consists of the facts that decide the results of an experiment or artifact (``Source.facts``), the
+data that a client has received, the hash of its data, the purpose, round, client, number of the call, and step. So two
+messages share noise only if they are the same message, and no noise cancels in a difference.
 
-seeded: anybody who knows these facts, the seed among them, can draw the noise again and subtract it. No epsilon is
-earned; one can be stated *if the noise were secret*.
-secret: the key has 256 bits of salt from the system besides, and the stream is a cipher's (ChaCha20). What else
-examples draw in private steps is then seeded from it too (``Draws.seeds``).
+seeded: an attacker who knows these facts, including the seed, can draw the noise again and subtract it. No epsilon is
+guaranteed; an epsilon can be stated only *if the noise were secret*.
+secret: the key has in addition 256 bits of salt from the system, and the stream comes from a cipher (ChaCha20). The
+other random draws of examples in private steps, such as dropout, are then seeded from it too (``Draws.seeds``).
 
-Floats: uniform numbers have 53 bits; normal ones are made of them in float64 (Box and Muller 1958), four summed and
-halved, against the attack that reads a value from the grid of floats its noise lies on (Holohan and Braghin 2021,
-arXiv:2107.10138). It is a hardening: the proofs of privacy are for real numbers.
+Floats: uniform numbers have 53 bits. Normal numbers are computed from uniform numbers in float64 (Box and Muller 1958):
+four are summed and halved. This counters an attack that reads a value from the grid of floats on which its noise lies
+(Holohan and Braghin 2021, arXiv:2107.10138). It only hardens the noise: the proofs of privacy are for real numbers.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ Size = int | tuple[int, ...]
 
 
 class Stream(Protocol):
-    """A stream of draws, read on from call to call; numpy's ``Generator`` is one."""
+    """A stream of random numbers, which each call continues; numpy's ``Generator`` satisfies this protocol."""
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """Draws of N(0, 1), of type ``dtype`` or better."""
+        """Draw from N(0, 1), in type ``dtype`` or a more precise type."""
         ...
 
     def random(self, size: Size) -> np.ndarray:
-        """Draws of U[0, 1), float64."""
+        """Draw from U[0, 1), in float64."""
         ...
 
 
 class CipherStream:
-    """A stream of ChaCha20; key: 32 bytes, used for nothing else."""
+    """A stream from the cipher ChaCha20; key: 32 bytes, used for this stream only."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher
@@ -52,7 +52,7 @@ class CipherStream:
         self._stream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
 
     def _integers(self, n: int) -> np.ndarray:
-        """n integers of 53 bits."""
+        """Return n integers of 53 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * n)), "<u8") >> np.uint64(11)
 
     def random(self, size: Size) -> np.ndarray:
@@ -60,7 +60,7 @@ class CipherStream:
         return (self._integers(int(np.prod(size))) * 2.0**-53).reshape(size)
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """See ``Stream``; float64, whatever ``dtype`` is."""
+        """See ``Stream``; always float64, for every ``dtype``."""
         n = int(np.prod(size))
         of_radius, of_angle = self._integers(2 * n).reshape(2, n), self._integers(2 * n).reshape(2, n)
         radius, angle = np.sqrt(-2 * np.log((of_radius + 1.0) * 2.0**-53)), of_angle * (2 * np.pi * 2.0**-53)
@@ -69,44 +69,44 @@ class CipherStream:
 
 @dataclass(frozen=True)
 class Source:
-    """What all noise of an experiment or an artifact is drawn from.
+    """The source of all noise of an experiment or an artifact.
 
-    facts: a hash of what decides its results. salt: 32 secret bytes; empty, and whoever knows the facts knows the
-    noise.
+    facts: a hash of the facts that decide its results. salt: 32 secret bytes; if empty, the noise follows from the
+    facts.
     """
 
     facts: int = 0
     salt: bytes = field(default=b"", repr=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """The stream of this key."""
+        """Return the stream of this key."""
         if not self.salt:
             return wide_generator(self.facts, *key)
         return CipherStream(hashlib.blake2b(repr((self.facts, *key)).encode(), key=self.salt, digest_size=32).digest())
 
 
 SEED_ALONE = Source()
-"""For federations that are played in tests and dry runs."""
+"""The source for federations that run in tests and dry runs."""
 
 
 def of_audit(seed: int) -> Source:
-    """Return a source with a salt that follows from the seed, so that an audit sees the stream of secret noise."""
+    """Return a source whose salt follows from the seed, so that an audit tests the same cipher as secret noise."""
     return Source(seed, hashlib.blake2b(f"salt of an audit {seed}".encode(), digest_size=32).digest())
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The streams of one call: of one private training, or of one noisy value."""
+    """The streams of one call of ``Noise.call``, for one private training or one noisy value."""
 
     source: Source
     key: tuple[int | str, ...] = ()
     given: set[tuple[int | str, ...]] = field(default_factory=set, repr=False, compare=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """The stream of one step, for one purpose.
+        """Return the stream of one step, for one purpose.
 
         Raises:
-            ValueError: it has been asked for before: what two values share cancels in their difference.
+            ValueError: the stream was requested before: noise that two values share cancels in their difference.
         """
         if key in self.given:
             raise ValueError(f"the stream {key} of this call has been drawn; read on in it, or call for noise again")
@@ -114,17 +114,18 @@ class Draws:
         return self.source.stream(*self.key, *key)
 
     def hiding(self, value: Tensor, *key: int | str) -> Stream:
-        """The stream of the noise on this value, which whoever draws it again may compute otherwise.
+        """Return the stream of the noise on ``value``, which another run may compute with different rounding.
 
-        Where noise is secret, a value that differs in a bit has other noise: of two with the same, their difference
-        would tell how. Seeded noise hides nothing, and stays the same whatever rounding does.
+        With secret noise, a value that differs in one bit gets different noise. If two values had the same noise, their
+        difference would disclose how they differ. Seeded noise hides nothing, and does not depend on rounding.
         """
         return self.stream(*key, *([_digest([value])] if self.source.salt else []))
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """n seeds of what a step draws besides, such as dropout, where noise is secret; none where it is seeded.
+        """Return n seeds for a step's other random draws, such as dropout; an empty list if the noise is seeded.
 
-        For an example the seed is that of its number, in a batch or not: one of its place would tell who else is there.
+        An example's seed belongs to its index in the data set. A seed by position in the batch would disclose which
+        other examples are in the batch.
         """
         if not self.source.salt:
             return []
@@ -134,18 +135,18 @@ class Draws:
 class Noise:
     """The noise of one client in one round, or of one artifact; it counts its calls.
 
-    received: what the client's round depends on besides its data and the experiment: its message and its memory.
+    received: the client's message and memory, on which its round depends besides its data and the experiment.
     """
 
     def __init__(self, source: Source, *key: int | str, received: Iterable[Payload] = ()) -> None:
         self.source, self.key, self.received, self.calls, self.is_closed = source, key, received, 0, False
 
     def close(self) -> None:
-        """End the round: what a server's job would draw depended on what its worker did before."""
+        """End the client's round: noise in a later server job would depend on the earlier jobs of its worker."""
         self.is_closed = True
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """Draws that no other call has; ``data``: columns of the examples that the noise is to hide.
+        """Return draws that differ from those of all other calls; ``data``: columns of the examples to be protected.
 
         Raises:
             ValueError: the client's round is over.
@@ -162,9 +163,9 @@ def _tensors(payload: Payload) -> list[Tensor]:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """A hash of types, shapes and values."""
-    told = hashlib.blake2b(digest_size=16)
+    """Return a hash of types, shapes and values of the tensors."""
+    hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        told.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        told.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return told.hexdigest()
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""Renyi divergences of a step of DP-SGD at many orders at once, as one table: Opacus works out number by number.
+"""Renyi divergences of a step of DP-SGD, vectorised over orders; Opacus computes one order after another.
 
 Mironov, Talwar and Zhang, "Renyi differential privacy of the sampled Gaussian mechanism", arXiv:1908.10530, section
 3.3. q: sampling rate;  sigma: noise multiplier;  a: order;  N: normal with mean 0 and variance sigma^2.
@@ -8,40 +8,40 @@ The divergence is log(A) / (a - 1), where with j = a - i and z = sigma^2 log(1/q
     A = sum_{i >= 0} binom(a, i) [ q^i (1-q)^j e^{(i^2 - i) / (2 sigma^2)} P(N < z - i)
                                  + q^j (1-q)^i e^{(j^2 - j) / (2 sigma^2)} P(N < j - z) ]
 
-For a whole order the terms end at i = a: the paper's binomial sum in two parts.
+For an integer order the terms end at i = a: the sum is the paper's binomial sum in two parts.
 """
 
 import numpy as np
 
 BLOCK = 64
-"""Terms that are worked out together at first, more than the largest order; each further block is twice as long."""
+"""Number of terms in the first block, more than the largest order; each further block is twice as long."""
 
 SMALL = -30.0
 """A sum ends where both parts of its last term are below e^-30, as in Opacus."""
 
 
 def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
-    """(n,): at each of n orders in (1, 64), for q in [0, 1] and sigma > 0."""
+    """Return the divergence (n,) at each of n orders in (1, 64), for q in [0, 1] and sigma > 0."""
     if q in (0, 1):
         return q * orders / (2 * sigma**2)
     signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
     peak = logs.max((0, 2))  # without it e^(a^2 / (2 sigma^2)) overflows
     sums = _sum(signs, logs, peak)
-    first, size, left = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
-    while len(left):
-        signs, logs, last = _terms(q, sigma, orders[left], np.arange(first, first + size))
-        sums[left] += _sum(signs, logs, peak[left])
-        first, size, left = first + size, 2 * size, left[last >= SMALL]
+    first, size, remaining = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
+    while len(remaining):
+        signs, logs, last = _terms(q, sigma, orders[remaining], np.arange(first, first + size))
+        sums[remaining] += _sum(signs, logs, peak[remaining])
+        first, size, remaining = first + size, 2 * size, remaining[last >= SMALL]
     return (peak + np.log(sums)) / (orders - 1)
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Signs (n, terms) of these terms, logarithms (2, n, terms) of their parts, and the larger last one (n,)."""
+    """Return for terms ``i``: signs (n, terms), logarithms (2, n, terms) of both parts, larger last logarithm (n,)."""
     from scipy.special import binom, log_ndtr  # half a second to import
 
     j = orders[:, None] - i
     z, coefficient = sigma**2 * np.log(1 / q - 1) + 0.5, binom(orders[:, None], i)
-    with np.errstate(divide="ignore"):  # it is zero beyond a whole order
+    with np.errstate(divide="ignore"):  # the coefficient is zero beyond an integer order
         size = np.log(np.abs(coefficient))
     logs = np.stack(
         [
@@ -53,5 +53,5 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
 
 def _sum(signs: np.ndarray, logs: np.ndarray, peak: np.ndarray) -> np.ndarray:
-    """(n,): the sum of these terms over e^peak."""
+    """Return the sum (n,) of the terms, divided by e^peak."""
     return (signs * np.exp(logs - peak[:, None])).sum((0, 2))

@@ -1,7 +1,7 @@
-"""Secret salts of noise: 32 bytes from the system, one a run and one an artifact, each a file that only its user reads.
+"""Secret salts of noise: 32 random bytes per run and per artifact, each in a file that only its user can read.
 
-They stand in the user's state directory, FEDCOMMONS_STATE or XDG_STATE_HOME/fedcommons or ~/.local/state/fedcommons,
-never in a run folder, store, log or tracker. There only a salt's name is told, its hash.
+Salts are in the user's state directory, FEDCOMMONS_STATE or XDG_STATE_HOME/fedcommons or ~/.local/state/fedcommons,
+never in a run folder, store, log or tracker. These contain only a salt's name, which is its hash.
 """
 
 import hashlib
@@ -17,75 +17,76 @@ SEEDED, SECRET = "seeded", "secret"
 """Values of ``dp.noise``."""
 
 IF_SECRET = "_if_secret"
-"""The end of the name of an epsilon that was not earned, as the noise is seeded."""
+"""The end of the name of an epsilon that would hold if the noise were secret, while the noise is seeded."""
 
 SIZE = 32
 
 
 def folder() -> Path:
-    """The state directory, which may not exist yet.
+    """Return the folder of salts, which may not exist yet.
 
     Raises:
-        UserError: it depends on the working folder, which is another one in the processes of a sweep.
+        UserError: the path is not absolute. The processes of a sweep have other working folders.
     """
     base = os.environ.get("XDG_STATE_HOME")
     home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
-    own = os.environ.get("FEDCOMMONS_STATE")
-    state = Path(os.path.expanduser(own) if own else os.path.join(home, "fedcommons"))
+    configured = os.environ.get("FEDCOMMONS_STATE")
+    state = Path(os.path.expanduser(configured) if configured else os.path.join(home, "fedcommons"))
     if not state.is_absolute():
         raise UserError(f"dp.noise secret keeps its salt in {state}; FEDCOMMONS_STATE must be an absolute path.")
     return state / "salts"
 
 
 def name_of(salt: bytes) -> str:
-    """What may be told of a salt: 96 bits of its hash."""
+    """Return the public name of a salt: 96 bits of its hash."""
     return hashlib.blake2b(salt, digest_size=12, person=b"salt's name").hexdigest()
 
 
 def new() -> bytes:
-    """A salt for a run, kept under its name.
+    """Create a salt for a run, and store it under its name.
 
     Raises:
-        UserError: it cannot be kept.
+        UserError: the salt cannot be stored.
     """
     salt = secrets.token_bytes(SIZE)
     return _keep(f"run-{name_of(salt)}", salt)
 
 
 def of_artifact(key: str) -> bytes:
-    """The salt of the artifact with this key: the one that this user has kept, else a new one.
+    """Return the salt of the artifact with this key: the salt that this user has stored, else a new salt.
 
     Raises:
-        UserError: it can be neither read nor kept.
+        UserError: the stored salt cannot be read, or the new salt cannot be stored.
     """
     path = folder() / f"artifact-{key}"
     return _read(path) if os.path.lexists(path) else _keep(path.name, secrets.token_bytes(SIZE))
 
 
 def of_run(name: str, run: Path) -> bytes:
-    """The salt of this name, which the run in the folder ``run`` began with.
+    """Return the salt of this name, with which the run in the folder ``run`` began.
 
     Raises:
-        UserError: it is lost, another one, or another user's. Drawing it anew would release twice at one epsilon.
+        UserError: the salt is lost, has another name, or belongs to another user. A new salt would release the data
+            twice at the epsilon of one release.
     """
     path = folder() / f"run-{name}"
-    why = f"{path} is not there"
+    flaw = f"{path} is not there"
     if os.path.lexists(path):
         salt = _read(path)
         if name_of(salt) == name:
             return salt
-        why = f"{path} holds another one"
+        flaw = f"{path} holds another one"
     raise UserError(
-        f"the noise of {run} is secret, and its salt is lost: {why}. Only the user and the machine that began the run "
+        f"the noise of {run} is secret, and its salt is lost: {flaw}. Only the user and the machine that began the run "
         "can go on (or FEDCOMMONS_STATE names the wrong folder); with new noise it would release twice, so start anew."
     )
 
 
 def require_writable(store: Path) -> None:
-    """Check that salts can be kept, before any work; the folder is made.
+    """Check before any work that salts can be stored, and create their folder.
 
     Raises:
-        UserError: they cannot, or would stand in the ``store`` of artifacts.
+        UserError: salts cannot be stored, or their folder is in the ``store`` of artifacts.
     """
     require_outside(store)
     where = folder()
@@ -98,10 +99,10 @@ def require_writable(store: Path) -> None:
 
 
 def require_outside(place: Path) -> None:
-    """Check that salts do not stand in a run folder or store of artifacts, which others may read.
+    """Check that the folder of salts is not in ``place``, a run folder or store of artifacts, which others may read.
 
     Raises:
-        UserError: they would.
+        UserError: the folder of salts is in ``place``.
     """
     where = folder()
     if where.resolve().is_relative_to(place.resolve()):
@@ -119,7 +120,7 @@ def _not_writable(where: Path, error: OSError) -> UserError:
 
 
 def _keep(name: str, salt: bytes) -> bytes:
-    """Write the salt, whole or not at all; of two processes the first one's stands."""
+    """Write the salt atomically and return it; if another process was first, return the salt of that process."""
     where = folder()
     path, temporary = where / name, where / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:

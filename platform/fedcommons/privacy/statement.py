@@ -1,7 +1,7 @@
-"""What a run's ledger says, for the summary: two lines, what covers the commons and the overall guarantee.
+"""The privacy statement of a run's ledger for the summary: the guarantee of the commons and the overall guarantee.
 
-An epsilon is a guarantee only where nobody can draw the noise again (``dp.noise`` secret). Else it is named
-``..._if_secret``: what it would be. See docs/privacy.md.
+An epsilon is a guarantee only if an attacker cannot draw the noise again (``dp.noise`` secret). Else its name ends in
+``_if_secret``: the epsilon would hold if the noise were secret. See docs/privacy.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ WORDS = {
     "delta": "model updates (delta)", "control": "control variates (control)", "buffers": "BatchNorm's statistics",
     "weight": "weights that are no numbers of examples", "undeclared": "data of which nothing is stated",
 }  # fmt: skip
-"""Names of messages whose meaning cannot be seen from them."""
+"""Name of a released tensor -> its meaning, for names that do not explain themselves."""
 
 WHY = {
     "raw examples": "for each of them epsilon is infinite", "real images": "for each of them epsilon is infinite",
     "synthetic images": "their generators give no guarantee",
     "class counts": "labels of synthetic images follow them; generator.label_noise covers them",
 }  # fmt: skip
-"""Why some of what is released has no epsilon."""
+"""Name of released data -> the reason why it has no epsilon."""
 
 NOTES = (
     "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
@@ -32,7 +32,7 @@ NOTES = (
     "other runs on the same data: their epsilons add up, also those of other seeds and of runs that only served to "
     "choose a learning rate (--lrs, cells of a sweep); only this run is counted here",
 )
-"""What no ledger covers."""
+"""Data that no ledger covers."""
 
 TRUSTED = {
     "algorithm": "what its releases say they were made from, data in the start, rate, loss and hooks of work.local, "
@@ -46,7 +46,7 @@ TRUSTED = {
     "schedule": "that the learning rate does not depend on the data",
     "partition": "that who holds what does not depend on what examples show",
 }
-"""What is taken at a part's word, by kind of part."""
+"""Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 
 ADDED = ", for who sees what was shared before round 1 added up over clients only"
 
@@ -64,18 +64,19 @@ def statement(
     own: Mapping[str, str] | None = None,
     views: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What is protected and what is not. A number is there only where everything that it speaks of is covered.
+    """Return the privacy statement of a run. It contains an epsilon only if all releases that it describes are covered.
 
-    clients: N. rejected: number of rejected replies in the run. local: local training is DP-SGD. secret: nobody can
-    draw the noise again. own: kind to name of the parts that are not ours. views: see ``sharing.stage.Assigned``.
+    clients: N. rejected: number of rejected replies in the run. local: local training is DP-SGD. secret: the noise is
+    secret. own: kind -> name of the user-defined components. views: see ``sharing.stage.Assigned``.
 
-    commons: nothing, covered or uncovered. pool_epsilon_max: of a covered commons, the largest of all clients' (their
-    data are disjoint), else None. pool_epsilon_of_each_view: what each party learns of a client's data from what was
-    shared before round 1, where parties see different things. overall: the epsilon of all messages, or ``none``.
-    epsilon_local_training: of each client's rounds, None as soon as one of its trainings is not covered; the largest is
-    None as soon as one client's is.
-    in_words: a sentence for each. trusted: what is taken at the word of parts that are not ours. Without ``secret`` all
-    epsilons are None or none, and those that secret noise would earn have names that end in ``_if_secret``.
+    commons: nothing, covered or uncovered. pool_epsilon_max: the largest epsilon of a client in a covered commons (the
+    clients' data are disjoint), else None. pool_epsilon_of_each_view: each party's epsilon for a client's data in the
+    releases before round 1, if the parties see different releases. overall: the epsilon of all messages, or ``none``.
+    epsilon_local_training: the epsilon of each client's rounds, None if a training of the client is uncovered; the
+    largest epsilon is None if a client's epsilon is None.
+    in_words: one sentence for the commons and one for the overall guarantee. trusted: statements of user-defined
+    components that are not checked. Without ``secret`` all epsilons are None or ``none``, and the epsilons that would
+    hold with secret noise have names that end in ``_if_secret``.
     """
     of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
@@ -117,12 +118,12 @@ def statement(
 
 
 def in_short(said: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return what W&B's summary says: ``overall``, the epsilons that can be stated, and the notes on them."""
+    """Return the entries of W&B's summary: ``overall``, the epsilons that can be stated, and notes on the epsilons."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
     epsilons = {name: said[name] for name in names if said.get(name) is not None}
     notes = {name: "; ".join(said[name]) for name in ("uncovered", "trusted")}
     for name in ("epsilon_local_training", f"epsilon_local_training{IF_SECRET}"):
-        if (spent := said.get(name)) and spent["largest"] is None:  # else the last number that was logged would stay
+        if (spent := said.get(name)) and spent["largest"] is None:  # else W&B would show the last logged epsilon
             epsilons[name] = "none"
     return {**epsilons, "overall": said["overall"], "in_words": " ".join(said["in_words"]), **notes}
 
@@ -135,11 +136,11 @@ def _epsilon(value: float, delta: float, secret: bool) -> str:
 def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     if not commons.covered and not commons.uncovered:
         return "Commons: nothing was shared but updates of the model."
-    kept = f"{_epsilon(commons.largest(delta), delta, secret)}, the largest of all clients'"
+    guarantee = f"{_epsilon(commons.largest(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
-        return f"Commons ({names}): {kept}{'' if secret else f'; as run: none, {DRAWN_AGAIN}'}."
-    covered = f", for {names} alone {kept};" if commons.covered else ","
+        return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, {DRAWN_AGAIN}'}."
+    covered = f", for {names} alone {guarantee};" if commons.covered else ","
     return f"Commons: no guarantee{covered} as nothing covers {_list(commons.uncovered)}."
 
 
@@ -155,7 +156,7 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
-    """Parties that would learn more of a client than the epsilon that is stated; a root differs in its last digits."""
+    """Return the parties whose view has a larger epsilon than the stated epsilon; 1e-6 allows for rounding of roots."""
     closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
     return [f"what these would see of what was shared before round 1, and so of all: {', '.join(closer)}"] * bool(
         closer
@@ -167,9 +168,9 @@ def _leak(name: str, times: int, ledger: Ledger) -> str:
         return f"{name}, which outlived a client: later steps and clients saw it without noise"
     if name in ledger.leaks:
         return f"{name}: {ledger.leaks[name]}"
-    why = f" ({WHY[name]})" if name in WHY else ""
+    reason = f" ({WHY[name]})" if name in WHY else ""
     often = f"{times} time{'s'[: times > 1]}"
-    return f"{WORDS.get(name, name)}{why}, released {often} with nothing that an epsilon can be computed from"
+    return f"{WORDS.get(name, name)}{reason}, released {often} with nothing that an epsilon can be computed from"
 
 
 def _list(names: Sequence[str] | Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Under DP-SGD only the optimizer's step may change the weights, and only the engine what that step reads."""
+"""Detection of writes that DP-SGD does not protect: to the weights outside the step, or to the optimizer's inputs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,19 +10,19 @@ from torch.optim import Optimizer
 from fedcommons.privacy.release import Release
 
 WRITTEN = Release(why="the loss or add_to_grad writes the weights")
-"""Of a training in which not only the optimizer has changed the weights: nothing protects it."""
+"""The unprotected release of a training in which user code, not only the optimizer, has changed the weights."""
 
 STEERED = Release(why="the loss or add_to_grad changes the optimizer")
-"""Of a training in which a learning rate, say, may follow the data: nothing protects it."""
+"""The unprotected release of a training in which, for example, the learning rate may follow the data."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers of so many bytes."""
+"""Integer types by size in bytes."""
 
 
 class Written:
-    """Whether anything but the optimizer's step has changed the weights, or anything at all what the step reads.
+    """A detector of writes to the weights outside ``optimizer.step()``, and of any write to what the step reads.
 
-    weights: a vector. Bits are compared, as nan differs from nan. Nothing waits for a GPU before ``found`` is read.
+    weights: a vector. The detector compares bits, because nan differs from nan. Only ``found`` waits for a GPU.
     """
 
     def __init__(self, weights: Tensor, optimizer: Optimizer) -> None:
@@ -33,32 +33,32 @@ class Written:
         self._is_steered, self._steered = False, self._any.clone()
 
     def keep(self) -> None:
-        """Keep the weights after a step."""
+        """Store the weights after a step."""
         self._kept.copy_(self._now)
 
     def begin(self) -> None:
-        """Keep what a step reads in the optimizer: parameter groups and state (momentum)."""
+        """Store the optimizer's inputs of a step: parameter groups and state (momentum)."""
         self._settings, tensors = self._read()
         self._tensors = [tensor.clone() for tensor in tensors]
 
     def look(self) -> None:
-        """Compare with what was kept."""
+        """Compare weights and optimizer with the stored values."""
         self._any |= (self._now != self._kept).any()
         settings, tensors = self._read()
         self._is_steered |= settings != self._settings
-        for now, kept in zip(tensors, self._tensors, strict=False):
-            if now.shape == kept.shape:
-                self._steered |= ~torch.isclose(now, kept, rtol=0, atol=0, equal_nan=True).all().to(self._any.device)
+        for now, stored in zip(tensors, self._tensors, strict=False):
+            if now.shape == stored.shape:
+                self._steered |= ~torch.isclose(now, stored, rtol=0, atol=0, equal_nan=True).all().to(self._any.device)
 
     @property
     def found(self) -> Release | None:
-        """What is left of the training's protection if they differed once, else None."""
+        """Return the unprotected release if a comparison has found a difference, else None."""
         if self._any:
             return WRITTEN
         return STEERED if self._is_steered or self._steered else None
 
     def _read(self) -> tuple[list[Any], list[Tensor]]:
-        """Return what the optimizer's next step reads: plain values, and tensors."""
+        """Return the inputs of the optimizer's next step: plain values, and tensors."""
         plain: list[Any] = []
         tensors: list[Tensor] = []
         for value in _leaves([self._optimizer.param_groups, self._optimizer.state]):
