@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` so that ``path`` has either its old content or all of the new one, also after a crash."""
+    """Write ``content`` so that ``path`` has either its old content or all new content, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # a killed process of this number left it, or somebody else a link to elsewhere
+    temporary.unlink(missing_ok=True)  # from a killed process with this number, or a link that another user created
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -28,14 +28,14 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say what it had no room for
+            error.filename = str(path)  # the error of a full disk names no file
         raise
 
 
 def unfinished(name: str) -> str | None:
-    """The final name of a temporary file of this name; None if it is not a temporary name."""
-    found = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
-    return found[1] if found else None
+    """Return the final name of the temporary file ``name``; None if ``name`` is not a temporary name."""
+    match = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
+    return match[1] if match else None
 
 
 def remove_unfinished(folder: Path, names: str) -> None:
@@ -49,25 +49,25 @@ def remove_unfinished(folder: Path, names: str) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """``write_bytes`` for text."""
+    """Write text with ``write_bytes``."""
     write_bytes(path, content.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``write_bytes`` for JSON; nan and infinity, which JSON does not have, are refused."""
+    """Write JSON with ``write_bytes``; nan and infinity, which JSON does not have, raise a ``ValueError``."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def sha256(content: bytes) -> str:
-    """Hexadecimal checksum."""
+    """Return the hexadecimal SHA-256 checksum of the content."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
-    """Tensors as PATH (safetensors), ``facts`` and the checksum as PATH.json; the second is written last."""
-    from safetensors.torch import save  # torch takes seconds to import, and not all who write files have tensors
+    """Write tensors to PATH (safetensors), then ``facts`` and the checksums to PATH.json."""
+    from safetensors.torch import save  # torch takes seconds to import, and not all callers write tensors
 
-    # cloned, because safetensors refuses tensors that share their numbers
+    # The tensors are cloned because safetensors refuses tensors that share storage.
     content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     write_bytes(path, content)
     checksums = {"sha256": sha256(content), "facts_sha256": checksum_of(facts)}
@@ -75,18 +75,18 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[st
 
 
 def checksum_of(facts: Mapping[str, Any]) -> str:
-    """Hexadecimal checksum of facts, plain values."""
+    """Return the hexadecimal checksum of facts, which are plain values."""
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
-    """What ``write_tensors`` wrote; None if neither file exists. inner: see ``stored.opened``.
+    """Return the tensors and facts that ``write_tensors`` wrote; None if neither file exists.
 
-    Nothing is held in memory before the checksum is right, and of a file that no memory here can hold nothing is read.
+    inner: see ``safe_read.opened``. The tensors are loaded only if the checksums are right. A file that is larger than
+    this machine's memory is not read.
 
     Raises:
-        ValueError: one of the two files is missing, or one is not what was written, or one of the two checksums is
-            missing, so that nobody can tell, or one is no regular file.
+        ValueError: a file or checksum is missing, a file was changed after it was written, or a file is not regular.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -109,32 +109,32 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
         except KeyError as error:
             raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of any kind
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of another form
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
         try:
-            tensors = load_file(f"/dev/fd/{file.fileno()}")  # this file, whatever now stands in its place
+            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if the path was replaced
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    # copied to where torch puts its tensors: how a kernel rounds can depend on the alignment of its operands
+    # Clones have the alignment of torch's tensors: the rounding of a kernel can depend on the alignment of operands.
     return {name: t.clone() for name, t in tensors.items()}, plain
 
 
 def memory() -> int:
-    """Bytes of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _is_whole(file: BufferedReader) -> bool:
-    """Whether a safetensors file is as long as its header says: a file of holes is not read to its end to find out."""
+    """Return whether a safetensors file is as long as its header states, without reading a large sparse file."""
     if (length := int.from_bytes(file.read(8), "little")) > safe_read.LARGEST_JSON:
         return False
     try:
-        told = [tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"]
-        end = max((tensor["data_offsets"][1] for tensor in told), default=0)
+        entries = [tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"]
+        end = max((tensor["data_offsets"][1] for tensor in entries), default=0)
         return 8 + length + end == os.fstat(file.fileno()).st_size
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # no such header
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # the header has another form
         return False
 
 

@@ -1,7 +1,7 @@
-"""One process at a time in a folder: an flock on its file ``.lock``, which names the holder.
+"""A lock that lets one process at a time use a folder: an flock on its file ``.lock``, which names the process.
 
-The kernel frees a lock when its process ends in any way, so a dead process does not block the folder. The file stays,
-which also shows that the folder is ours.
+The kernel frees a lock when its process ends in any way, so a dead process does not block the folder. The lock file
+stays, which also shows that fedcommons created the folder's files.
 """
 
 import errno
@@ -21,40 +21,41 @@ NAME = ".lock"
 
 _NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
-_held: set[int] = set()
+_open_locks: set[int] = set()
 
 
 def _let_go() -> None:
-    for descriptor in _held:
+    for descriptor in _open_locks:
         os.close(descriptor)
-    _held.clear()
+    _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)  # else a child that lives on would keep the lock of its dead parent
+os.register_at_fork(after_in_child=_let_go)  # else a child would still hold the lock after its parent has died
 
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0) -> Iterator[None]:
-    """Hold ``folder``; meanwhile nobody else can, in this process or another one.
+    """Lock ``folder`` during the ``with`` block against other callers, in this process and in other processes.
 
-    patience: seconds to wait for the holder. On a file system without flock this is said once, and nobody is kept out.
+    patience: seconds to wait for the present holder. On a file system without flock, ``say`` reports that the folder is
+    not locked.
 
     Raises:
-        UserError: somebody else holds it.
+        UserError: another caller holds the lock.
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # Python closes it when a child execs
-    _held.add(descriptor)
+    _open_locks.add(descriptor)
     try:
         _take(descriptor, path, say, time.monotonic() + patience)
-        mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        os.pwrite(descriptor, mine, 0)
-        os.ftruncate(descriptor, len(mine))
+        content = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
         yield
     finally:
-        if descriptor in _held:
-            _held.remove(descriptor)
+        if descriptor in _open_locks:
+            _open_locks.remove(descriptor)
             os.close(descriptor)
 
 
@@ -79,18 +80,18 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None], deadline: flo
 
 
 def holder(folder: Path) -> tuple[int, str] | None:
-    """Process and host that hold ``folder`` or held it last; None if it has no lock file of ours."""
+    """Return process and host of the present or last holder of ``folder``; None if it has no valid lock file."""
     try:
-        found = safe_read.json_of(folder / NAME)
-        pid, host = found["pid"], found["host"]
-    except (ValueError, KeyError, TypeError):  # not there, no file, not JSON, not an object of ours
+        content = safe_read.json_of(folder / NAME)
+        pid, host = content["pid"], content["host"]
+    except (ValueError, KeyError, TypeError):  # missing, no file, not JSON, or JSON of another form
         return None
     return (pid, clean(host)) if type(pid) is int and isinstance(host, str) else None
 
 
 def strangers(folder: Path) -> list[str]:
-    """The names in ``folder``, sorted, without a lock file of ours."""
-    ours = holder(folder) is not None or _is_empty(folder / NAME)  # killed in between
+    """Return the sorted names in ``folder``, without the lock file if it is valid or empty."""
+    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a process killed before it wrote leaves it empty
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
 
@@ -109,12 +110,14 @@ def opened(
     say: Callable[[str], None] = print,
     patience: float = 0,
 ) -> Iterator[None]:
-    """Make the folder that ``--out`` names and hold it.
+    """Create the folder that ``--out`` names, and lock it during the ``with`` block.
 
-    stranger: finds the name of a file that no folder of this ``kind`` has; None if there is none.
+    stranger: returns the name of a file that does not belong in a folder of this ``kind``; None if there is no such
+    file.
 
     Raises:
-        UserError: it cannot be written, somebody else holds it, or it has a stranger. Nothing in it is changed then.
+        UserError: the folder cannot be written, is locked, or has a file that does not belong there. The files in the
+            folder are then unchanged.
     """
     with ExitStack() as stack:
         try:

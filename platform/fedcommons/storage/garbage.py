@@ -1,7 +1,7 @@
-"""What killed writers leave in a storage or a folder of artifacts: objects that no list names, and temporary files.
+"""Garbage of killed writers in a storage or artifact folder: objects without a list that names them, temporary files.
 
-A writer writes objects first and then the list that names them, at most ``snapshots.FRESH_S`` later. What is older than
-``OLDEST_S`` and not named is no live writer's. Files with other names than ours are never listed.
+A writer writes objects first and then the list that names them, at most ``snapshots.FRESH_S`` later. An unnamed object
+that is older than ``OLDEST_S`` does not belong to a running writer. Only names that fedcommons uses count as garbage.
 """
 
 import re
@@ -13,7 +13,7 @@ from fedcommons.storage.atomic_files import unfinished
 from fedcommons.storage.snapshots import MANIFEST, OBJECT, Snapshots
 
 OLDEST_S = 24 * 3600.0
-"""The age in seconds that garbage has at least. A clock that is wrong by hours changes nothing."""
+"""The minimum age of garbage in seconds, so large that a clock that is wrong by hours does no harm."""
 
 _OBJECT = rf"((?:runs|artifacts)/[^.].*)/objects/({OBJECT})"
 _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.json)?"
@@ -22,7 +22,7 @@ _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.j
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file that no list names. age: in seconds."""
+    """A file that no list names. size: in bytes. age: in seconds."""
 
     key: str
     size: int
@@ -33,7 +33,7 @@ def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
     """Return the garbage of a storage, or of a folder of artifacts.
 
     Raises:
-        StorageError: it cannot be listed, or a list in it is none of ours.
+        StorageError: the storage cannot be listed, or a list in it is malformed.
     """
     named = dict[str, set[str]]()
     for key, size, age in sorted(storage.listed()):  # the files first, then the lists that name them
