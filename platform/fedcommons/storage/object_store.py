@@ -1,7 +1,7 @@
-"""Where results are kept besides the local disk: a bucket of S3 or a folder, whose writes can be conditional.
+"""The object store for results besides the local disk: an S3 bucket or a folder, with conditional writes.
 
-A conditional write takes place only if nobody has written since the object was last read, so that of two writers one is
-told. ``write`` gives the object's tag, by which a later write tells which version it means to replace.
+A conditional write succeeds only if no other writer has changed the object since the caller read it; else it raises
+``ChangedError``. ``write`` returns the object's tag, which a later conditional write passes as the version to replace.
 """
 
 import fcntl
@@ -21,31 +21,31 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import sha256, write_bytes
 
 ATTEMPTS = 5
-"""How often a request is tried, with growing waits of up to 20 s in all: botocore's ``standard`` mode."""
+"""Attempts per request, with growing waits of up to 20 s in total: botocore's ``standard`` mode."""
 
 NEW = ""
-"""The tag of what does not exist yet."""
+"""The tag of an object that does not exist yet."""
 
 S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9_=+][A-Za-z0-9._=+-]*)*)/?")
 
 
 class StorageError(ValueError):
-    """The storage cannot do what it is asked for; the message is one sentence without its full stop."""
+    """A request to the storage failed; the message is one sentence without its full stop."""
 
 
 class ChangedError(StorageError):
-    """Somebody else has written there since it was last read."""
+    """Another writer has changed the object since the caller last read it."""
 
 
 def is_url(place: str) -> bool:
-    """Whether a storage is named by a URL, well-formed or not, and not by a folder."""
+    """Return whether ``place`` is a URL, well-formed or not, and not a folder."""
     return re.match("[A-Za-z][A-Za-z0-9+.-]*:", place) is not None
 
 
 def flaw(place: str) -> str | None:
-    """What a storage must be, where this is none; None where it may be one. What may hold a password is not repeated.
+    """Return what a storage must be if ``place`` cannot be a storage, else None.
 
-    It ends a sentence.
+    The text ends a sentence. It does not repeat parts of ``place`` that may contain a password.
     """
     if not is_url(place):
         return None
@@ -61,9 +61,9 @@ def flaw(place: str) -> str | None:
 
 
 def opened(place: str) -> "Bucket | Disk":
-    """The storage of this name, tried out: it can be written, and refuses a write whose condition does not hold.
+    """Return the storage ``place``, after a test that it is writable and refuses a write with a false condition.
 
-    Its own ``name`` is the same however it is written: a folder's is absolute.
+    The storage's ``name`` is normalised: a folder's name is an absolute path, and a URL's has no slash at the end.
 
     Raises:
         StorageError: it cannot be reached or written, does not exist, ignores conditions, or a package is missing.
@@ -73,13 +73,13 @@ def opened(place: str) -> "Bucket | Disk":
 
 @cache
 def _opened(place: str, process: int) -> "Bucket | Disk":
-    """The same once in a process: s3fs's thread does not outlive a fork."""
+    """Open a storage once per process: s3fs's thread does not survive a fork."""
     if what := flaw(place):
         raise StorageError(f"it must be {what[:-1]}")
     if is_url(place) and find_spec("s3fs") is None:
         raise StorageError("s3:// needs a package: pip install 'fedcommons[s3]'")
     storage = Bucket(place) if is_url(place) else Disk(place)
-    for tag in (NEW, "0" * 32):  # the first is refused, too, where somebody has been here before
+    for tag in (NEW, "0" * 32):  # the first write is refused too if the storage was used before
         try:
             storage.write("fedcommons.json", b'{"storage": 1}\n', tag)
         except ChangedError:
@@ -90,10 +90,10 @@ def _opened(place: str, process: int) -> "Bucket | Disk":
 
 
 class Bucket:
-    """Objects under ``s3://BUCKET/PREFIX``, by s3fs; its endpoint and credentials are those of AWS's tools."""
+    """Objects under ``s3://BUCKET/PREFIX``, by s3fs, with the endpoint and credentials that AWS's tools use."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # with s3fs they take a second to import, and most runs need neither
+        import fsspec  # fsspec and s3fs take a second to import, and most runs do not need them
 
         self.name = url
         self._at = self.name.removeprefix("s3://")
@@ -106,19 +106,19 @@ class Bucket:
         self._fs: Any = fsspec.filesystem(
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=retries | limits
         )
-        self._fs.retries = 2  # of s3fs's own, which also meet a connection that breaks off within an object
+        self._fs.retries = 2  # s3fs's retries also cover a connection that breaks off within an object
 
     def look(self, key: str) -> tuple[int, str] | None:
-        """The size in bytes and the tag of an object; None if there is none."""
+        """Return the size in bytes and the tag of an object; None if the object does not exist."""
         with self._asked():
             try:
-                found = self._fs.info(f"{self._at}/{key}", refresh=True)
+                info = self._fs.info(f"{self._at}/{key}", refresh=True)
             except FileNotFoundError:
                 return None
-        return (found["size"], found["ETag"]) if found["type"] == "file" else None
+        return (info["size"], info["ETag"]) if info["type"] == "file" else None
 
     def read(self, key: str, most: int) -> bytes | None:
-        """The first ``most`` bytes of an object; None if there is none."""
+        """Return the first ``most`` bytes of an object; None if the object does not exist."""
         with self._asked():
             try:
                 return self._fs.cat_file(f"{self._at}/{key}", start=0, end=most)
@@ -130,10 +130,12 @@ class Bucket:
                 raise
 
     def write(self, key: str, content: bytes, tag: str | None = None) -> str:
-        """Write an object whole; its tag. tag: that of the version to replace; None: of any, or none.
+        """Write an object atomically and return its new tag.
+
+        tag: the tag of the version to replace; ``NEW``: the object must not exist; None: replace any version or none.
 
         Raises:
-            ChangedError: it has another tag now.
+            ChangedError: the object has another tag now.
         """
         with self._asked():
             if tag is None:
@@ -149,15 +151,15 @@ class Bucket:
                 raise
 
     def remove(self, key: str) -> None:
-        """Remove an object, if there is one."""
+        """Remove an object if it exists."""
         with self._asked():
             self._fs.rm_file(f"{self._at}/{key}")
 
     def listed(self) -> Iterator[tuple[str, int, float]]:
         """Return the key, size in bytes and age in seconds of each object."""
         with self._asked():
-            found = self._fs.find(self._at, detail=True, refresh=True)
-        for name, facts in found.items():
+            objects = self._fs.find(self._at, detail=True, refresh=True)
+        for name, facts in objects.items():
             if facts["type"] == "file":
                 yield name.removeprefix(f"{self._at}/"), facts["size"], time.time() - facts["LastModified"].timestamp()
 
@@ -167,18 +169,18 @@ class Bucket:
             yield
         except (StorageError, MemoryError):
             raise
-        except Exception as error:  # of s3fs, botocore, aiohttp and asyncio, which have no common base
-            raise StorageError(f"{self.name}: {_why(error)}") from None
+        except Exception as error:  # s3fs, botocore, aiohttp, asyncio: no common base class
+            raise StorageError(f"{self.name}: {_reason(error)}") from None
 
 
 def _code(error: BaseException) -> str:
-    """S3's word for what went wrong, or the HTTP status where there is no word."""
+    """Return S3's error code, or the HTTP status if there is no error code."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def _why(error: Exception) -> str:
-    """The error in a part of a sentence; no user and password of a URL stand in it."""
+def _reason(error: Exception) -> str:
+    """Return the error as a part of a sentence, without user and password of a URL."""
     code, kind = _code(error), type(error).__name__
     if code == "NoSuchBucket":
         return "there is no such bucket"
@@ -188,20 +190,20 @@ def _why(error: Exception) -> str:
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if isinstance(error, PermissionError):
         return f"access was denied ({code or kind})"
-    said = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
-    return clean(f"{said[:150] or kind} ({code or kind})")
+    text = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
+    return clean(f"{text[:150] or kind} ({code or kind})")
 
 
 class Disk:
-    """The same in a folder, such as one that all nodes mount; a tag is the hash of the content."""
+    """The interface of ``Bucket`` for a folder, such as a folder that all nodes mount; tags are hashes of content."""
 
     def __init__(self, folder: str) -> None:
         self.name = folder
 
     def look(self, key: str) -> tuple[int, str] | None:
         """See ``Bucket``."""
-        found = self.read(key, safe_read.LARGEST_JSON + 1)
-        return None if found is None else (len(found), sha256(found))
+        content = self.read(key, safe_read.LARGEST_JSON + 1)
+        return None if content is None else (len(content), sha256(content))
 
     def read(self, key: str, most: int) -> bytes | None:
         """See ``Bucket``."""
@@ -225,7 +227,7 @@ class Disk:
         return sha256(content)
 
     def listed(self) -> Iterator[tuple[str, int, float]]:
-        """See ``Bucket``. Links are not followed."""
+        """See ``Bucket``. Symbolic links are not followed."""
         for folder, _, names in os.walk(self.name, onerror=_raise):
             for name in names:
                 with suppress(FileNotFoundError):  # renamed or removed meanwhile
@@ -243,7 +245,7 @@ class Disk:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes there meanwhile; the kernel ends it with the process."""
+    """Lock the folder against other writers during the ``with`` block; the kernel frees it when the process ends."""
     with open(folder / ".writing", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -254,7 +256,7 @@ def _raise(error: OSError) -> None:
 
 
 def _of_disk(error: Exception) -> str:
-    """What the disk of a storage says, in a part of a sentence."""
+    """Return an error of the storage's folder as a part of a sentence."""
     if isinstance(error, OSError):
         return f"{error.filename or 'its folder'} cannot be used ({error.strerror})"
     return f"{error}"

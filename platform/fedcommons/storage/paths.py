@@ -1,4 +1,4 @@
-"""The files and folders that a user names, and the names of files in a run folder."""
+"""Paths of files and folders that a user names, and patterns of the file names in a run folder."""
 
 import os
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from fedcommons.errors import UserError, shown
 
 CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
-"""The name of a checkpoint; its facts are in a file of this name and .json."""
+"""Pattern of a checkpoint's file name; the checkpoint's facts are in NAME.json."""
 
 MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
-"""The name of a file of a client's memory; its facts are in a file of this name and .json."""
+"""Pattern of the file name of a client's memory; the memory's facts are in NAME.json."""
 
 NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors that a valid path may give here; whoever opens it reports them."""
+"""Errors that ``os.stat`` may raise for a valid path; the code that opens the path reports them."""
 
 
 def user_path(what: str, text: str) -> Path:
-    """The path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: the option's name for messages.
+    """Return the path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: option's name for messages.
 
     Raises:
         UserError: no file or folder can have that name, or its links form a circle.
@@ -28,7 +28,7 @@ def user_path(what: str, text: str) -> Path:
         os.stat(path)
     except NOWHERE_YET:
         pass
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user; ValueError: a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: unknown user; ValueError: NUL character
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise UserError(f"{what} cannot be {shown(text)} ({reason}).") from None
     return path
@@ -38,4 +38,4 @@ def sweeps_folder() -> Path | None:
     """Return the folder of the sweeps' scripts, in the clone or in the installed wheel; None if there is none."""
     package = Path(__file__).resolve().parent.parent
     folders = (package.parent.parent / "sweeps", package.parent / "fedcommons_sweeps")
-    return next((one for one in folders if (one / "run.py").is_file() and (one / "papers").is_dir()), None)
+    return next((folder for folder in folders if (folder / "run.py").is_file() and (folder / "papers").is_dir()), None)

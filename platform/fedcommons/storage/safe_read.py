@@ -1,7 +1,8 @@
-"""Reading what somebody else may have put into a run folder: regular files inside it, up to a stated size.
+"""Safe readers of files in a run folder, which another user may have written: regular files, up to a maximum size.
 
-A link, a pipe, a device or a folder in the place of a file is no file of a run. It is not followed and not waited for:
-a file is opened without following links, and looked at once it is open, so that nobody can exchange it in between.
+A link, a pipe, a device or a folder in the place of a file is not a file of a run. The readers neither follow links nor
+wait for pipes. They open a file without following links and then check the open file, so that no other process can
+exchange the file between check and reading.
 """
 
 import json
@@ -18,19 +19,19 @@ from typing import Any
 from fedcommons.errors import clean
 
 LARGEST_JSON = 64 * 2**20
-"""The most bytes of a JSON file: the partition of 10^5 clients over 62 classes has 40 MB."""
+"""Maximum bytes of a JSON file: the partition of 10^5 clients over 62 classes has 40 MB."""
 
 LARGEST_LINES = 2**30
-"""The most bytes of a file with a line a round: 10^5 rounds of 10 kB."""
+"""Maximum bytes of a file with one line per round: 10^5 rounds of 10 kB."""
 
 LONGEST_LINE = 16 * 2**20
-"""The most bytes of such a line: four metrics of each of 10^5 clients."""
+"""Maximum bytes of a line of such a file: four metrics of each of 10^5 clients."""
 
 LARGEST_TEXT = 100_000
-"""So many bytes are read of a file of words, such as error.txt."""
+"""Maximum bytes that are read from a text file, such as error.txt."""
 
 DEEPEST = 100
-"""How deeply the values of a summary may be nested."""
+"""Maximum nesting depth of the values of a summary."""
 
 _KINDS = {
     stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket",
@@ -39,15 +40,15 @@ _KINDS = {
 
 
 class UnreadableError(ValueError):
-    """What stands there is no regular file, too large, or cannot be read."""
+    """The path is not a regular file, or the file is too large or cannot be read."""
 
 
 @contextmanager
 def opened(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReader | None]:
-    """The file for reading; None if there is nothing of this name.
+    """Yield the file, opened for reading; None if ``path`` does not exist.
 
-    most: bytes that it may have. inner: how many of the last components of ``path`` must not be links: 1 for a file in
-    a run folder, 2 for one in a folder in it, 0 where links are followed.
+    most: maximum bytes of the file. inner: number of last components of ``path`` that must not be links: 1 for a file
+    in a run folder, 2 for a file in a subfolder of a run folder, 0 to follow links.
 
     Raises:
         UnreadableError: it is no regular file, larger than ``most``, or cannot be opened.
@@ -87,14 +88,17 @@ def _descriptor(path: Path, inner: int) -> int:
 
 
 def _refused(path: Path, inner: int) -> str | None:
-    """What is wrong with the first of the last components that is neither a folder nor, as the last one, a file."""
-    for there in [*reversed(path.parents[: max(0, inner - 1)]), path]:
+    """Return what is wrong with the first wrong component of ``path``; None if no component is wrong.
+
+    Checked are the last ``inner`` components: the last must be a regular file, the components before it folders.
+    """
+    for component in [*reversed(path.parents[: max(0, inner - 1)]), path]:
         try:
-            mode = os.lstat(there).st_mode
+            mode = os.lstat(component).st_mode
         except OSError:
             return None
-        if not (stat.S_ISREG(mode) if there == path else stat.S_ISDIR(mode)):
-            return _is_no_file(there, mode)
+        if not (stat.S_ISREG(mode) if component == path else stat.S_ISDIR(mode)):
+            return _is_no_file(component, mode)
     return None
 
 
@@ -103,7 +107,7 @@ def _is_no_file(path: Path, mode: int) -> str:
 
 
 def content(path: Path, most: int, inner: int = 1) -> bytes | None:
-    """All of the file; None if there is nothing of this name. Errors: see ``opened``."""
+    """Return the whole content of the file; None if ``path`` does not exist. Errors: see ``opened``."""
     try:
         with opened(path, most, inner) as file:
             return None if file is None else file.read(most + 1)[:most]
@@ -112,7 +116,7 @@ def content(path: Path, most: int, inner: int = 1) -> bytes | None:
 
 
 def text_of(path: Path) -> str | None:
-    """The beginning of a file of words; None if there is nothing of this name. Errors: see ``opened``."""
+    """Return the beginning of a text file; None if ``path`` does not exist. Errors: see ``opened``."""
     try:
         with opened(path, LARGEST_JSON) as file:
             return None if file is None else file.read(LARGEST_TEXT).decode(errors="replace")
@@ -121,24 +125,24 @@ def text_of(path: Path) -> str | None:
 
 
 def json_of(path: Path, inner: int = 1) -> Any:
-    """What a JSON file holds, all its numbers finite; None if there is nothing of this name.
+    """Return the value of a JSON file, with finite numbers only; None if ``path`` does not exist.
 
     Raises:
         UnreadableError: see ``opened``.
-        ValueError: it is no such JSON.
+        ValueError: the content is not JSON, or has a number that is not finite.
     """
-    found = content(path, LARGEST_JSON, inner)
+    json_text = content(path, LARGEST_JSON, inner)
     try:
-        return None if found is None else parsed(found)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or JSON of very many brackets
+        return None if json_text is None else parsed(json_text)
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise ValueError(f"{path} is not JSON ({error})") from None
 
 
 def parsed(found: bytes) -> Any:
-    """The value of this JSON.
+    """Return the value of the JSON text ``found``.
 
     Raises:
-        ValueError: it is not JSON, or has a number that is not finite or too large for a float.
+        ValueError: the text is not JSON, or has a number that is not finite or too large for a float.
         RecursionError: its brackets are nested too deeply.
     """
     return json.loads(found.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
@@ -157,10 +161,10 @@ def _whole(text: str) -> int:
 
 
 def write_alone(path: Path, text: str) -> None:
-    """Append to a file of ours; what stands there and is no regular file, or has a second name, is not written to.
+    """Append text to a file, which is created if needed and must be a regular file with a single hard link.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file is of another kind, has a second hard link, or cannot be written.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
@@ -171,9 +175,9 @@ def write_alone(path: Path, text: str) -> None:
 
 
 def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
-    """A part of a sentence on the first of these names in ``folder`` that is no regular file, or no folder; or None.
+    """Return a part of a sentence on the first entry of ``folder`` with a wrong kind; None if there is no such entry.
 
-    files: a regular expression. folders: names.
+    files: regular expression of the names that must be regular files. folders: names that must be folders.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -188,10 +192,10 @@ def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
 
 
 def cleaned(value: Any, left: int = DEEPEST) -> Any:
-    """A plain value in which all texts, those of keys too, are ``clean``.
+    """Return a plain value in which all strings, including keys, are ``clean``.
 
     Raises:
-        ValueError: it is nested more deeply than ``left``.
+        ValueError: the value is nested more deeply than ``left``.
     """
     if not left:
         raise ValueError("it is nested too deeply")

@@ -1,48 +1,51 @@
-"""YAML that somebody else may have written: of a stated size, and looked through before any of its values is made."""
+"""Safe reading of YAML that another user may have written: its size is checked before any value is created."""
 
 from typing import Any
 
 import yaml
 
 LARGEST_FILE = 1_000_000
-"""The most bytes of a YAML file; a run's has some thousand."""
+"""Maximum bytes of a YAML file; the file of a run has some thousand bytes."""
 
 DEEPEST = 100
-"""How deeply the values of a YAML file may be nested."""
+"""Maximum nesting depth of the values of a YAML file."""
 
 MOST_VALUES = 100_000
-"""The most values of a YAML file."""
+"""Maximum number of values of a YAML file."""
 
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader where it is installed: it takes a tenth of the time."""
+"""libyaml's loader if it is installed, because it takes a tenth of the time."""
 
 
 def yaml_of(text: str) -> Any:
-    """The plain value of this YAML, without aliases: nine lines of them can stand for 10^9 values.
+    """Return the plain value of a YAML text. Aliases are refused: nine lines with aliases can stand for 10^9 values.
 
     Raises:
-        ValueError, yaml.YAMLError: it is no such YAML.
+        ValueError, yaml.YAMLError: see ``require_small``.
     """
     require_small(text)
     return yaml.load(text, _SAFE_LOADER)
 
 
 def require_small(text: str, aliases: int = 0) -> None:
-    """Refuse YAML whose values would take long, or much memory, before any of them is made.
+    """Check, before any value is created, that the values of a YAML text need little time and memory.
 
-    libyaml's loader overflows the stack where brackets are nested very deeply. aliases: how many it may have.
+    libyaml's loader overflows the stack if brackets are nested very deeply. aliases: maximum number of aliases.
 
     Raises:
-        ValueError: it is nested too deeply, or has too many values or aliases.
-        yaml.YAMLError: it is not YAML.
+        ValueError: the text is nested too deeply, or has too many values or aliases.
+        yaml.YAMLError: the text is not YAML.
     """
-    depth = values = found = 0
+    depth = values = alias_count = 0
     for event in yaml.parse(text, _SAFE_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        values, found = values + isinstance(event, yaml.NodeEvent), found + isinstance(event, yaml.AliasEvent)
+        values, alias_count = (
+            values + isinstance(event, yaml.NodeEvent),
+            alias_count + isinstance(event, yaml.AliasEvent),
+        )
         if depth > DEEPEST:
             raise ValueError("it is nested too deeply")
-        if found > aliases:
+        if alias_count > aliases:
             raise ValueError(f"it has more than {aliases} aliases (*); write their values out")
         if values > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
