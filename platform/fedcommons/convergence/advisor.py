@@ -1,13 +1,13 @@
 """How much sharing is enough: relative rounds for every share p, predicted by Corollary I from a short probe.
 
 A probe without sharing measures zeta^2, sigma^2, L and the pool's sigma~_avg^2, delta^2, L~_avg at a few models.
-Lemma 1 gives their values for a share p of shared data, and Corollary I (``rates``) the number of iterations to the
-accuracy epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). The steps per round tau do not depend on
-p (equal work), so T(p) / T(0) is also the ratio of rounds.
+Lemma 1 predicts zeta^2, sigma^2 and L for a share p of shared data. Corollary I (``rates``) then predicts T(p), the
+number of iterations to the accuracy epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). The steps per
+round tau do not depend on p (equal work), so T(p) / T(0) is also the ratio of rounds.
 
-The band is the range over all models of the probe, over epsilon from each model's ||grad f||^2 down to a tenth of it,
-and over the ends of the estimates' confidence intervals. It is not a confidence interval for the outcome: the corollary
-is an upper bound, for full participation and the best step size.
+The band is the minimum to maximum over all models of the probe, over two values of epsilon (each model's ||grad f||^2
+and a tenth of it), and over the ends of the estimates' confidence intervals. It is not a confidence interval for the
+outcome: the corollary is an upper bound, for full participation and the best step size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fedcommons.convergence import lemma1, rates
 from fedcommons.errors import UserError
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a prediction needs none
+if TYPE_CHECKING:  # torch takes seconds to import, and a prediction does not need it
     from fedcommons.convergence.laboratory import Estimate
 
 
@@ -36,7 +36,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """N participating clients, tau local steps in a round, B samples in a step."""
+    """The work of a round: N participating clients, tau local steps per round, B samples per step."""
 
     n_clients: int
     tau: float
@@ -45,7 +45,7 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rounds with a share p of shared data, divided by rounds without, and the prediction's band."""
+    """Rounds with a share p of shared data, divided by rounds without sharing, and the prediction's band."""
 
     p: float
     relative: float
@@ -54,7 +54,7 @@ class Prediction:
 
 
 def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
-    """The parameters as found, then variants with one parameter at an end of its interval; none is below zero."""
+    """Return the estimated parameters, then variants with one parameter at an end of its interval; all at least 0."""
     names = Probed.__dataclass_fields__
     central = Probed(**{name: max(estimates[name].value, 0.0) for name in names})
     uncertain = [name for name in names if estimates[name].standard_error]
@@ -63,7 +63,7 @@ def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
 
 
 def relative_rounds(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
-    """T(p) / T(0) to accuracy ``epsilon``."""
+    """Return T(p) / T(0) to accuracy ``epsilon``."""
     return _iterations(at, p, work, epsilon) / _iterations(at, 0, work, epsilon)
 
 
@@ -75,10 +75,10 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """The prediction for every share, at the probe's last model, and its band; ``probe``: ``probed`` of each model.
+    """Return, for every share, the prediction at the probe's last model and its band; ``probe``: ``probed`` per model.
 
     Raises:
-        UserError: at a model of the probe the gradient is zero, so there is nothing to speed up.
+        UserError: at a model of the probe the gradient is zero, so no rounds can be saved.
     """
     if any(variants[0].gradient_sq <= 0 for variants in probe):
         raise UserError(

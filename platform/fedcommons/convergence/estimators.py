@@ -1,22 +1,24 @@
 """zeta^2, sigma^2 and delta^2 at one model, from the moments of the clients' and the pool's per-sample gradients.
 
-f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i on its data, weighted where its examples have weights
+f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i on its data, weighted if its examples have weights
                w_j, in evaluation mode, without augmentation;  g_i = grad f_i(x)
-F(x, xi_j)     loss of one example, times its weight w_j where it has one
+F(x, xi_j)     loss of one example, times its weight w_j if it has a weight
 g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
 zeta^2       = (1/N) sum_i ||g_i - g||^2
 sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
-sigma_avg^2  = the same on all clients' examples together; sigma~_avg^2: on the pool
+sigma_avg^2  = sigma^2 of one client with all clients' examples; sigma~_avg^2: of one client with the pool
 delta^2      = ||g - g~||^2
 mix            of client i: the exact mixture (1 - p) D_i + p D~, with the whole pool
 
-All follow from E||X - EX||^2 = E||X||^2 - ||EX||^2: a few mean gradients and the squared norms of per-sample gradients
-are enough, and ``per_sample`` finds these norms without holding the gradients. Gradients are taken in the model's
-precision, in batches; sums over batches and clients are in float64. Norms are Euclidean, over all parameters.
+All values follow from E||X - EX||^2 = E||X||^2 - ||EX||^2. So a few mean gradients and the squared norms of per-sample
+gradients are enough, and ``per_sample`` computes these norms without storing the gradients. Gradients are computed in
+the model's precision, in batches; sums over batches and clients are in float64. Norms are Euclidean, over all
+parameters.
 
 Subsampled (``Part``): a mean gradient over m of n_i examples has the squared standard error v_i = (1/m - 1/n_i) S_i^2,
-and its squared norm is too large by that on average. v_i is subtracted, so that every estimate is unbiased; it may fall
-below zero. ``laboratory.measure`` averages over disjoint parts, which also show the standard error.
+S_i^2: sample variance of the gradients. Its squared norm is too large by v_i on average. v_i is subtracted, so that
+every estimate is unbiased; an estimate may be negative. ``laboratory.measure`` averages over disjoint parts, whose
+spread gives the standard error.
 Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2, lemma 1.
 """
 
@@ -36,25 +38,27 @@ from fedcommons.flat_tensors import data, sq_norm
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 
 BATCH = 32
-"""Examples in a pass. Fixed, as results must not depend on the machine; small, so that VGG-11 needs little memory."""
+"""Examples per pass: fixed, because results must not depend on the machine; small, so that VGG-11 needs little memory.
+"""
 
 PIECE = 1 << 20
-"""Elements that are converted to float64 at a time."""
+"""Number of elements that are converted to float64 at a time."""
 
 PARTS = 8
-"""A subsampled measurement is the mean over so many disjoint random parts; their spread gives its standard error."""
+"""Number of disjoint random parts of a subsampled measurement: it is the parts' mean, with a standard error from them.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of ``PARTS`` disjoint parts of ``samples`` random examples of every client; number None: all parts."""
+    """Part ``number`` of ``PARTS`` disjoint parts of ``samples`` random examples per client; number None: all parts."""
 
     samples: int
     number: int | None
     seed: int
 
     def rows(self, which: str, client: int, n: int) -> np.ndarray:
-        """Which of a client's n examples are in it: at least two, or all where n is too small to be cut."""
+        """Return the rows of a client's n examples in this part: at least two; all rows if n is too small to split."""
         m = min(self.samples, n)
         if m < 2 * PARTS:
             return np.arange(n)
@@ -64,7 +68,7 @@ class Part:
         return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
 
     def of(self, which: str, client: int, examples: ClientData) -> ClientData:
-        """The client's examples that are in the part."""
+        """Return the client's examples that are in the part."""
         rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
         weight = None if examples.weight is None else examples.weight[rows]
         return ClientData(examples.x[rows], examples.y[rows], weight)
@@ -76,7 +80,7 @@ class Moments:
 
     mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,), n_i or the sum
     of the set's weights;  rows: (N,) n_i;  sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard
-    error of g_i, 0 if all was measured.
+    error of g_i, 0 if all examples were measured.
     """
 
     mean: Tensor
@@ -89,55 +93,56 @@ class Moments:
 
     @property
     def zeta_sq(self) -> float:
-        """zeta^2 of the sets."""
+        """Return zeta^2 of the sets."""
         return self._rounded(self.mean_sq - self.sq_of_mean)
 
     @property
     def sigma_sq(self) -> float:
-        """sigma^2 of the sets, per sample."""
+        """Return sigma^2 of the sets, per sample."""
         return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
 
     @property
     def sigma_sq_of_each(self) -> np.ndarray:
-        """(N,) E||grad F - g_i||^2."""
+        """Return E||grad F - g_i||^2 of each set, (N,)."""
         return self.sq_mean - self.sq + self.v
 
     @property
     def sigma_avg_sq(self) -> float:
-        """sigma_avg^2: of all examples together, per sample: sigma^2 of one client that held them all."""
+        """Return sigma_avg^2, per sample: sigma^2 of one client with all examples."""
         return self._rounded(self.sq_mean_of_pooled - self.sq_of_pooled)
 
     @property
     def mean_sq(self) -> float:
-        """(1/N) sum_i ||g_i||^2."""
+        """Return (1/N) sum_i ||g_i||^2."""
         return float((self.sq - self.v).mean())
 
     @property
     def sq_of_mean(self) -> float:
-        """||g||^2."""
+        """Return ||g||^2."""
         return sq_norm(self.mean) - self.v_of_mean
 
     @property
     def sq_of_pooled(self) -> float:
-        """Squared norm of the gradient of the mean loss over all examples."""
+        """Return the squared norm of the gradient of the mean loss over all examples."""
         return sq_norm(self.pooled) - self.v_of_pooled
 
     @property
     def v_of_mean(self) -> float:
-        """Squared standard error of g."""
+        """Return the squared standard error of g."""
         return float(self.v.sum()) / len(self.v) ** 2
 
     @property
     def v_of_pooled(self) -> float:
-        """Squared standard error of the mean gradient over all examples."""
+        """Return the squared standard error of the mean gradient over all examples."""
         return float(self._shares**2 @ self.v)
 
     @property
     def sq_mean_of_pooled(self) -> float:
-        """E||grad F||^2 over all examples, whose weights w_j have mean 1 over all of them together.
+        """Return E||grad F||^2 over all examples, with weights w_j normalised to mean 1 over all examples.
 
-        Over client i alone they have mean 1 too. Its term  w_j n_i / W_i  becomes  w_j n / W,  W_i = sum_j w_j, n and W
-        the sums over clients; so it counts  (n_i / n) (W_i n / (n_i W))^2.
+        ``sq_mean`` of client i uses weights normalised to mean 1 over its own examples. So the weight  w_j n_i / W_i
+        becomes  w_j n / W,  W_i = sum_j w_j, n and W the sums over clients. Client i then has the factor
+        (n_i / n) (W_i n / (n_i W))^2.
         """
         shares, of_rows = self._shares, self.rows / self.rows.sum()
         return float((shares * (shares / of_rows)) @ self.sq_mean)
@@ -147,7 +152,7 @@ class Moments:
         return self.sizes / self.sizes.sum()
 
     def _rounded(self, value: float) -> float:
-        """Zero in place of a negative value that is due to rounding; an estimate from a part may be negative."""
+        """Return zero for a value that is negative due to rounding; an estimate from a part may stay negative."""
         return value if self.v.any() else max(value, 0.0)
 
 
@@ -164,28 +169,28 @@ class Direction:
 
 
 def delta_sq(own: Moments, pool: Moments) -> float:
-    """delta^2 = ||g - g~||^2, the shift of the pool."""
+    """Return delta^2 = ||g - g~||^2, the shift of the pool."""
     shift = sq_norm(own.mean - pool.pooled)
     return shift - own.v_of_mean - pool.v_of_pooled
 
 
 def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
-    """(zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
+    """Return (zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
 
-    Computed as differences of means of squares, which algebra makes equal to Lemma 1. Rounding: about 1e-15 ||g~||^2.
+    Both are differences of means of squares, which are algebraically equal to Lemma 1. Rounding: about 1e-15 ||g~||^2.
     """
-    kept, cross = 1 - p, float(own.mean @ pool.pooled)
-    shared = 2 * p * kept * cross + p**2 * pool.sq_of_pooled
-    mean_sq = kept**2 * own.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
-    sq_of_mean = kept**2 * own.sq_of_mean + shared
-    sq_mean = kept * float(own.sq_mean.mean()) + p * pool.sq_mean_of_pooled
+    client_share, cross = 1 - p, float(own.mean @ pool.pooled)
+    shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled
+    mean_sq = client_share**2 * own.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
+    sq_of_mean = client_share**2 * own.sq_of_mean + shared
+    sq_mean = client_share * float(own.sq_mean.mean()) + p * pool.sq_mean_of_pooled
     return mean_sq - sq_of_mean, sq_mean - mean_sq
 
 
 def moments(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> Moments:
-    """The moments at a model on what ``which`` names (``clients_of``), whole or in part, in fixed blocks."""
+    """Return the moments at a model on the sets ``which`` (``clients_of``), in fixed blocks; part: None for all data."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}
@@ -196,14 +201,14 @@ def moments(
 
 
 def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Moments, blocks: int) -> np.ndarray:
-    """(N,) ||g_i - g||^2, by a second pass in which clients get g; ``moments``: of all the data."""
+    """Return ||g_i - g||^2 of each set, (N,), by a second pass in which clients get g; ``moments``: of all the data."""
     jobs = [(which, ids) for ids in cut(range(len(moments.sq)), blocks)]
     along = np.concatenate(executor.map(along_of_block, Direction(at, moments.mean), jobs))
     return moments.sq - 2 * along + sq_norm(moments.mean)
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """<g_i, v> of the sets ``ids``."""
+    """Return <g_i, v> of each set in the job's ``ids``."""
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
@@ -214,7 +219,7 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
 def moments_of_block(
     worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]
 ) -> tuple[Total, list[list[float]]]:
-    """Of the sets ``ids``: the sum of g_i, and that of n_i g_i where sizes differ; of each its scalars.
+    """Return the sum of g_i over the sets ``ids``, the sum of n_i g_i if sizes differ, and the scalars of each set.
 
     Scalars: (n_i or the sum of its weights, n_i, ||g_i||^2, E||grad F||^2, v_i).
     """
@@ -237,10 +242,10 @@ def moments_of_block(
 
 
 def clients_of(run: RunData, which: str) -> Clients:
-    """The sets of examples that are measured: "own", the clients' real data; "train", what they train on; "pool".
+    """Return the measured sets of examples: "own", the clients' real data; "train", their training data; "pool".
 
     Raises:
-        ValueError: the pool is asked for and there is none.
+        ValueError: ``which`` is "pool" and there is no pool.
     """
     clients = {"own": run.own, "train": run.clients, "pool": run.pool}[which]
     if clients is None:
@@ -249,14 +254,14 @@ def clients_of(run: RunData, which: str) -> Clients:
 
 
 def drawn(at: ModelTask, which: str, client: int, part: Part | None) -> int:
-    """Seed of what a module draws when it is measured on these examples, the same in every pass over them."""
+    """Return the seed of a module's random draws on a client's examples, which is the same in every pass."""
     return seed_for(at.seed, "measured", which, client, -1 if part is None or part.number is None else part.number)
 
 
 def mean_gradient(worker: Worker, examples: ClientData, seed: int = 0) -> tuple[Tensor, float]:
-    """Means over examples, at the loaded model: of their gradients (P,), float64, and of their squared norms.
+    """Return the mean gradient (P,), float64, of the examples at the loaded model, and the mean squared gradient norm.
 
-    seed: of what the module draws.
+    seed: seed of the module's random draws.
     """
     work, n = worker.work, len(examples)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)

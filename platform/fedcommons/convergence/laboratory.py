@@ -1,15 +1,16 @@
-"""All convergence parameters at one model, beside the values that Lemma 1 gives.
+"""Measurement of all convergence parameters at one model, next to the values that Lemma 1 predicts.
 
 gradient_sq                       ||grad f||^2, f the mean of the clients' losses on their real data
 zeta_sq, sigma_sq, sigma_avg_sq   on the clients' real data D_i
-zeta_hat_sq, sigma_hat_sq         on what they train on
-zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~;  zeta_lemma1_sq, sigma_lemma1_sq beside them
+zeta_hat_sq, sigma_hat_sq         on the clients' training data
+zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~
+zeta_lemma1_sq, sigma_lemma1_sq   Lemma 1's predictions of zeta_mix_sq and sigma_mix_sq
 sigma_pool_sq, delta_sq           noise and shift of the pool D~
-L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on what clients train on; L on the pool, and the lemma's bound
+L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on training data; L on the pool, and the lemma's bound
 
-Without a pool the values that need one are left out. p is the share of shared examples over all clients, even where
-clients' own shares differ. When only parts of the data are measured, L is that of all parts together: it is too large
-on average and has no standard error. Definitions, norms and modes: ``estimators`` and ``smoothness``.
+Without a pool the values that need a pool are omitted. p is the share of shared examples over all clients, even if
+single clients have different shares. If only parts of the data are measured, L is computed on all parts together: it
+is too large on average and has no standard error. Definitions, norms and modes: ``estimators`` and ``smoothness``.
 Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
 """
 
@@ -29,9 +30,9 @@ STUDENT_T = 2.365
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, with the standard error that ``PARTS`` disjoint parts show where only a part of the data was measured.
+    """A value, with a standard error from ``PARTS`` disjoint parts if only a part of the data was measured.
 
-    standard_error: 0 where all data were measured, and for L, whose error is not known.
+    standard_error: 0 if all data were measured, and for L, whose error is not known.
     """
 
     value: float
@@ -39,14 +40,14 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval; too wide where the parts are a large share of the data."""
+        """Return the 95 % confidence interval, which is too wide if the parts are a large share of the data."""
         half = STUDENT_T * self.standard_error
         return self.value - half, self.value + half
 
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Measures with these workers and data. p: share of the pool in mixtures; ``samples``: per client, None for all."""
+    """A measurement setup: workers and data. p: share of the pool in mixtures; ``samples``: per client, None for all."""
 
     executor: Executor
     data: RunData
@@ -57,12 +58,12 @@ class Laboratory:
 
     @property
     def subsampled(self) -> bool:
-        """Whether some client has more examples than are measured."""
-        held = [clients for clients in (self.data.own, self.data.clients, self.data.pool) if clients is not None]
-        return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in held)
+        """Return whether a client has more examples than are measured."""
+        measured = [clients for clients in (self.data.own, self.data.clients, self.data.pool) if clients is not None]
+        return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in measured)
 
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
-        """The parameters at this model; ``hessians``: also the values called L, which cost hundreds of passes."""
+        """Return the parameters at this model; ``hessians``: also the L values, which cost hundreds of passes."""
         if self.samples is None or not self.subsampled:
             values = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
             return {name: Estimate(value) for name, value in values.items()}
@@ -75,9 +76,9 @@ class Laboratory:
         return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Bytes that clients would get and send for ``measure``, besides those of training. The server has the pool.
+        """Return the bytes that clients would receive and send for ``measure`` besides training. The server has the pool.
 
-        Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i if it is asked for.
+        Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i with ``hessians``.
         """
         sets = 1 if self.data.clients is self.data.own else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians
@@ -91,26 +92,26 @@ class Laboratory:
         return len(clients_of(self.data, which))
 
     def _gradients(self, at: ModelTask, part: Part | None) -> dict[str, float]:
-        own = self.moments(at, "own", part)
+        own_moments = self.moments(at, "own", part)
         same = self.data.clients is self.data.own
-        train = own if same else self.moments(at, "train", part)
+        train = own_moments if same else self.moments(at, "train", part)
         values = {
-            "gradient_sq": own.sq_of_mean,
-            "zeta_sq": own.zeta_sq,
+            "gradient_sq": own_moments.sq_of_mean,
+            "zeta_sq": own_moments.zeta_sq,
             "zeta_hat_sq": train.zeta_sq,
-            "sigma_sq": own.sigma_sq,
+            "sigma_sq": own_moments.sigma_sq,
             "sigma_hat_sq": train.sigma_sq,
-            "sigma_avg_sq": own.sigma_avg_sq,
+            "sigma_avg_sq": own_moments.sigma_avg_sq,
         }
         if self.data.pool is not None:
             pool, p = self.moments(at, "pool", part), self.p
-            shift, noise = delta_sq(own, pool), pool.sigma_avg_sq
-            values["zeta_mix_sq"], values["sigma_mix_sq"] = mixed(own, pool, p)
+            shift, noise = delta_sq(own_moments, pool), pool.sigma_avg_sq
+            values["zeta_mix_sq"], values["sigma_mix_sq"] = mixed(own_moments, pool, p)
             values |= {
                 "sigma_pool_sq": noise,
                 "delta_sq": shift,
-                "zeta_lemma1_sq": lemma1.zeta_sq(p, own.zeta_sq),
-                "sigma_lemma1_sq": lemma1.sigma_sq(p, own.sigma_sq, noise, own.zeta_sq, shift),
+                "zeta_lemma1_sq": lemma1.zeta_sq(p, own_moments.zeta_sq),
+                "sigma_lemma1_sq": lemma1.sigma_sq(p, own_moments.sigma_sq, noise, own_moments.zeta_sq, shift),
             }
         return values
 

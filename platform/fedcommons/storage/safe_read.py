@@ -131,9 +131,9 @@ def json_of(path: Path, inner: int = 1) -> Any:
         UnreadableError: see ``opened``.
         ValueError: the content is not JSON, or has a number that is not finite.
     """
-    json_text = content(path, LARGEST_JSON, inner)
+    json_bytes = content(path, LARGEST_JSON, inner)
     try:
-        return None if json_text is None else parsed(json_text)
+        return None if json_bytes is None else parsed(json_bytes)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise ValueError(f"{path} is not JSON ({error})") from None
 

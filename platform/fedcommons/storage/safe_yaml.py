@@ -1,4 +1,4 @@
-"""Safe reading of YAML that another user may have written: its size is checked before any value is created."""
+"""Safe reading of YAML that another user may have written: its values are counted before any value is created."""
 
 from typing import Any
 

@@ -218,7 +218,7 @@ class Snapshots:
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether this instance wrote the list without an answer: only it knows objects that no list has named."""
+        """Return whether this instance wrote the list: only it knows objects that no list has named."""
         unknown = {*entries.values()} - {*self.held.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 
