@@ -6,7 +6,7 @@ F(x, xi_j)     loss of one example, times its weight w_j if it has a weight
 g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
 zeta^2       = (1/N) sum_i ||g_i - g||^2
 sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
-sigma_avg^2  = sigma^2 of one client with all clients' examples; sigma~_avg^2: of one client with the pool
+sigma_avg^2  = sigma^2 of one client with all clients' examples; sigma~_avg^2: of one client with the pool's examples
 delta^2      = ||g - g~||^2
 mix            of client i: the exact mixture (1 - p) D_i + p D~, with the whole pool
 
@@ -38,15 +38,13 @@ from fedcommons.flat_tensors import data, sq_norm
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 
 BATCH = 32
-"""Examples per pass: fixed, because results must not depend on the machine; small, so that VGG-11 needs little memory.
-"""
+"""Examples per pass. Fixed, so that results do not depend on the machine; small, so that VGG-11 fits in memory."""
 
 PIECE = 1 << 20
 """Number of elements that are converted to float64 at a time."""
 
 PARTS = 8
-"""Number of disjoint random parts of a subsampled measurement: it is the parts' mean, with a standard error from them.
-"""
+"""Number of disjoint random parts of a subsampled measurement; the spread of their values gives its standard error."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
 def moments(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> Moments:
-    """Return the moments at a model on the sets ``which`` (``clients_of``), in fixed blocks; part: None for all data."""
+    """Return the moments at a model on the sets ``which`` (``clients_of``), in fixed blocks; part None: all data."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}

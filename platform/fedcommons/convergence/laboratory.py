@@ -47,7 +47,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """A measurement setup: workers and data. p: share of the pool in mixtures; ``samples``: per client, None for all."""
+    """A measurement setup: workers and data. p: share of the pool in mixtures; ``samples``: per client, None: all."""
 
     executor: Executor
     data: RunData
@@ -76,7 +76,7 @@ class Laboratory:
         return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Return the bytes that clients would receive and send for ``measure`` besides training. The server has the pool.
+        """Return the bytes that clients receive and send for ``measure`` besides training. The server has the pool.
 
         Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i with ``hessians``.
         """

@@ -1,17 +1,17 @@
-"""Squared norms of per-sample gradients in one backward pass, without holding the gradients themselves.
+"""Squared norms of per-sample gradients in one backward pass, without storing the gradients.
 
 For a layer with inputs a_b and gradients g_b of its outputs, b a sample of the batch, t a place in its output:
 
 linear          ||sum_t g_bt a_bt^T||^2 = sum_ts <a_bt, a_bs> <g_bt, g_bs>;  with a single t  ||a_b||^2 ||g_b||^2
-convolution     the same with the patches under t as a_bt; or the sum over t itself, whichever is cheaper
+convolution     as linear, with the patches under t as a_bt; or the sum over t explicitly, whichever is cheaper
 normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2, xhat the normalised input
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
-The batch runs through the module under ``torch.vmap``: every operation is done for all samples at once, while the
-module sees one sample, as in a loop over batches of one. So a_b and g_b belong to sample b, whatever the module does
-with its rows: permute, repeat, fold or mix them. The result is exact. Where no closed form applies, samples are taken
-one by one, exact but slow: for parameters of other layers, or used twice or outside their layer; for a layer whose
-output is the same for all samples; for a module that vmap cannot run, such as one that branches on its input.
+The batch runs through the module under ``torch.vmap``: every operation runs for all samples at once, while the module
+sees one sample, as in a loop over batches of one. So a_b and g_b belong to sample b, even if the module permutes,
+repeats, folds or mixes its rows. The result is exact. If no closed form applies, the samples run one by one, which is
+exact but slow. This happens for parameters of other layers, or used twice or outside their layer; for a layer whose
+output is the same for all samples; and for a module that vmap cannot run, such as a module that branches on its input.
 Source: Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799; Rochette et al., arXiv:1912.06015.
 """
 
@@ -29,17 +29,17 @@ from fedcommons.core.logging_shim import Metrics
 Batch = Sequence[Tensor]
 
 CHUNK_ELEMENTS = 4_000_000
-"""Most elements of a layer's explicit per-sample gradients that are held at a time."""
+"""Maximum number of elements of a layer's explicit per-sample gradients in memory at a time."""
 
 
 def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The mean over samples of their gradients as one vector (P,), and each sample's squared gradient norm (B,).
+    """Return the mean gradient over samples as one vector (P,), and each sample's squared gradient norm (B,).
 
-    A sample's gradient is that of its loss in a batch of its own. The module is put in evaluation mode, so that
-    BatchNorm does not mix samples and nothing random is drawn.
+    A sample's gradient is the gradient of its loss in a batch of this sample only. The module is set to evaluation
+    mode, so that BatchNorm does not mix samples and the standard layers draw no random numbers.
 
     Raises:
-        ValueError: a layer mixes samples even so.
+        ValueError: a layer mixes samples in evaluation mode too.
     """
     module.eval()
     require_apart(module)
@@ -49,10 +49,10 @@ def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def require_apart(module: nn.Module) -> None:
-    """Refuse a module in which the loss of a sample depends on the others of its batch.
+    """Check that the loss of a sample does not depend on other samples of its batch.
 
     Raises:
-        ValueError: a BatchNorm layer has no running statistics or takes those of what it sees.
+        ValueError: a BatchNorm layer has no running statistics or uses the statistics of the batch.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
@@ -63,14 +63,14 @@ def require_apart(module: nn.Module) -> None:
 
 
 def has_closed_forms(module: nn.Module) -> bool:
-    """Whether every parameter belongs to one layer of a known kind."""
+    """Return whether every trained layer has a closed form and no parameter belongs to two layers."""
     owners = _owners(module)
     parameters = [p for layer in owners for p in layer.parameters(recurse=False)]
     return all(_form(layer) is not None for layer in owners) and len(parameters) == len({id(p) for p in parameters})
 
 
 def _owners(module: nn.Module) -> list[nn.Module]:
-    """The layers that have trained parameters of their own."""
+    """Return the layers that have trained parameters, without the parameters of their sublayers."""
     return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
@@ -97,11 +97,11 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """The same from the closed forms, or None where they do not cover the module."""
+    """Compute ``gradients`` from the closed forms; return None if they do not cover the module."""
     layers, parameters, seen = _owners(module), list(trained(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The loss of one sample; input and output of each layer, as they are called."""
+        """Return the loss of one sample, and the layers' inputs and outputs in the order of their calls."""
         inputs, outputs = [], []
 
         def see(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> Tensor:
@@ -121,10 +121,10 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     metrics = Metrics(module)
     try:
         losses, inputs, outputs = torch.vmap(alone)(*batch)
-    except (RuntimeError, ValueError):  # vmap cannot run it; an error of the module itself comes again in the loop
+    except (RuntimeError, ValueError):  # vmap cannot run the module; the loop raises the module's errors again
         return None
     finally:
-        metrics.put_back()  # their states are vmap's, which nothing else can use
+        metrics.put_back()  # the metrics' states are tensors of vmap, which are invalid outside of it
     loss = losses.sum()
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
@@ -141,27 +141,27 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 def _uses(loss: Tensor) -> Counter[int]:
-    """How often each parameter, by its id, enters the graph of ``loss``."""
+    """Count how often each parameter, by its id, enters the graph of ``loss``."""
     uses: Counter[int] = Counter()
-    left = [loss.grad_fn]
-    seen = set(left)
-    while left:
-        node = left.pop()
+    pending = [loss.grad_fn]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
         for before, _ in node.next_functions if node else ():
             leaf = getattr(before, "variable", None)
             if leaf is not None:
                 uses[id(leaf)] += 1
             elif before not in seen:
                 seen.add(before)
-                left.append(before)
+                pending.append(before)
     return uses
 
 
-# The forms take a and g (B, r, ...): the r rows that a layer sees of each sample, nearly always one.
+# The closed forms take a and g (B, r, ...): the layer sees r rows per sample, nearly always one row.
 
 
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
-    """a (B, ..., in), g (B, ..., out)."""
+    """Return squared gradient norms (B,) of a linear layer: a (B, ..., in), g (B, ..., out)."""
     a, g = _places(a), _places(g)
     of_bias = g.sum(1).square().sum(1) if layer.bias is not None else 0
     if a.shape[1] == 1:
@@ -170,12 +170,12 @@ def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _places(t: Tensor) -> Tensor:
-    """(B, ..., n) as (B, T, n)."""
+    """Return a tensor (B, ..., n) in the shape (B, T, n)."""
     return t.reshape(len(t), -1, t.shape[-1])
 
 
 def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
-    """a (B, r, C, H, W), g (B, r, K, h, w); or without r, one image a sample."""
+    """Return squared gradient norms (B,): a (B, r, C, H, W), g (B, r, K, h, w); no r if a sample is one image."""
     if a.dim() == 4:
         a, g = a[:, None], g[:, None]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -189,7 +189,7 @@ def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
-    """||sum_t g_t a_t^T||^2 for a (B, n, T), g (B, m, T): from inner products or from the sum, whichever is cheaper."""
+    """Return ||sum_t g_t a_t^T||^2, a (B, n, T), g (B, m, T), by inner products or by the sum, whichever is cheaper."""
     n, m, places = a.shape[1], g.shape[1], a.shape[2]
     if places * (n + m) < n * m:
         return ((a.mT @ a) * (g.mT @ g)).sum((1, 2))
@@ -199,12 +199,12 @@ def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor) -> Tensor:
-    """a, g (B, r, C, ...)."""
+    """Return squared gradient norms (B,) of a group normalisation: a, g (B, r, C, ...)."""
     return _affine(F.group_norm(a.flatten(0, 1), layer.num_groups, eps=layer.eps), g, layer.bias)
 
 
 def batch_norm(layer: nn.BatchNorm2d, a: Tensor, g: Tensor) -> Tensor:
-    """a, g (B, r, C, ...), in evaluation mode."""
+    """Return squared gradient norms (B,) of a batch normalisation in evaluation mode: a, g (B, r, C, ...)."""
     normalised = F.batch_norm(a.flatten(0, 1), layer.running_mean, layer.running_var, eps=layer.eps)
     return _affine(normalised, g, layer.bias)
 
@@ -216,14 +216,14 @@ def _affine(normalised: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def layer_norm(layer: nn.LayerNorm, a: Tensor, g: Tensor) -> Tensor:
-    """a, g (B, ..., *shape)."""
+    """Return squared gradient norms (B,) of a layer normalisation: a, g (B, ..., *shape)."""
     scaled = g * F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     scaled, g = (_places(t.flatten(-len(layer.normalized_shape))) for t in (scaled, g))
     return scaled.sum(1).square().sum(1) + (g.sum(1).square().sum(1) if layer.bias is not None else 0)
 
 
 def embedding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
-    """tokens (B, ...), g (B, ..., dim)."""
+    """Return squared gradient norms (B,) of an embedding: tokens (B, ...), g (B, ..., dim)."""
     tokens, g = tokens.reshape(len(tokens), -1), _places(g)
     if layer.padding_idx is not None:
         g = g * (tokens != layer.padding_idx)[..., None]
@@ -240,7 +240,7 @@ FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.BatchNorm2d: batch_norm,
     nn.Embedding: embedding,
 }
-"""(layer, inputs a, output gradients g) -> (B,) squared norms, by the very class of the layer."""
+"""Class of the layer (not a base class) -> function (layer, inputs a, output gradients g) -> squared norms (B,)."""
 
 
 def _form(layer: nn.Module) -> Callable[..., Tensor] | None:

@@ -1,7 +1,7 @@
-"""Corollary I of Fedssyn: how many iterations FedAvg needs, T = R tau, up to constants.
+"""Corollary I of Fedssyn: the number of iterations that FedAvg needs, T = R tau, up to constants.
 
 epsilon  accuracy: of ||grad f||^2 on average over iterations (non-convex), of f - f* (strongly convex)
-N, tau   clients, all of which take part in every round; local steps in a round
+N, tau   clients, which all take part in every round; local steps per round
 zeta, s  gradient dissimilarity and standard deviation of a step's gradient (a batch of B samples has sigma^2 / B)
 L, mu    smoothness and strong convexity
 
@@ -9,8 +9,8 @@ L, mu    smoothness and strong convexity
 strongly convex  s^2 / (mu N epsilon) + sqrt(L / epsilon) (tau zeta + sqrt(tau) s) / mu + (L tau / mu) log(1/epsilon)
 non-convex       L s^2 / (N epsilon^2) + L (tau zeta + sqrt(tau) s) / epsilon^(3/2)     + L tau / epsilon
 
-Both are upper bounds, with the step size that is best for this epsilon. ``on_quadratics`` has the strongly convex one
-for a given step size, without noise, with all constants.
+Both are upper bounds, with the best step size for this epsilon. ``on_quadratics`` computes the strongly convex bound
+for a chosen step size, without noise, with all constants.
 Source: Fedssyn (Li et al., TMLR 2024), corollary I, after Koloskova et al., ICML 2020, arXiv:2003.10422.
 """
 
@@ -20,7 +20,7 @@ from math import log, sqrt
 
 @dataclass(frozen=True)
 class Iterations:
-    """T, up to a constant: the iterations for noise, for drift between averages and for plain descent."""
+    """T, up to a constant, in three terms: iterations for noise, for drift between averages and for descent."""
 
     noise: float
     drift: float
@@ -28,12 +28,12 @@ class Iterations:
 
     @property
     def total(self) -> float:
-        """T."""
+        """Return T."""
         return self.noise + self.drift + self.descent
 
 
 def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> Iterations:
-    """T for any smooth f; ``step_sq``: s^2, ``smooth``: L."""
+    """Return T for any smooth f; ``step_sq``: s^2, ``smooth``: L."""
     drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
     return Iterations(smooth * step_sq / (n * epsilon**2), smooth * drift / epsilon**1.5, smooth * tau / epsilon)
 
@@ -41,7 +41,7 @@ def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: floa
 def strongly_convex(
     epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float, mu: float
 ) -> Iterations:
-    """T for a mu-strongly convex f; ``step_sq``: s^2, ``smooth``: L.
+    """Return T for a mu-strongly convex f; ``step_sq``: s^2, ``smooth``: L.
 
     Raises:
         ValueError: epsilon is not in (0, 1); for larger values the bound is empty.
@@ -57,20 +57,21 @@ def strongly_convex(
 def on_quadratics(
     rounds: int, rate: float, tau: int, zeta_sq: float, smooth: float, mu: float, distance: float
 ) -> float:
-    """The most that f(x_R) - f* can be after R rounds of FedAvg with full-batch steps, on any quadratics f_i.
+    """Return an upper bound of f(x_R) - f* after R rounds of FedAvg with full-batch steps, for any quadratics f_i.
 
         sqrt(f(x_R) - f*) <= sqrt(L/8) eta (tau - 1) zeta / phi
                              + sqrt(L/2) (1 - phi eta tau mu)^R (||x_0 - x*|| + eta (tau - 1) zeta sqrt(L/mu) / (2 phi))
 
     eta: the step size, in (0, 1/L], at which phi = (1 - (1 - eta L)^tau) / (eta tau L), in (0, 1]; f: the mean of the
-    f_i; L: the largest eigenvalue of their Hessians A_i; mu: the least of f's; zeta^2 = (1/N) sum_i ||grad f_i(x*)||^2.
-    So f(x_R) - f* <= epsilon takes eta <= O(sqrt(epsilon / L) / (tau zeta)), and with it T of ``strongly_convex``.
+    f_i; L: the largest eigenvalue of the Hessians A_i of f_i; mu: the smallest eigenvalue of f's Hessian;
+    zeta^2 = (1/N) sum_i ||grad f_i(x*)||^2; rate: eta; smooth: L; distance: ||x_0 - x*||.
+    So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of ``strongly_convex``.
 
     A round is x <- x - Q (x - x'), Q = (1/N) sum_i P_i A_i, P_i = eta sum_(k < tau) (1 - eta A_i)^k. As functions of an
     eigenvalue, D_i = eta tau - P_i is at most eta^2 tau (tau-1) A_i / 2, and P_i A_i at least phi eta tau A_i. The
     gradients at x* add up to 0, so x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By Cauchy and Schwarz its norm in Q is
     at most c zeta, c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi), and Q >= phi eta tau (1/N) sum_i A_i.
-    Where a few clients have all the curvature, and gradients in proportion, x' comes near to it.
+    If a few clients have all the curvature, and gradients in proportion, x' comes close to this bound.
 
     Raises:
         ValueError: eta is not in (0, 1/L].

@@ -1,15 +1,15 @@
 """Smoothness L and strong convexity mu at one model, by Lanczos' iteration on Hessian-vector products.
 
 L      = ||H||, the largest modulus of an eigenvalue of the Hessian H of f, the mean over clients of their mean losses
-L_i    = the same of f_i;  L_max = max_i L_i;  L~_avg: of the mean loss on the pool
-L_p    = max_i of the loss on what client i trains on
-mu     = the smallest eigenvalue of H, found as L - ||L I - H||; not positive where f is not strongly convex
+L_i    = L of f_i;  L_max = max_i L_i;  L~_avg: L of the mean loss on the pool
+L_p    = max_i L of the loss on the training data of client i
+mu     = the smallest eigenvalue of H, computed as L - ||L I - H||; not positive if f is not strongly convex
 
-The losses are those of ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
-in the model's precision, sums over batches and clients in float64. The result is an eigenvalue within ``TOLERANCE``,
-and nearly always the largest: of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 % ahead, one
-found the second (with a tolerance of 1e-3: 96). On a part of the data (``Part``) the Hessian is that of the part; the
-fewer its examples, the larger L is on average.
+The losses are defined in ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
+are in the model's precision, sums over batches and clients in float64. The result is an eigenvalue within
+``TOLERANCE``, and nearly always the largest. Of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 %
+larger than the second, one start found the second (with a tolerance of 1e-3: 96 starts). On a part of the data
+(``Part``) the Hessian is computed on the part; with fewer examples, L is larger on average.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,25 +31,25 @@ from fedcommons.flat_tensors import data
 from fedcommons.seeding import generator, set_default_generator
 
 TOLERANCE = 1e-5
-"""The iteration ends when some eigenvalue is known to lie within this relative distance of the value found,"""
+"""The iteration ends when an eigenvalue certainly lies within this relative distance of the computed value."""
 
 MOST = 100
-"""or after so many products."""
+"""The iteration ends at the latest after this number of products."""
 
 
 def spectral_norm(
     apply: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = TOLERANCE, most: int = MOST
 ) -> float:
-    """max |eigenvalue| of the symmetric matrix H that ``apply`` applies, from the float64 vector ``start``.
+    """Return max |eigenvalue| of the symmetric matrix H that ``apply`` applies, from the float64 vector ``start``.
 
-    Lanczos' iteration, with three vectors in memory (ARPACK holds twenty): in the basis v_1, v_2, ... of the Krylov
-    space H is tridiagonal, ``diagonal`` with ``beside`` next to it. For its eigenvalue theta of largest modulus and the
-    vector u of H that belongs to it, ||H u - theta u|| = beta |s|, s the last element of theta's eigenvector: some
-    eigenvalue of H is no further from theta than that. NaN where a product is not finite.
+    Lanczos' iteration, with three vectors in memory (ARPACK stores twenty): in the basis v_1, v_2, ... of the Krylov
+    space H is tridiagonal, with ``diagonal`` and ``off_diagonal``. Let theta be its eigenvalue of largest modulus, and
+    u the corresponding vector in the space of H. Then ||H u - theta u|| = beta |s|, s the last element of theta's
+    eigenvector. So an eigenvalue of H lies within beta |s| of theta. The result is NaN if a product is not finite.
     """
     v, before, beta, eigenvalue = start / start.norm(), torch.zeros_like(start), 0.0, 0.0
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     for _ in range(most):
         product = apply(v) - beta * before
         along = float(product @ v)
@@ -58,12 +58,12 @@ def spectral_norm(
         beta = float(product.norm())
         if not isfinite(beta):
             return nan
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, -1))  # which reads the lower half
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # eigh reads the lower half
         largest = int(np.abs(values).argmax())
         eigenvalue = abs(float(values[largest]))
         if beta * abs(vectors[-1, largest]) <= tolerance * eigenvalue:
             return eigenvalue
-        beside.append(beta)
+        off_diagonal.append(beta)
         v, before = product / beta, v
     return eigenvalue
 
@@ -71,13 +71,13 @@ def spectral_norm(
 def smoothness(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> float:
-    """L of the mean over the clients' losses; with ``which="pool"`` of the mean over the pool's examples."""
+    """Return L of the mean of the clients' losses; with ``which="pool"``, L of the mean loss on the pool's examples."""
     apply = _hessian(executor, at, which, n_sets, blocks, part)
     return spectral_norm(apply, _start(at, 0))
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """mu of the mean over the clients' losses: to about 1e-5 L in float64, else to the rounding of the products."""
+    """Return mu of the mean of the clients' losses, accurate to about 1e-5 L in float64, else to products' rounding."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)
@@ -86,13 +86,13 @@ def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int,
 def smoothness_of_each(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> list[float]:
-    """L_i of every client; each client sends one scalar."""
+    """Return L_i of every client; each client sends one scalar."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     return [value for block in executor.map(smoothness_of_block, at, jobs) for value in block]
 
 
 def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]) -> list[float]:
-    """L_i of the clients ``ids``, each by an iteration of its own."""
+    """Return L_i of each client in the job's ``ids``, by a separate iteration per client."""
     which, ids, part = job
     task.load(worker.work)
     norms = []
@@ -104,7 +104,7 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
 
 
 def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:
-    """The sum of H_i v over the clients ``ids``; in the pool that of n_i H_i v."""
+    """Return the sum over the clients ``ids`` of H_i v / N; for the pool, of (n_i / n) H_i v, n = sum_i n_i."""
     which, ids, part = job
     task.at.load(worker.work)
     total, sizes, v = BlockSum(), clients_of(worker.data, which).rows.sizes, task.v.to(worker.work.device)
@@ -118,12 +118,12 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
 
 
 def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor, seed: int = 0) -> Tensor:
-    """H v for the Hessian of the mean loss over all examples of the batches, (P,) float64, in evaluation mode.
+    """Return H v for the Hessian H of the mean loss over all examples of the batches, (P,) float64, in evaluation mode.
 
-    seed: of what the module draws, the same for every v, else there is no one H.
+    seed: seed of the module's random draws, which must be the same for every v, because H depends on the draws.
 
     Raises:
-        ValueError: the parameters are in half precision, or samples meet in a layer.
+        ValueError: the parameters are in half precision, or a layer mixes samples.
     """
     parameters = list(trained(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):

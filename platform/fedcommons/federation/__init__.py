@@ -1,1 +1,1 @@
-"""The engine: rounds, participation, fixed blocks, executors, evaluation, checkpoints. Independent of algorithms."""
+"""The engine: rounds, participation, fixed blocks, executors, evaluation, checkpoints. It works for all algorithms."""
