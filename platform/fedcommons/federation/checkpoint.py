@@ -143,12 +143,13 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
-        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]  # old: no lost
+        # Earlier versions wrote three counts of traffic, without lost bytes, and neither rejected nor largest.
+        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         if "model" in state:
             flat(state, "model")
-        rejected = rejections.read(facts.get("rejected", []))  # earlier versions wrote no rejections
+        rejected = rejections.read(facts.get("rejected", []))
         largest = rejections.read_largest(facts.get("largest"))
         ledger = privacy.read(facts["ledger"])  # required: without it the releases are unknown
     except (KeyError, TypeError, AttributeError) as error:  # JSON of another form raises these errors

@@ -142,7 +142,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.instead = 1.0, None  # training at the server uses neither
+            worker.work.share, worker.work.instead = 1.0, None  # the server's training needs neither
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})

@@ -25,7 +25,7 @@ from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
 from fedcommons.seeding import set_default_generator
 
 CLIENTS = 4
-"""Clients per job; the number of jobs that run at a time is a round's number of blocks."""
+"""Clients per job; one call of the executor gets at most ``Plan.blocks`` jobs."""
 
 
 @runtime_checkable

@@ -1,8 +1,9 @@
 """Random streams for the noise of every ``Release`` and for Poisson batches, which must stay as secret as the noise.
 
-The key of a stream consists of the facts that decide the results of an experiment or artifact (``Source.facts``), the
-data that a client has received, the hash of its data, the purpose, round, client, number of the call, and step. So two
-messages share noise only if they are the same message, and no noise cancels in a difference.
+The key of a stream contains a hash of the facts that decide the results of an experiment or artifact
+(``Source.facts``). It also contains a hash of the data that a client has received and of its examples. The other
+elements are purpose, round, client, number of the call, and step. So two messages share noise only if they are the same
+message, and no noise cancels in a difference.
 
 seeded: an attacker who knows these facts, including the seed, can draw the noise again and subtract it. No epsilon is
 guaranteed; an epsilon can be stated only *if the noise were secret*.

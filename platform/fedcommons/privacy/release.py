@@ -1,4 +1,4 @@
-"""Releases: records of the data that leave a client. The creator of a release states its protection, else none counts.
+"""Releases: records of data that leave a client. The code that creates a release states its protection (default: none).
 
 q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: largest
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
@@ -53,8 +53,8 @@ class Release:
     @property
     def named(self) -> tuple[str, ...]:
         """Return the names as the ledger records them, with the reason why the release is uncovered."""
-        why = self.why or self.flaw
-        return tuple(f"{name} ({why})" for name in self.what) if why else self.what
+        reason = self.why or self.flaw
+        return tuple(f"{name} ({reason})" for name in self.what) if reason else self.what
 
     @property
     def covered(self) -> bool:
