@@ -27,6 +27,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.filterwarnings("ignore:fedcommons.sharing.needs:DeprecationWarning")
 def test_every_module_can_be_imported() -> None:
     for path in FILES:
         importlib.import_module(module_name(path))
