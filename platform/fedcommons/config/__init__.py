@@ -1,1 +1,1 @@
-"""What a run shall do: its fields, its parts, and the command line."""
+"""Configuration of a run: its fields, its components and the command line."""

@@ -1,6 +1,7 @@
 """An experiment as dotted names and values: ``partition.alpha``, ``fedprox.mu`` and so on.
 
-It has the fields of the chosen parts only. So a new method, or a new field with a default, changes no hash and no name.
+An experiment has the fields of the chosen components only. Therefore a new method, or a new field with a default,
+changes no hash and no name.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +41,7 @@ IGNORED_BY_RESULTS = (
     "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb",
     "tracking.project", "tracking.group",
 )  # fmt: skip
-"""Fields of every run that may change between it and its resumption, because no result depends on them."""
+"""Fields of every run that may differ when the run is resumed, because no result depends on these fields."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -48,53 +49,54 @@ SHORT_NAMES = {
     "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
     "generator": "generator.name", "wandb": "tracking.wandb",
 }  # fmt: skip
-"""Short names of fields, which every sweep accepts: most are the symbols of the papers."""
+"""Short name -> field. Every sweep accepts the short names; most are the symbols of the papers."""
 
-_HELD = {"constants", "source", "beside", *SECTIONS}
+_NON_SCALAR_FIELDS = {"constants", "source", "beside", *SECTIONS}
 
 
 def is_ignored(name: str) -> bool:
-    """Whether no result depends on a field: those of ``IGNORED_BY_RESULTS``, and a tracker, its constants and its code.
+    """Return whether no result depends on the field.
 
-    A measure is none of these: its numbers stand in the record, which is the same after a resumption.
+    Results do not depend on ``IGNORED_BY_RESULTS``, nor on a tracker, its constants and its code. Results do depend on
+    a measure: its numbers are part of the record, which must be the same after a resumption.
     """
     return name in IGNORED_BY_RESULTS or name.startswith("tracking.") or name == "source.tracker"
 
 
 @cache
 def own_fields() -> Mapping[str, Field]:
-    """The fields of every run, and those of the section ``generator``."""
-    found = dict(fields_of(Experiment, _HELD))
+    """Return the fields of every run, and the fields of the section ``generator``."""
+    result = dict(fields_of(Experiment, _NON_SCALAR_FIELDS))
     for section, kind in SECTIONS.items():
-        found |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
-    return found
+        result |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
+    return result
 
 
 def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
-    """The fields of experiments with these parts (kind to names); without a generator, no field of generators.
+    """Return the fields of experiments with the chosen components; generator fields only if a generator is chosen.
 
-    reread: see ``parts.source``.
+    chosen: names of components by kind. reread: see ``registry.source``.
     """
-    found = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
+    result = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
         for name in names:
             section = registry.section(kind, name)
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
             constants = registry.constants(kind, name, reread)
-            if registry.is_own(name) and (taken := [n for n in constants if f"{section}.{n}" in own_fields()]):
+            if registry.is_own(name) and (clashes := [n for n in constants if f"{section}.{n}" in own_fields()]):
                 raise UserError(
-                    f"{KINDS[kind].field} {shown(name)}: its constant {taken[0]} needs another name, as every "
-                    f"experiment has a field {section}.{taken[0]}."
+                    f"{KINDS[kind].field} {shown(name)}: its constant {clashes[0]} needs another name, as every "
+                    f"experiment has a field {section}.{clashes[0]}."
                 )
-            found |= {f"{section}.{n}": f for n, f in constants.items()}
-    return found
+            result |= {f"{section}.{n}": f for n, f in constants.items()}
+    return result
 
 
 def full_name(
     name: str, known: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
 ) -> str:
-    """The full name of a field given by a short name, or under its part's name (``resnetgn.width``)."""
+    """Return the full name of a field. name: full name, short name, or component and constant (``resnetgn.width``)."""
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in known else ():
         if section in map(registry.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
@@ -103,55 +105,56 @@ def full_name(
 
 
 def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """These values by the full names of the fields that are meant."""
-    given = {SHORT_NAMES.get(name, name): value for name, value in values.items()}
-    chosen = {kind: [name] for kind, name in _names(given).items()}
-    known = fields_for(chosen)
-    return {full_name(name, known, chosen): value for name, value in given.items()}
+    """Return the values by the full names of their fields."""
+    by_field = {SHORT_NAMES.get(name, name): value for name, value in values.items()}
+    chosen = {kind: [name] for kind, name in _names(by_field).items()}
+    valid_fields = fields_for(chosen)
+    return {full_name(name, valid_fields, chosen): value for name, value in by_field.items()}
 
 
 def generates(setting: str) -> bool:
-    """Whether every client trains a generator for this sharing stage."""
+    """Return whether every client trains a generator for this sharing strategy."""
     return registry.defines("sharing", setting, "needs")
 
 
 def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
-    """The experiment that these dotted fields describe. Its ``beside`` gets the fields of parts that are not chosen.
+    """Return the experiment that the dotted fields describe. Fields of other components go to its ``beside``.
 
-    beside: names that no part of the package has and that are allowed all the same: fields of the user's own parts.
+    beside: names of fields that are allowed although no component of the package has them: fields of user-defined
+    components.
 
     Raises:
-        UserError: a part cannot be found, no part has a field, or a value is out of its range.
+        UserError: a component does not exist, no component has a field, or a value is out of its range.
     """
     names = _names(values)
-    known = fields_for({kind: [name] for kind, name in names.items()})
+    valid_fields = fields_for({kind: [name] for kind, name in names.items()})
     for name in values:
-        if name not in known and name not in beside and not name.startswith("source."):
-            _require_owned(name, known)
-    source = {kind: found for kind, name in names.items() if (found := registry.source(name))}
+        if name not in valid_fields and name not in beside and not name.startswith("source."):
+            _require_owned(name, valid_fields)
+    source = {kind: code_hash for kind, name in names.items() if (code_hash := registry.source(name))}
     if file := values.get("model.weights"):
         source["weights"] = weights_file.digest(str(file))
-    rest = {n: v for n, v in values.items() if n not in known and not n.startswith("source.")}
-    found = {n: values.get(n, f.default) for n, f in known.items()}
-    for name, field in known.items():
-        if type(found[name]) in field.kinds:  # other types are refused with all else that is wrong, before the run
-            field.check(name, found[name])
-    return _build(found, source, rest)
+    rest = {n: v for n, v in values.items() if n not in valid_fields and not n.startswith("source.")}
+    flat = {n: values.get(n, f.default) for n, f in valid_fields.items()}
+    for name, field in valid_fields.items():
+        if type(flat[name]) in field.kinds:  # a later check reports other types with all other errors
+            field.check(name, flat[name])
+    return _build(flat, source, rest)
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """A copy of ``config`` with these dotted fields replaced; a newly chosen part starts with its defaults.
+    """Return a copy of ``config`` with the dotted fields replaced; a newly chosen component starts with its defaults.
 
     Raises:
-        UserError: the experiment with these parts does not have a field.
+        UserError: the resulting experiment does not have one of the fields.
     """
     old, now = config.flat, _names({**config.flat, **values})
-    kept = {n: v for n, v in old.items() if not _replaced(n, config, now)}
-    found = choose({**config.beside, **kept, **values}, config.beside)
+    old_values = {n: v for n, v in old.items() if not _replaced(n, config, now)}
+    result = choose({**config.beside, **old_values, **values}, config.beside)
     for name, value in values.items():
-        if name not in found.flat and not (name in OPTIONAL and value is None):
-            raise not_chosen(name, found)
-    return found
+        if name not in result.flat and not (name in OPTIONAL and value is None):
+            raise not_chosen(name, result)
+    return result
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
-    """The fields as nested plain values, tuples as lists, as in config.yaml."""
+    """Return the fields as nested plain values, with tuples as lists, as config.yaml stores the fields."""
     nested: dict[str, Any] = {}
     for name, value in recorded(config.flat).items():
         section, _, leaf = name.rpartition(".")
@@ -170,26 +173,26 @@ def to_dict(config: Experiment) -> dict[str, Any]:
 
 
 def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
-    """The alpha, p, rho, sigma and lr that a run really had, by these names; those that it did not use are left out.
+    """Return the alpha, p, rho, sigma and lr that a run used, by these names, without those that the run did not use.
 
-    alpha is there if the partition has one, rho if there is a generator, sigma if clients train by DP-SGD.
-    values: the run's dotted fields; p: the share of shared data that resulted.
+    alpha needs a partition with alpha, rho a generator, sigma DP-SGD without a target epsilon.
+    values: the run's dotted fields. p: the resulting share of shared data.
     """
-    solved = values.get("dp.target_epsilon") is not None  # each client has a sigma of its own
+    solved = values.get("dp.target_epsilon") is not None  # then sigma differs between clients
     sigma = values["dp.noise_multiplier"] if values["dp.local"] and not solved else None
     alpha, rho = values.get("partition.alpha"), values.get("generator.rho")
-    found = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
-    return {name: value for name, value in found.items() if value is not None}
+    settings = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def from_dict(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of a config.yaml that ``to_dict`` wrote; missing fields have their defaults.
+    """Return the experiment of a config.yaml that ``to_dict`` wrote; missing fields have their defaults.
 
-    Own parts are not imported: their constants are taken as they are in the file.
+    User-defined components are not imported: their constants are read from the file without a check.
 
     Raises:
-        UserError: a key is no field; a later version may have written it.
-        ValueError: a value has another type than its field.
+        UserError: a key is no field; a later version of the platform may have written the key.
+        ValueError: a value has a different type from its field.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -203,72 +206,72 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
         raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not registry.is_own(names["sharing"]) else "generator" in values):
         del names["generator"]
-    known = fields_for({kind: [name] for kind, name in names.items() if not registry.is_own(name)})
+    valid_fields = fields_for({kind: [name] for kind, name in names.items() if not registry.is_own(name)})
     if "generator" in names:
-        known |= {n: f for n, f in own_fields().items() if n.startswith("generator.")}
+        valid_fields |= {n: f for n, f in own_fields().items() if n.startswith("generator.")}
     sections = {registry.section(kind, name) for kind, name in names.items() if registry.is_own(name)}
-    kept = {n: known[n].default for n in known}
+    settings = {n: valid_fields[n].default for n in valid_fields}
     for name, value in flat.items():
-        if name in known:
-            if type(value) not in known[name].kinds:
-                kinds = " or ".join(kind.__name__ for kind in known[name].kinds)
+        if name in valid_fields:
+            if type(value) not in valid_fields[name].kinds:
+                kinds = " or ".join(kind.__name__ for kind in valid_fields[name].kinds)
                 raise ValueError(f"{name} is {shown(value)} and no {kinds}")
         elif name.partition(".")[0] not in {*sections, "source"}:
-            _require_owned(name, known)
+            _require_owned(name, valid_fields)
             continue
-        kept[name] = value
-    source = {n.removeprefix("source."): kept.pop(n) for n in list(kept) if n.startswith("source.")}
-    return _build(kept, source)
+        settings[name] = value
+    source = {n.removeprefix("source."): settings.pop(n) for n in list(settings) if n.startswith("source.")}
+    return _build(settings, source)
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
-    """Names of the fields that differ and on which results depend; empty if the results must be the same."""
-    one, other = a.flat, b.flat
+    """Return the names of the fields that differ and affect results; empty if the results must be the same."""
+    first, second = a.flat, b.flat
     missing = object()
-    names = [n for n in {**one, **other} if not is_ignored(n)]
-    return [n for n in names if one.get(n, missing) != other.get(n, missing)]
+    names = [n for n in {**first, **second} if not is_ignored(n)]
+    return [n for n in names if first.get(n, missing) != second.get(n, missing)]
 
 
 def deciding(config: Experiment) -> dict[str, Any]:
-    """Dotted names to values of the fields that results depend on, without those at their default.
+    """Return the fields that results depend on, by dotted name, without the fields that have their default value.
 
-    Hashes are made of this, so a new field changes no old hash. Therefore a default must never change: add a new field
-    instead.
+    Hashes are computed from these fields, so a new field changes no old hash. Therefore a default must never change:
+    add a new field instead.
     """
-    known = fields_for({kind: [name] for kind, name in config.chosen.items()}, reread=False)
+    valid_fields = fields_for({kind: [name] for kind, name in config.chosen.items()}, reread=False)
     flat = {n: v for n, v in config.flat.items() if not is_ignored(n)}
-    return {n: v for n, v in flat.items() if n not in known or v != known[n].default}
+    return {n: v for n, v in flat.items() if n not in valid_fields or v != valid_fields[n].default}
 
 
 def part_of(config: Experiment, kind: str) -> Any:
-    """The chosen part of this kind, made with its constants: an algorithm, a sharing stage or a generator."""
+    """Create the chosen component of this kind (algorithm, sharing strategy or generator) with its constants."""
     section = config if kind == "algorithm" else getattr(config, kind)
     return registry.make(kind, config.chosen[kind], section.constants)
 
 
 def parts_of_own(config: Experiment) -> list[str]:
-    """The options that name the user's own parts of an experiment, such as ``--algorithm my_lab.py:FedAvgM``."""
+    """Return the options that name an experiment's user-defined components: ``--algorithm my_lab.py:FedAvgM``."""
     return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_own(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
-    """The error that says why the experiment has no such field."""
+    """Return the error that explains why the experiment has no such field."""
     return of_others(name, {k: [n] for k, n in config.chosen.items()}) or unknown("config key", name, config.flat)
 
 
 def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """The error for a field of a part that is not chosen; None if no part has such a field."""
+    """Return the error for a field of a component that is not chosen; None if no component has such a field."""
     if (
         name.startswith("generator.")
         and not chosen.get("generator")
         and (name in own_fields() or registry.owners(name))
     ):
-        if any(generates(one) for one in chosen["sharing"]):
+        if any(generates(setting) for setting in chosen["sharing"]):
             return UserError(
                 f"{name} needs --generator.name {' or '.join(KINDS['generator'].known)}, and it names none."
             )
         settings = ", ".join(chosen["sharing"])
-        able = [one for one in KINDS["sharing"].known if generates(one)]
+        able = [setting for setting in KINDS["sharing"].known if generates(setting)]
         return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
     if owned := registry.owners(name):
         kind, names = owned
@@ -278,22 +281,22 @@ def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | Non
 
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The name of the part of each kind that these values choose; no kind that a run need not have and has not."""
-    found = {kind: values.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
-    names = {kind: str(name) for kind, name in found.items() if name is not None or not KINDS[kind].is_optional}
+    """Return the chosen component of each kind, by kind. Kinds without a chosen component are left out."""
+    chosen = {kind: values.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    names = {kind: str(name) for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
     if not generates(names["sharing"]):
         del names["generator"]
     return names
 
 
-def _require_owned(name: str, known: Mapping[str, Field]) -> None:
-    """Check that a field that is not of the chosen parts is of some part of the package."""
+def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
+    """Raise an error if no component of the package has this field, chosen or not."""
     if name not in own_fields() and not registry.owners(name):
-        raise unknown("config key", name, known)
+        raise unknown("config key", name, valid_fields)
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
-    """Whether a field of ``config`` is a constant of a part that is no longer chosen."""
+    """Return whether a field of ``config`` is a constant of a component that is no longer chosen."""
     return (
         name not in own_fields()
         and any(
@@ -304,18 +307,18 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
 
 
 def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment with these fields."""
+    """Create the experiment with these fields."""
     scalars = {n: v for n, v in flat.items() if "." not in n}
-    made: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
-        held = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
-        own = {f.name for f in fields(kind)} - {"constants"}
-        given = {n: v for n, v in held.items() if n in own}
+        section_values = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
+        field_names = {f.name for f in fields(kind)} - {"constants"}
+        arguments = {n: v for n, v in section_values.items() if n in field_names}
         if "constants" in {f.name for f in fields(kind)}:
-            given["constants"] = Constants({n: v for n, v in held.items() if n not in own})
-        if held:
-            made[section] = kind(**given)
+            arguments["constants"] = Constants({n: v for n, v in section_values.items() if n not in field_names})
+        if section_values:
+            nested[section] = kind(**arguments)
     section = registry.section("algorithm", scalars["algorithm"])
     constants = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
-    made |= {"constants": Constants(constants), "source": Constants(source), "beside": Constants(beside)}
-    return Experiment(**scalars, **made)
+    nested |= {"constants": Constants(constants), "source": Constants(source), "beside": Constants(beside)}
+    return Experiment(**scalars, **nested)

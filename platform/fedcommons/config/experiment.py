@@ -1,6 +1,6 @@
-"""The description of one experiment: its sections, and what of them decides its results.
+"""The description of one experiment: its sections, and its fields by dotted name.
 
-It holds the constants of its chosen parts only, and so do config.yaml and hashes.
+An experiment, its config.yaml and its hash contain the constants of the chosen components only.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ from fedcommons.config.schema import (
 class Experiment:
     """One run: data -> partition -> sharing -> federation -> measures.
 
-    generator: None if the sharing stage needs none. constants: the algorithm's. source: kind of part to a digest of its
-    code, for parts of one's own; ``weights`` to that of the file ``model.weights``. beside: fields that were given for
-    parts that are not chosen, by dotted name; they are used once such a part is chosen, and are ignored when
-    experiments are compared.
+    generator: None if the sharing strategy needs no generator. constants: the algorithm's constants. source: hash of
+    the code of each user-defined component, by kind, and of the file ``model.weights``, by the key ``weights``.
+    beside: values that the user set for components that are not chosen, by dotted name. A value applies once its
+    component is chosen. Comparisons of experiments ignore these values.
     """
 
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
@@ -67,7 +67,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         complete(self, "algorithm", self.algorithm)
-        if type(self.target) in (int, float, str):  # other types are refused with all else that is wrong
+        if type(self.target) in (int, float, str):  # a later check reports other types with all other errors
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
             digests = {kind: digest for kind, name in self.chosen.items() if (digest := registry.source(name))}
@@ -77,7 +77,7 @@ class Experiment:
 
     @cached_property
     def chosen(self) -> Mapping[str, str]:
-        """Kind of part to the name of the chosen part."""
+        """Return the name of the chosen component of each kind."""
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
@@ -87,15 +87,15 @@ class Experiment:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
-        """Dotted names to values, of the chosen parts only: ``partition.alpha``, ``fedprox.mu`` and so on."""
+        """Return the fields of the chosen components by dotted name: ``partition.alpha``, ``fedprox.mu`` and so on."""
         values: dict[str, Any] = {}
         for field_ in fields(self):
             value = getattr(self, field_.name)
             if is_dataclass(value):
-                own = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
+                section_fields = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
                 constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
-                held = {f"{field_.name}.{n}": v for n, v in {**own, **constants}.items()}
-                values |= {n: v for n, v in held.items() if v is not None or n not in registry.OPTIONAL}
+                dotted_fields = {f"{field_.name}.{n}": v for n, v in {**section_fields, **constants}.items()}
+                values |= {n: v for n, v in dotted_fields.items() if v is not None or n not in registry.OPTIONAL}
             elif field_.name not in ("constants", "source", "beside", "generator") and (
                 value is not None or field_.name not in registry.OPTIONAL
             ):

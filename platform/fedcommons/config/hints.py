@@ -1,4 +1,4 @@
-"""What people mean by words that other programs and papers use: the field it is here, or a sentence where none is."""
+"""Words of other programs and papers: the field of this platform that a word means, or a hint if there is none."""
 
 import re
 from collections.abc import Collection
@@ -21,7 +21,7 @@ FIELDS = {
     "client.clip_norm": "clip-norm gradient-clip-val",
     "dp.clip": "max-grad-norm",
 }
-"""Our field or option, and what else it is called; a single letter counts as it is written."""
+"""Field or option -> other names of it. A single letter is case-sensitive."""
 
 SENTENCES = {
     "gpu gpus num-gpus device cuda accelerator": "a GPU is used where torch finds one, and CUDA_VISIBLE_DEVICES says "
@@ -37,7 +37,7 @@ SENTENCES = {
     "iid non-iid": "--partition iid deals examples at random, and --partition dirichlet_classes --alpha 0.1 by class",
     "seeds": "a run has one --seed, and the other commands take --seeds",
 }
-"""What is said of words for which no field stands."""
+"""Words that name no field -> the hint that the message shows for these words."""
 
 ELSEWHERE = {
     "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
@@ -48,7 +48,9 @@ ELSEWHERE = {
     "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",
     "partition": "pathological",
 }
-"""Names that are known in the field: one of ours, however near, is another thing. Those that we have are found."""
+"""Kind -> names of components from the literature that the package may not have.
+
+For such a name, a similar name in the package is no useful suggestion. Names that the package has are found first."""
 
 
 def _plain(word: str) -> str:
@@ -56,20 +58,20 @@ def _plain(word: str) -> str:
 
 
 _FIELDS = {_plain(word): field for field, words in FIELDS.items() for word in words.split()}
-_SENTENCES = {_plain(word): said for words, said in SENTENCES.items() for word in words.split()}
+_SENTENCES = {_plain(word): sentence for words, sentence in SENTENCES.items() for word in words.split()}
 
 
 def meant(word: str, known: Collection[str]) -> str | None:
-    """The one among ``known`` that this word stands for, or None."""
+    """Return the field that this word stands for; None if ``known`` has no such field."""
     field = _FIELDS.get(_plain(word))
     return field if field in known else None
 
 
 def sentence_for(word: str) -> str | None:
-    """What to do instead, where no field is meant by this word; None for a word of which nothing is known."""
+    """Return the hint for a word that names no field; None if there is no hint for the word."""
     return _SENTENCES.get(_plain(word))
 
 
 def is_elsewhere(kind: str, name: str) -> bool:
-    """Whether this name of a part of ``kind`` is known in the field."""
+    """Return whether the literature has a component of this kind and name."""
     return _plain(name) in ELSEWHERE.get(kind, "").split()

@@ -1,7 +1,7 @@
-"""Named settings: ``smoke`` (seconds, the same code with smaller numbers), ``small`` (a laptop), ``paper`` (GPUs).
+"""Presets: ``smoke`` (seconds; the same code with smaller numbers), ``small`` (for laptops), ``paper`` (for GPUs).
 
-``authors``: what Fedssyn's released code sets in every cell of its Table 1, on top of ``paper``; what it sets in single
-cells is added by the sweeps, where it stands (``sweeps/papers/fedssyn/authors.py``).
+``authors``: preset ``paper`` with the values that Fedssyn's released code uses in every configuration of its Table 1.
+The sweeps add the values of single configurations (``sweeps/papers/fedssyn/authors.py``).
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.epochs": 90,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
-    "generator.schedule": "squaredcos_cap_v2",  # measured: far better images than linear after 150 steps on 8x8
+    "generator.schedule": "squaredcos_cap_v2",  # measured on 8x8, 150 steps: far better images than linear
     "generator.sampler": "ddim",
     "generator.sampling_steps": 25,
 }
 
 _FEW_PIXELS: dict[str, Any] = {
-    "client.onednn": False,  # tried: 10 images of 8x8 take 0.45 ms a step, with oneDNN 0.65; from 32 on it is faster
-    "fedcvae.channels": (32, 64),  # four levels would pad 8x8 to 16x16
+    "client.onednn": False,  # 0.45 ms per step of 10 8x8 images, with oneDNN 0.65; faster with it from 32 on
+    "fedcvae.channels": (32, 64),  # four levels would pad 8x8 images to 16x16
 }
 
 _SMALL: dict[str, Any] = {
@@ -36,7 +36,7 @@ _SMALL: dict[str, Any] = {
     "measure.every": 15,
 }
 
-# For a laptop: a part of the large data sets, with fewer passes, larger batches and fewer rounds.
+# A laptop needs a part of the large data sets only, fewer epochs, larger batches and fewer rounds.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
     "data.limit": 3000,
     "generator.channels": (16, 32, 32),
@@ -60,7 +60,7 @@ _SMOKE: dict[str, Any] = {
     "measure.every": 3,
     "target": 0.2,
     "feddm.ipc": 1,
-    "feddm.least": 1,  # 200 images are few for ten of a class
+    "feddm.least": 1,  # with 200 images, a client rarely has ten images of a class
     "feddm.iterations": 2,
     "feddm.server_epochs": 5,
     "dense.generated": 8,
@@ -103,7 +103,7 @@ _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
         "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
         "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
     },
-    "private_ddpm": {"smoke": {"batch_size": 16}},  # at most a client's images, of which 200 leave some 37
+    "private_ddpm": {"smoke": {"batch_size": 16}},  # at most a client's images: about 37 if data.limit is 200
 }
 
 AUTHORS: Mapping[str, Any] = {
@@ -115,10 +115,10 @@ AUTHORS: Mapping[str, Any] = {
     "generator.sampling_steps": 250,
     "feddyn.squared": False,
 }
-"""What preset ``authors`` sets on top of ``paper``, in every cell."""
+"""Fields that preset ``authors`` sets in addition to preset ``paper``, in every configuration."""
 
 SMOKE = "SMOKE: numbers mean nothing"
-"""Stands in tables and pictures of preset smoke, whose runs are too small to say anything."""
+"""Warning in tables and pictures of preset smoke, whose runs are too small for conclusions."""
 
 PRESETS = ("smoke", "small", "paper", "authors")
 
@@ -126,14 +126,14 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
 def generator(name: str, preset: str) -> Mapping[str, Any]:
-    """The dotted fields that a preset sets for this generator; none where those of the DDPM are taken."""
+    """Return the dotted fields that a preset sets for this generator; empty if the fields of the DDPM apply."""
     of_presets = _GENERATORS.get(name, _GENERATORS.get(name.removeprefix("private_"), {}))
-    found = of_presets.get("paper" if preset == "authors" else preset, {})
-    return {f"generator.{field}": value for field, value in found.items()}
+    fields = of_presets.get("paper" if preset == "authors" else preset, {})
+    return {f"generator.{field}": value for field, value in fields.items()}
 
 
 def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
-    """The dotted fields that this preset sets for this data set, and for the generator ``made_by``."""
+    """Return the dotted fields that the preset sets for this data set and for the generator ``made_by``."""
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
     return {**_fields(name, dataset), **generator(made_by, name)}
@@ -153,29 +153,30 @@ def _fields(name: str, dataset: str) -> dict[str, Any]:
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a preset with some fields replaced; they may choose other parts.
+    """Return the experiment of a preset, with some fields replaced. The fields may choose other components.
 
-    values: as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``: dotted
-    names, or the short ones of the command line. Lists are taken as tuples, numpy's numbers and paths as plain ones.
+    values: such as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``.
+    Names are dotted names, or the short names of the command line. Lists are converted to tuples, numpy scalars to
+    Python numbers and paths to texts.
 
     Raises:
-        UserError: a field that the experiment does not have, or a value out of its range.
+        UserError: the experiment does not have a field, or a value is out of its range.
     """
-    given = full_names(_plain({} if values is None else values))
-    found = choose(
-        {**preset(name, dataset, str(given.get("generator.name", "ddpm"))), "tracking.preset": name, **given}
+    fields = full_names(_plain({} if values is None else values))
+    config = choose(
+        {**preset(name, dataset, str(fields.get("generator.name", "ddpm"))), "tracking.preset": name, **fields}
     )
-    for field, value in given.items():
-        if field not in found.flat and not (field in OPTIONAL and value is None):
-            raise not_chosen(field, found)
-    return found
+    for field, value in fields.items():
+        if field not in config.flat and not (field in OPTIONAL and value is None):
+            raise not_chosen(field, config)
+    return config
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as a command line would give them.
+    """Return the values in the types that the command line yields.
 
     Raises:
-        UserError: they are no mapping from names.
+        UserError: ``values`` is no mapping from names.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""Parts: what a config chooses by name, or by an import path if it is the user's own.
+"""The registry of components: a config chooses a component by its name, or by an import path if the user defined it.
 
-A part is one file that defines its constants (``fields``) and what it refuses (``check``). It is named by its name in
-``KINDS``, as ``package.module:Name``, or as ``my_method.py:Name``, a path relative to the folder in which the command
-was given. Ray's workers find it by the same text.
+A component is a class or function that defines its constants (``fields``) and the values that it refuses (``check``).
+A config names a component by its name in ``KINDS``, as ``package.module:Name``, or as ``my_method.py:Name``. The last
+form is a path relative to the folder of the command. Ray's workers find the component by the same text.
 """
 
 import importlib
@@ -32,16 +32,17 @@ from fedcommons.errors import (
 )
 
 HERE = "FEDCOMMONS_PARTS"
-"""Environment variable that tells Ray's workers in which folder the command was given."""
+"""Environment variable that passes the folder of the command to Ray's workers."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part: the field that names it, where the package's own are, and the arguments that are passed.
+    """A kind of component: the field that names the component, the package's components, and the passed arguments.
 
-    handed: always; required: to a parameter without a default; with one it is a constant, as it was before these were
-    passed. is_optional: a run need not have one, and the field is None by default. has: what a part must have, such as
-    the functions of its Protocol; () where the class or function is called once, and what it gives is checked.
+    known: name to import path. handed: arguments that are always passed. required: arguments that are passed to a
+    parameter without a default; a parameter with a default is a constant, as in earlier versions. is_optional: a run
+    may have no such component, and the field is None by default. has: attributes that a component must have, such as
+    its Protocol's methods; () if the component is called once and its result is checked.
     """
 
     field: str
@@ -53,7 +54,7 @@ class Kind:
 
     @property
     def section(self) -> str:
-        """The section of its parts' constants; an algorithm's constants have a section named after the algorithm."""
+        """Return the section of the constants. (An algorithm's constants have a section named after the algorithm.)"""
         return self.field.partition(".")[0]
 
 
@@ -199,92 +200,92 @@ KINDS: Mapping[str, Kind] = {
 }
 
 OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind.is_optional)})
-"""Fields that an experiment has only where it has such a part, or a storage."""
+"""Fields that an experiment has only if it has such a component, or a storage."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """The class or function with this name or import path.
+    """Return the class or function with this name or import path.
 
     Raises:
-        UserError: it does not exist.
+        UserError: the class or function does not exist.
     """
-    known, field = KINDS[kind].known, KINDS[kind].field
-    where, _, attribute = known.get(name, name).rpartition(":")
-    if name not in known and not is_own(name):
-        own = f"an import path of your own, such as my_{kind}.py:Name"
+    components, field = KINDS[kind].known, KINDS[kind].field
+    where, _, attribute = components.get(name, name).rpartition(":")
+    if name not in components and not is_own(name):
+        hint = f"an import path of your own, such as my_{kind}.py:Name"
         if is_elsewhere(kind, name):
-            ours = ", ".join(sorted(known))
-            raise UserError(f"{field} {shown(name)} is not in the package: give {own}. Known: {ours}.")
-        raise unknown(field, name, known, f"or {own}" if known else own)
+            names = ", ".join(sorted(components))
+            raise UserError(f"{field} {shown(name)} is not in the package: give {hint}. Known: {names}.")
+        raise unknown(field, name, components, f"or {hint}" if components else hint)
     module = _module(where, f"{field} {shown(name)}")
-    with before_any_work(), somebodys(f"{field} {shown(name)}"):  # a module may have a function for what it lacks
-        found = getattr(module, attribute, None)
-    if not callable(found):
+    with before_any_work(), somebodys(f"{field} {shown(name)}"):  # a module-level __getattr__ is user code
+        component = getattr(module, attribute, None)
+    if not callable(component):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
         raise UserError(f"{field} {shown(name)}: {where} has no {shown(attribute)}{near}")
-    return found
+    return component
 
 
 def with_floats(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return these constants of a component, with whole numbers as floats where the type is float."""
-    known = constants(kind, name)
-    floats = {n for n, value in given.items() if type(value) is int and n in known and known[n].kinds[0] is float}
+    fields = constants(kind, name)
+    floats = {n for n, value in given.items() if type(value) is int and n in fields and fields[n].kinds[0] is float}
     return {n: float(value) if n in floats else value for n, value in given.items()}
 
 
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
-    """The part with these constants; see ``made``."""
+    """Create the component with these constants; see ``made``."""
     return made(kind, name, partial(find(kind, name), **constants))
 
 
 def made(kind: str, name: str, build: Callable[[], Any]) -> Any:
-    """The part that ``build`` gives.
+    """Create a component by calling ``build``, and check its attributes.
 
     Raises:
-        UserError: it cannot be built, or lacks what a part of this kind must have.
+        UserError: ``build`` fails, or the component lacks an attribute that its kind requires.
     """
     what, has = called(kind, name), KINDS[kind].has
     with before_any_work(), somebodys(what):
         part = build()
-        lacking = [one for one in has if not hasattr(part, one)]
-        if lacking:
-            gives = f"gives {name_of(part)}, which has no {', '.join(lacking)}"
+        missing = [attribute for attribute in has if not hasattr(part, attribute)]
+        if missing:
+            gives = f"gives {name_of(part)}, which has no {', '.join(missing)}"
             raise UserError(f"{what} {gives}; it must have {', '.join(has)}.")
     return part
 
 
 def called(kind: str, name: str) -> str:
-    """What a part is called in a message: its field and its name, of a path the file alone."""
+    """Return how a message names a component: its field and its name, without the folders of a path."""
     return f"{KINDS[kind].field} {name.rpartition('/')[2]}"
 
 
 def is_own(name: str) -> bool:
-    """Whether the name is an import path, so that the part is the user's own."""
+    """Return whether the name is an import path, so that the component is user-defined."""
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
 
 
 def label(name: str) -> str:
-    """A short name that is fit for a folder: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
+    """Return a short name that a folder can have: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
     return name.rpartition(":")[2].lower() if is_own(name) else name
 
 
 def section(kind: str, name: str) -> str:
-    """The section of its constants: named after the algorithm, or after the kind for all other parts."""
+    """Return the section of a component's constants, named after the algorithm or else after the component's kind."""
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
 def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Its fields by name; ``reread``: see ``source``.
+    """Return the fields of a component's constants by name. reread: see ``source``.
 
     Raises:
-        UserError: there is no such part, or a parameter without a default is not passed by the platform.
+        UserError: the component does not exist, or the platform does not pass a parameter without a default.
     """
     return read_constants(kind, name, source(name, reread))
 
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """See ``constants``; the file's digest is a part of the cache key, as the file may change while we run."""
+    """See ``constants``. The hash of the code is a part of the cache key, as the file may change during a run."""
     k = KINDS[kind]
     if name in k.known:
         return fields_in(k.known[name], k.handed)
@@ -297,25 +298,25 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
 
 
 def defines(kind: str, name: str, method: str) -> bool:
-    """Whether the part has this method."""
-    known = KINDS[kind].known
-    if name in known:
-        return has(known[name], method)
-    source(name)  # its file may have changed
+    """Return whether the component has this method."""
+    components = KINDS[kind].known
+    if name in components:
+        return has(components[name], method)
+    source(name)  # the file may have changed
     return hasattr(find(kind, name), method)
 
 
 def owners(field: str) -> tuple[str, list[str]] | None:
-    """The kind and the names of the package's parts that have this dotted field; None if no part has it."""
+    """Return kind and names of the package's components that have this dotted field; None if no component has it."""
     for kind, parts in KINDS.items():
-        found = [n for n in parts.known if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
-        if found:
-            return kind, found
+        names = [n for n in parts.known if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
+        if names:
+            return kind, names
     return None
 
 
 def having(constant: str) -> list[tuple[str, str, str]]:
-    """(kind, name, dotted field) of each of the package's parts that has a constant of this name."""
+    """Return (kind, name, dotted field) of each component of the package that has a constant of this name."""
     return [
         (kind, name, f"{section(kind, name)}.{constant}")
         for kind, k in KINDS.items()
@@ -325,39 +326,40 @@ def having(constant: str) -> list[tuple[str, str, str]]:
 
 
 def source(name: str, reread: bool = True) -> str | None:
-    """A digest of the code of a part of the user's own: of its file and its ``neighbours``; None for all other parts.
+    """Return the hash of a user-defined component's code: its file and its neighbour modules (see ``user_code``).
 
-    reread: of the files as they are now, else as they were read last. ``find`` gives what was read last, whatever has
-    happened to the files since. They are read where an experiment is put together or checked.
+    The hash is None for a component of the package. reread: read the files again; else use the code that was read last.
+    ``find`` always uses the code that was read last, even if the files have changed. The files are read when an
+    experiment is created or checked.
     """
     if not is_own(name):
         return None
     where, what = name.rpartition(":")[0], shown(name)
     if code := _read(where, what) if reread else _code(where, what):
         return code.digest
-    file = getattr(_module(where, what), "__file__", None)  # of a package that is installed; Python's own have none
+    file = getattr(_module(where, what), "__file__", None)  # an installed package; built-in modules have no file
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
 
 
 def files(name: str) -> Mapping[str, str]:
-    """The files of a part of the user's own and a digest of each, as it was read last; empty for all other parts."""
+    """Return the files of a user-defined component, as read last, and their hashes; empty for other components."""
     code = _codes.get(_key(name.rpartition(":")[0])) if is_own(name) else None
     return code.files if code else {}
 
 
 def clash(names: Iterable[str]) -> str | None:
-    """Which two of these parts cannot be in one process, in words; see ``neighbours.clash``."""
+    """Return a message that names two components that one process cannot load; see ``user_code.clash``."""
     codes = {name: code for name in names if (code := _codes.get(_key(name.rpartition(":")[0])))}
     return user_code.clash(codes)
 
 
 def base() -> Path:
-    """The folder to which relative import paths refer."""
+    """Return the folder at which relative import paths start."""
     return Path(os.environ.get(HERE) or os.getcwd())
 
 
 _codes: dict[tuple[str, str], Code | None] = {}
-"""The code of parts of one's own, as it was read last; None of what is no file of the user's."""
+"""Base folder and location -> the component's code as read last; None if the location is no file of the user."""
 
 
 def _key(where: str) -> tuple[str, str]:
@@ -380,19 +382,19 @@ def _read(where: str, what: str) -> Code | None:
 
 
 def _code(where: str, what: str) -> Code | None:
-    """As it was read last."""
+    """Return the component's code as it was read last."""
     return _codes[_key(where)] if _key(where) in _codes else _read(where, what)
 
 
 def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
-    if code:  # only for the user's own: a file that merely lies in that folder is not to be imported
+    if code:  # without user code, no file of these folders may be imported
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # `python sweeps/x.py` has sweeps/ there
+            user_imports.add_to_path(folder)  # `python sweeps/x.py` puts sweeps/ on the path, not the base folder
     with before_any_work(), somebodys(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)
         except ModuleNotFoundError as error:
-            if code and (told := user_code.missing(error, code)):
-                raise UserError(f"{what}: {told}") from error
+            if code and (message := user_code.missing(error, code)):
+                raise UserError(f"{what}: {message}") from error
             raise

@@ -1,9 +1,9 @@
 """The sections of an experiment: frozen dataclasses whose fields have a range and a line of help.
 
-Fields that every run has are defined here. A part (algorithm, data set, partition, sharing stage, generator, model,
-learning rate's schedule, straggler rule, tracker, measure) defines its own constants.
-Where a paper has a symbol, the name follows it: alpha, p, rho, C (participation), E (epochs), B (batch_size).
-To the help of a field that names a part, ``cli`` adds the names that there are.
+This module defines the fields that every run has. A component (algorithm, data set, partition, sharing strategy,
+generator, model, learning rate schedule, straggler rule, tracker, measure) defines its own constants.
+Names follow the symbols of the papers: alpha, p, rho, C (participation), E (epochs), B (batch_size).
+If a field names a component, ``cli`` adds the valid names to its help.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from fedcommons.config import registry
 
 
 class Constants(Mapping[str, Any]):
-    """A part's constants by name; hashable, so that functions of them can be cached."""
+    """A component's constants by name; hashable, so that functions of constants can be cached."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
@@ -36,7 +36,7 @@ class Constants(Mapping[str, Any]):
 
 
 def _constant(section: Any, name: str) -> Any:
-    """A constant of the section's chosen part, read as if it were a field of the section."""
+    """Return a constant of the section's chosen component, as if the constant were a field of the section."""
     if name.startswith("_") or name == "constants" or name not in section.constants:
         raise AttributeError(
             f"{type(section).__name__} has no field {name}, and its part has {list(section.constants)}"
@@ -45,11 +45,11 @@ def _constant(section: Any, name: str) -> Any:
 
 
 NONE, UNSET = Constants(), Constants()
-"""``NONE``: no constants. ``UNSET``: to be replaced by the part's defaults."""
+"""``NONE``: no constants. ``UNSET``: a placeholder that ``complete`` replaces with the component's defaults."""
 
 
 def complete(section: Any, kind: str, name: str | None) -> None:
-    """Put in a part's defaults if no constants were given; None: there is no part."""
+    """Set unset constants of a section to the component's defaults. name: None if there is no component."""
     if section.constants is UNSET:
         values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
@@ -57,7 +57,7 @@ def complete(section: Any, kind: str, name: str | None) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """The data set, and how much of it is held out for validation."""
+    """The data set, and the share of its images that is held out for validation."""
 
     name: str = "digits"
     """data set"""
@@ -87,7 +87,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Partition:
-    """Who holds which training images."""
+    """The assignment of training images to clients."""
 
     name: str = "dirichlet_classes"
     """how the training images are dealt to clients"""
@@ -108,7 +108,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Generator:
-    """The generator that every client trains on part of its own data, if the sharing stage needs one."""
+    """The generator that every client trains on part of its own data, if the sharing strategy needs a generator."""
 
     name: str = "ddpm"
     """what every client trains to draw images"""
@@ -126,7 +126,7 @@ class Generator:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What clients train on besides their own data."""
+    """The data on which clients train in addition to their own data."""
 
     setting: str = "real"
     """sharing stage"""
@@ -139,7 +139,7 @@ class Sharing:
 
     @property
     def is_audited(self) -> bool:
-        """Withholding needs an audit too."""
+        """Return whether the images are audited (``withhold`` needs an audit too)."""
         return self.audit or self.withhold != "none"
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Model:
-    """The model that is federated."""
+    """The model that the clients train together."""
 
     name: str = "cnn"
     """network or LightningModule"""
@@ -208,7 +208,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Federation:
-    """Rounds, participation and where clients run."""
+    """Rounds, participation, and the processes in which clients run."""
 
     rounds: Annotated[int, "[1, 1e9]"] = 30
     """R, rounds of communication"""
@@ -241,7 +241,7 @@ class Federation:
 
     @property
     def processes(self) -> int:
-        """The number of processes that train a run's clients."""
+        """Return the number of processes that train a run's clients."""
         return self.actors if self.executor == "ray_actors" else 1
 
 
@@ -284,7 +284,7 @@ class DP:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How often models are evaluated, and whether on each client's own examples too."""
+    """How often models are evaluated, and whether they are also evaluated on each client's own examples."""
 
     every: Annotated[int, "[1, 1e9]"] = 1
     """rounds between evaluations; the untrained model and that of the last round always are"""
@@ -298,7 +298,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Convergence parameters at the server model."""
+    """Measurement of convergence parameters at the server model."""
 
     every: Annotated[int, "[0, 1e9]"] = 10
     """rounds between measurements of zeta^2, sigma^2 and, with a pool, delta^2; 0: never"""
@@ -320,7 +320,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Weights & Biases, beside the run folder that is always written."""
+    """Weights & Biases and other trackers, in addition to the run folder, which is always written."""
 
     wandb: Annotated[str, "online | offline | off"] = "offline"
     """online (needs a login; else falls back to offline), offline or off"""

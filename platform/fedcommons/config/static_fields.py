@@ -1,6 +1,6 @@
-"""What a part of the package declares, read from its source: ``--help`` need not wait for torch, which takes seconds.
+"""Fields of the package's components, read from source code, so that ``--help`` does not import torch (seconds).
 
-It is what ``fields.fields_of`` finds in the imported part; a test compares the two for every part.
+The result equals ``fields.fields_of`` of the imported component; a test compares both for every component.
 """
 
 import ast
@@ -17,17 +17,17 @@ from fedcommons.config.fields import Field, field_of
 Declared = ast.ClassDef | ast.FunctionDef
 
 PACKAGES = ("fedcommons", "lightning_modules")
-"""Packages whose sources are read."""
+"""Packages whose source code is read."""
 
 
 def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
-    """The fields of the class or function at ``package.module:Name``, but for those that it is ``handed``.
+    """Return the fields of the class or function at ``package.module:Name``, without the names in ``handed``.
 
-    Those of its base classes in the package come first, as in a dataclass.
+    Fields of its base classes in the package come first, as in a dataclass.
     """
     tree, node = _find(where)
     names = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
-    for line in tree.body:  # such as Alpha = Annotated[float, "(0, inf)"]
+    for line in tree.body:  # an alias of a type, such as Alpha = Annotated[float, "(0, inf)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
             names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
     fields: dict[str, Field] = {}
@@ -41,33 +41,33 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Whether the class at ``package.module:Name``, or a base class of it, has it: ``def f`` or ``f = other.f``."""
+    """Return whether the class at ``package.module:Name`` or a base class has a method (``def f``, ``f = other.f``)."""
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
     defined |= {
-        of.attr for line in body if isinstance(line, ast.Assign) and isinstance(of := line.value, ast.Attribute)
+        value.attr for line in body if isinstance(line, ast.Assign) and isinstance(value := line.value, ast.Attribute)
     }
     return method in defined or any(has(base, method) for base in _bases(where))
 
 
 def summary(where: str) -> str:
-    """The first line of the docstring of the class or function at ``package.module:Name``."""
+    """Return the first line of the docstring of the class or function at ``package.module:Name``."""
     return (ast.get_docstring(_find(where)[1]) or "").partition("\n")[0].rstrip(".")
 
 
 def _bases(where: str) -> list[str]:
-    """Where the base classes of a class stand; those outside of the package, such as torch's, are left out."""
+    """Return the import paths of a class' base classes, without those of other packages, such as torch."""
     (module, _, _), (tree, node) = where.rpartition(":"), _find(where)
     homes = {line.name: f"{module}:{line.name}" for line in tree.body if isinstance(line, ast.ClassDef)}
     for line in tree.body:
         if isinstance(line, ast.ImportFrom) and (line.module or "").partition(".")[0] in PACKAGES:
-            homes |= {one.asname or one.name: f"{line.module}:{one.name}" for one in line.names}
+            homes |= {alias.asname or alias.name: f"{line.module}:{alias.name}" for alias in line.names}
     bases = node.bases if isinstance(node, ast.ClassDef) else []
     return [homes[base.id] for base in bases if isinstance(base, ast.Name) and base.id in homes]
 
 
 def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str]]:
-    """(name, annotation, default, help) of the fields of a dataclass, or of the parameters that have a default."""
+    """Yield (name, annotation, default, help) of a dataclass' fields, or of the parameters that have a default."""
     if isinstance(node, ast.ClassDef) and node.decorator_list:
         for line, below in zip(node.body, [*node.body[1:], None], strict=True):
             if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value):
@@ -82,10 +82,10 @@ def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str
     assert isinstance(function, ast.FunctionDef)
     a = function.args
     optional = [*zip(a.args[len(a.args) - len(a.defaults) :], a.defaults, strict=True)]
-    optional += [(one, default) for one, default in zip(a.kwonlyargs, a.kw_defaults, strict=True) if default]
-    for one, default in optional:
-        assert one.annotation is not None
-        yield one.arg, one.annotation, default, helps.get(one.arg, "")
+    optional += [(argument, default) for argument, default in zip(a.kwonlyargs, a.kw_defaults, strict=True) if default]
+    for argument, default in optional:
+        assert argument.annotation is not None
+        yield argument.arg, argument.annotation, default, helps.get(argument.arg, "")
 
 
 def _text(node: ast.stmt | None) -> str:
@@ -106,7 +106,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # of the package alone: finding a module would import all that it stands in
+    spec = find_spec(package)  # only the package: finding a module would import its parent packages
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

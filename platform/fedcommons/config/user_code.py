@@ -1,9 +1,9 @@
-"""A part of the user's and its neighbours: the modules of theirs that it imports, read and hashed without being run.
+"""The code of a user-defined component and of its neighbour modules, read and hashed without running this code.
 
-A neighbour is a Python file that lies beside the part's file, or under the folder in which the command was given, and
-that the part or another neighbour imports, wherever in the file. It is found as Python finds it in a fresh process, so
-what is installed comes first. What is installed, of the standard library, or used by the platform itself is none, and
-what is imported under a computed name is not seen.
+A neighbour module is a Python file in the folder of the component's file, or under the folder of the command. The
+component or another neighbour imports the neighbour, at any place of the file. Neighbours are searched as in a fresh
+Python process, so installed packages come first. Three kinds of modules are no neighbours: installed packages, the
+standard library and packages that the platform uses. Imports under a computed name are not detected.
 """
 
 import os
@@ -29,19 +29,19 @@ _RELATIVE = (
 )
 
 _MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
-"""In a package that may have modules which are no files in its folder."""
+"""Text in a package whose modules may be other than the files in its folder."""
 
 SURE = 0.8
-"""How much the name of a module that is nowhere must resemble a neighbour's to be taken for a misspelt one."""
+"""Similarity (0 to 1) from which on the name of a missing module counts as a misspelt neighbour's name."""
 
 
 LARGEST = 16 * 2**20
-"""The most bytes of a file of Python code; a file without an end would not be read to its end."""
+"""Largest size of a file of Python code, in bytes: reading an endless file, such as a device, must stop."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file as it was read. key: a digest of it and of all the neighbours that it imports."""
+    """A Python file as it was read. key: hash of the file and of all neighbours that the file imports."""
 
     file: Path
     content: bytes
@@ -50,9 +50,9 @@ class Module:
 
 @dataclass(frozen=True)
 class Code:
-    """A part's module, called ``name``, and its neighbours, by name.
+    """A component's module, with the name ``name``, and its neighbours, by name.
 
-    digest: of all of them; of a part without neighbours it is that of its file. files: file name to a digest.
+    digest: hash of all modules; without neighbours, the hash of the component's file. files: hash by file name.
     """
 
     name: str
@@ -66,19 +66,19 @@ class Code:
 
 
 def of_file(path: Path, base: Path, what: str) -> Code:
-    """The code of a part that is named by its file; base: the folder in which the command was given.
+    """Read the code of a component that is named by its file. base: the folder of the command.
 
     Raises:
-        UserError: a neighbour is missing; ``what`` names the part in the sentence.
+        UserError: a neighbour is missing; ``what`` names the component in the message.
         OSError: a file cannot be read.
     """
     modules, digest, files = _read("", path, Search((path.parent, base)), what)
-    name = f"part_{path.stem}_{digest[:8]}"  # the same in every process, and another where the code is another
+    name = f"part_{path.stem}_{digest[:8]}"  # the same in every process, and different for different code
     return Code(name, {name: modules.pop(""), **modules}, digest, files)
 
 
 def of_module(name: str, base: Path, what: str) -> Code | None:
-    """The same for a part that is named by its module; None if that is no file of the user's, or is not there."""
+    """Read the code of a component that is named by its module; None if the module is no file of the user."""
     top = name.partition(".")[0]
     entries = [Path(entry) for entry in Search((base,)).entries if not is_installed(entry)]
     search = Search((base, *(entry for entry in entries if inside(entry, top))))
@@ -87,16 +87,19 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
 
 
 def missing(error: ModuleNotFoundError, code: Code) -> str | None:
-    """Which file of the user's imports what is not there, in words; None if it is no file of theirs that does."""
+    """Return a message that names the user's file whose import failed; None if no file of the user imported it."""
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     file, line = [frame for frame in frames if not _IMPORTLIB.search(str(frame[0]))][-1]
     if not error.name or file not in {module.file for module in code.modules.values()}:
         return None
-    return _told(file, line, error.name, _beside({code.file.parent, file.parent}))
+    return _message(file, line, error.name, _module_names({code.file.parent, file.parent}))
 
 
 def clash(codes: Mapping[str, Code]) -> str | None:
-    """Which two of these parts import different modules of one name, in words: a process has only one of them."""
+    """Return a message that names two components which import different modules with the same name; else None.
+
+    A process can load only one module per name.
+    """
     seen: dict[str, tuple[str, Module]] = {}
     for part, code in codes.items():
         for name, module in code.modules.items():
@@ -107,7 +110,7 @@ def clash(codes: Mapping[str, Code]) -> str | None:
 
 
 def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, Module], str, dict[str, str]]:
-    """The modules by name, the root first; the digest of all; the digest of each file."""
+    """Return the modules by name, the root first, the hash of all modules, and the hash of each file."""
     files, contents, edges, todo = {root: file}, {}, {}, [root]
     while todo:
         name = todo.pop()
@@ -117,22 +120,26 @@ def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, M
             raise UserError(f"{what}: {files[name]} has more than {LARGEST:,} bytes, too many for Python code.")
         edges[name] = dict(_imported(name, files[name], contents[name], search, what))
         todo += [other for other in edges[name] if other not in files]
-        files |= {other: found for other, found in edges[name].items() if other not in files}
+        files |= {other: path for other, path in edges[name].items() if other not in files}
     sums = {name: sha256(content).hexdigest()[:24] for name, content in contents.items()}
     modules = {name: Module(files[name], contents[name], _key(name, edges, sums)) for name in files}
     others = [name for name in sorted(files) if name != root and not is_empty(contents[name])]
     lines = [sums[root], *(f"{name} {sums[name]}" for name in others)]
     digest = sha256("\n".join(lines).encode()).hexdigest()[:24] if others else sums[root]
-    return modules, digest, {file.name: sums[root], **{_shown(name, files[name]): sums[name] for name in others}}
+    return (
+        modules,
+        digest,
+        {file.name: sums[root], **{_relative_path(name, files[name]): sums[name] for name in others}},
+    )
 
 
-def _shown(name: str, file: Path) -> str:
-    """The module's file, from the folder in which it is looked for."""
+def _relative_path(name: str, file: Path) -> str:
+    """Return the path of the module's file, relative to the folder in which Python searches the module."""
     return f"{name.replace('.', '/')}{'/__init__' if file.name == '__init__.py' else ''}.py"
 
 
 def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str]) -> str:
-    """A digest of a module and of all that it imports, itself or through others."""
+    """Return the hash of a module and of all modules that it imports, directly or through other modules."""
     reached, todo = {name}, [name]
     while todo:
         new = [other for other in edges[todo.pop()] if other not in reached]
@@ -142,25 +149,25 @@ def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str])
 
 
 def _imported(name: str, file: Path, content: bytes, search: Search, what: str) -> Iterator[tuple[str, Path]]:
-    """The neighbours that a module imports and their files; Python runs the packages in which they stand as well.
+    """Yield the neighbours that a module imports, and their files. Python also runs the neighbours' parent packages.
 
     Raises:
-        UserError: one is missing.
+        UserError: a neighbour is missing.
     """
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     yield from _files([name] if name else [], search)
     for line in imports(content):
         if module := line.module_from(package):
-            yield from _files([module, *(f"{module}.{one}" for one in line.names)], search)
-            told = _lacking(module, line, file, search)
+            yield from _files([module, *(f"{module}.{attribute}" for attribute in line.names)], search)
+            message = _missing_neighbour(module, line, file, search)
         else:
-            told = _RELATIVE.format(file, line.line)
-        if told and line.sure:
-            raise UserError(f"{what}: {told}")
+            message = _RELATIVE.format(file, line.line)
+        if message and line.sure:
+            raise UserError(f"{what}: {message}")
 
 
 def _files(names: Iterable[str], search: Search) -> Iterator[tuple[str, Path]]:
-    """These modules and the packages above them, those that are files of the user's."""
+    """Yield the modules and their parent packages that are files of the user, with these files."""
     for name in names:
         steps = name.split(".")
         for end in range(1, len(steps) + 1):
@@ -169,24 +176,28 @@ def _files(names: Iterable[str], search: Search) -> Iterator[tuple[str, Path]]:
                 yield above, place.file
 
 
-def _lacking(module: str, line: Import, file: Path, search: Search) -> str | None:
-    """Which neighbour is not there, in words; None if none is known to be missing.
+def _missing_neighbour(module: str, line: Import, file: Path, search: Search) -> str | None:
+    """Return a message that names a missing neighbour; None if no neighbour is certainly missing.
 
-    Of a module in no package nobody knows whether it should be a neighbour, unless it almost has the name of one: a
-    function that is never called may import what is not installed.
+    A missing module outside a package counts as a neighbour only if its name is similar to a neighbour's name. It may
+    be a package that is not installed, imported in a function that is never called.
     """
     steps, above = module.split("."), Place(None, tuple(search.roots))
     for end in range(1, len(steps) + 1):
         name = ".".join(steps[:end])
         if (place := search.place(name)) is None:
-            known = _beside(above.folders)
-            near = end > 1 or (get_close_matches(name, known, n=1, cutoff=SURE) and not _is_loadable(name))
-            return _told(file, line.line, name, known) if near and not _MAKES_MODULES.search(_content(above)) else None
+            siblings = _module_names(above.folders)
+            near = end > 1 or (get_close_matches(name, siblings, n=1, cutoff=SURE) and not _is_loadable(name))
+            return (
+                _message(file, line.line, name, siblings)
+                if near and not _MAKES_MODULES.search(_content(above))
+                else None
+            )
         above = place
-    names = [f"{module}.{one}" for one in line.names if above.folders and not one.startswith("__")]
+    names = [f"{module}.{attribute}" for attribute in line.names if above.folders and not attribute.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    if lost and is_empty(_content(above)):  # so it has nothing but modules
-        return _told(file, line.line, lost[0], _beside(above.folders))
+    if lost and is_empty(_content(above)):  # an empty package contains only modules
+        return _message(file, line.line, lost[0], _module_names(above.folders))
     return None
 
 
@@ -195,20 +206,20 @@ def _content(place: Place) -> bytes:
 
 
 def _is_loadable(name: str) -> bool:
-    """Whether Python finds this module where nobody else looks."""
+    """Return whether Python itself finds this module, in a place that ``Search`` does not cover."""
     return name in sys.modules or find_spec(name) is not None
 
 
-def _told(file: Path, line: int, name: str, known: Sequence[str]) -> str:
+def _message(file: Path, line: int, name: str, siblings: Sequence[str]) -> str:
     above, dot, _ = name.rpartition(".")
-    near = nearest(name, [f"{above}{dot}{one}" for one in known if one != file.stem])
+    near = nearest(name, [f"{above}{dot}{sibling}" for sibling in siblings if sibling != file.stem])
     return f"{file} (line {line}) imports {name}, and there is no such module{near}"
 
 
-def _beside(folders: Iterable[Path]) -> list[str]:
-    """The names of the modules in these folders."""
+def _module_names(folders: Iterable[Path]) -> list[str]:
+    """Return the names of the modules in these folders."""
     names: set[str] = set()
     for folder in folders:
-        with suppress(OSError):  # a folder that may be entered and not listed
+        with suppress(OSError):  # the user may enter this folder, but not list it
             names.update(name.removesuffix(".py") for name in os.listdir(folder))
     return sorted(name for name in names if name.isidentifier() and not name.startswith("__"))

@@ -1,4 +1,4 @@
-"""The file of weights that a model starts from, and its digest, which is a part of an experiment."""
+"""The file of a model's initial weights, and the hash of this file, which an experiment stores."""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -8,14 +8,14 @@ from fedcommons.config import registry
 from fedcommons.errors import UserError, shown
 
 LARGEST = 64 * 2**30
-"""The most bytes of such a file."""
+"""Largest size of a weights file, in bytes."""
 
 
 def digest(name: str) -> str:
-    """What the content of the file is known by; a file that has not changed is read once.
+    """Return the hash of the file's content. A file that has not changed is read only once.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         at = _path(name).stat()
@@ -30,18 +30,18 @@ def _digest(name: str, path: Path, size: int, changed: int) -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """24 characters that follow these bytes."""
+    """Return the first 24 hexadecimal digits of the SHA-256 hash of ``data``."""
     return sha256(data).hexdigest()[:24]
 
 
 def content(name: str, most: float) -> bytes:
-    """The bytes of the file, of which there may be ``most``.
+    """Return the content of the file. most: largest allowed size, in bytes.
 
     Raises:
-        UserError: it is no regular file, cannot be read, or is larger.
+        UserError: the path is no regular file, or the file cannot be read or is too large.
     """
     path = _path(name)
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         raise UserError(f"model.weights {shown(name)} must be a file, and {path} is none.")
     if (size := path.stat().st_size) > most:
         raise UserError(f"model.weights {shown(name)} has {size:,} bytes, and at most {most:,.0f} are read.")
@@ -52,5 +52,5 @@ def content(name: str, most: float) -> bytes:
 
 
 def _path(name: str) -> Path:
-    """Relative paths start where those of parts do, in Ray's workers too."""
+    """Return the path. A relative path starts at the folder of relative import paths, in Ray's workers too."""
     return registry.base() / Path(name).expanduser()
