@@ -126,14 +126,10 @@ def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, M
     others = [name for name in sorted(files) if name != root and not is_empty(contents[name])]
     lines = [sums[root], *(f"{name} {sums[name]}" for name in others)]
     digest = sha256("\n".join(lines).encode()).hexdigest()[:24] if others else sums[root]
-    return (
-        modules,
-        digest,
-        {file.name: sums[root], **{_relative_path(name, files[name]): sums[name] for name in others}},
-    )
+    return modules, digest, {file.name: sums[root], **{_module_path(name, files[name]): sums[name] for name in others}}
 
 
-def _relative_path(name: str, file: Path) -> str:
+def _module_path(name: str, file: Path) -> str:
     """Return the path of the module's file, relative to the folder in which Python searches the module."""
     return f"{name.replace('.', '/')}{'/__init__' if file.name == '__init__.py' else ''}.py"
 

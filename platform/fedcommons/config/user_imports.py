@@ -1,4 +1,4 @@
-"""What a Python file imports, and where modules of the user's are: found without running any of them."""
+"""The imports of a Python file, and the locations of the user's modules, without running any of these files."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ PLATFORM = frozenset(
         "torchmetrics", "torchvision", "trackio", "vl_convert", "wandb", "wandb_workspaces", "yaml",
     }
 )  # fmt: skip
-"""What the platform itself uses is never a module of the user's, wherever it lies: no process can load it twice."""
+"""Packages that the platform uses. They are never user modules, in any folder: no process can load them twice."""
 
 _NEVER = PLATFORM | sys.stdlib_module_names | {"__main__"}
 _PYTHON = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
@@ -29,7 +29,7 @@ _added: set[str] = set()
 
 @dataclass(frozen=True)
 class Import:
-    """``import module``, or ``from module import names`` after ``level`` dots; sure: it depends on no condition."""
+    """``import module``, or ``from module import names`` with ``level`` dots. sure: the import has no condition."""
 
     module: str
     names: tuple[str, ...]
@@ -38,41 +38,41 @@ class Import:
     sure: bool
 
     def module_from(self, package: str) -> str | None:
-        """The full name of the module in a file of this package; None if there are more dots than packages."""
+        """Return the full name of the module in a file of this package; None if it has more dots than packages."""
         if not self.level:
             return self.module
         steps = package.split(".") if package else []
-        kept = steps[: max(0, len(steps) - self.level + 1)]
-        return ".".join([*kept, *filter(None, [self.module])]) if kept else None
+        package_names = steps[: max(0, len(steps) - self.level + 1)]
+        return ".".join([*package_names, *filter(None, [self.module])]) if package_names else None
 
 
 @lru_cache(maxsize=1024)
 def imports(content: bytes) -> tuple[Import, ...]:
-    """All imports of a file, wherever they stand; none of one that Python cannot read, as it will say so itself."""
+    """Return all imports at any place of a file; () if Python cannot parse it: running it raises the error."""
     if (tree := _parsed(content)) is None:
         return ()
-    doubtful = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # an import in one of these may well fail
+    doubtful = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # an import in these statements may fail on purpose
     unsure = {id(below) for node in ast.walk(tree) if isinstance(node, doubtful) for below in ast.walk(node)}
-    found = []
+    result = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, (), 0, node.lineno, id(node) not in unsure) for alias in node.names]
+            result += [Import(alias.name, (), 0, node.lineno, id(node) not in unsure) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names if alias.name != "*")
-            found.append(Import(node.module or "", names, node.level, node.lineno, id(node) not in unsure))
-    return tuple(found)
+            result.append(Import(node.module or "", names, node.level, node.lineno, id(node) not in unsure))
+    return tuple(result)
 
 
 @lru_cache(maxsize=1024)
 def is_empty(content: bytes) -> bool:
-    """Whether a file has no statement, only a docstring or comments."""
+    """Return whether a file has no statement, only a docstring or comments."""
     tree = _parsed(content)
     return tree is not None and all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in tree.body)
 
 
 def _parsed(content: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come when the file is run
+        warnings.simplefilter("ignore")  # Python shows the warnings when the file is run
         try:
             return ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -81,22 +81,22 @@ def _parsed(content: bytes) -> ast.Module | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module is. file: None of a package without one; folders: where the modules of a package are."""
+    """The location of a module. file: None for a package without a file. folders: folders of a package's modules."""
 
     file: Path | None = None
     folders: tuple[Path, ...] = ()
 
 
 ELSEWHERE = Place()
-"""Of a module that is not the user's, or is compiled."""
+"""The location of a module that is not the user's, or is compiled."""
 
 
 @dataclass
 class Search:
-    """Finds modules of the user's: Python files that lie under ``roots``.
+    """A search for the user's modules: Python files under ``roots``. found: results so far, by name of the module.
 
-    They are looked for as in a fresh process, where ``sys.path`` says and then in the roots, not in folders that other
-    parts have brought in. Only files of the names that are looked for are touched.
+    The search follows ``sys.path`` and then the roots, as in a fresh process. It leaves out the folders that other
+    components have added. The search accesses only files with the names of the requested modules.
     """
 
     roots: Sequence[Path]
@@ -108,7 +108,7 @@ class Search:
         self.entries = {e: not is_installed(e) and any(_is_under(e, str(r)) for r in self.roots) for e in entries}
 
     def place(self, name: str) -> Place | None:
-        """Where the module is; None if it is nowhere."""
+        """Return the location of the module; None if no folder has the module."""
         if name not in self.found:
             above, _, leaf = name.rpartition(".")
             self.found[name] = self._below(above, leaf) if above else self._top(leaf)
@@ -119,10 +119,10 @@ class Search:
             return ELSEWHERE
         portions: list[Path] = []
         for entry, is_ours in self.entries.items():
-            if is_ours and (found := inside(Path(entry), name)):
-                if found.file or found == ELSEWHERE:
-                    return found
-                portions += found.folders
+            if is_ours and (place := inside(Path(entry), name)):
+                if place.file or place == ELSEWHERE:
+                    return place
+                portions += place.folders
             elif not is_ours and (spec := PathFinder.find_spec(name, [entry])) and spec.loader:
                 return ELSEWHERE
         return Place(None, tuple(portions)) if portions else None
@@ -139,7 +139,7 @@ class Search:
 
 def inside(folder: Path, name: str) -> Place | None:
     """Return the module of this name in this folder; None if the folder has none or may not be entered."""
-    # not Path.is_file, which raises where the folder may not be entered: Python passes such a folder over
+    # Path.is_file would raise for a folder that the user may not enter; Python skips such a folder.
     package = folder / name
     if os.path.isfile(file := package / "__init__.py"):
         return Place(file, (package,))
@@ -152,20 +152,20 @@ def inside(folder: Path, name: str) -> Place | None:
 
 @lru_cache(maxsize=1024)
 def is_installed(folder: str) -> bool:
-    """Whether packages are installed in this folder, or it is of Python itself."""
+    """Return whether the folder contains installed packages, or belongs to Python itself."""
     is_of_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(folder).parts)
     return is_of_packages or any(_is_under(folder, python) for python in _PYTHON)
 
 
 @lru_cache(maxsize=4096)
 def _is_under(path: str, folder: str) -> bool:
-    """Whether a path lies in a folder, as both are written or as they are without symbolic links."""
+    """Return whether a path lies in a folder, with symbolic links as written or resolved."""
     whole, above = os.path.realpath(path), os.path.realpath(folder)
     return Path(path).is_relative_to(os.path.abspath(folder)) or Path(whole).is_relative_to(above)
 
 
 def add_to_path(folder: Path) -> None:
-    """Let Python find modules in this folder too, after all others: what is imported under a computed name."""
+    """Append the folder to ``sys.path``, so that Python finds modules that are imported under a computed name."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         _added.add(str(folder))

@@ -1,4 +1,4 @@
-"""Runs the modules of the user's parts as they were read and hashed, now and whenever they are imported."""
+"""Import of user-defined components: their modules always run with the code that was read and hashed."""
 
 import importlib
 import sys
@@ -13,17 +13,17 @@ from fedcommons.config.user_code import Code, Module
 
 
 def load(code: Code) -> ModuleType:
-    """A part's module, run as it was read; so are its neighbours, also those that a function imports later.
+    """Import a component's module with the code that was read. Neighbours use the read code too, also in later imports.
 
-    A module whose code is what it was when it was run here is taken again. One that somebody else has imported is not,
-    as nobody knows what its file held then.
+    A module that this loader has run with the same code is reused. A module that other code imported is not reused, as
+    the content of its file at that time is unknown.
     """
     _modules.hold(code)
     return importlib.import_module(code.name)
 
 
 class _Loader(SourceFileLoader):
-    """Runs what was read. No .pyc is used or written: Python tells these apart by second and size only."""
+    """A loader that runs the read code without .pyc files: Python detects changes by time in seconds and size only."""
 
     def __init__(self, name: str, module: Module) -> None:
         super().__init__(name, str(module.file))
@@ -37,7 +37,7 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         key = (module.__name__, self.module.key)
-        _modules.run[key] = module  # before it has run, as it may import itself
+        _modules.run[key] = module  # set before the module has run, as the module may import itself
         try:
             super().exec_module(module)
         except BaseException:
@@ -47,25 +47,27 @@ class _Loader(SourceFileLoader):
 
 @dataclass(eq=False)
 class _Modules:
-    """Where Python finds the modules of the parts that were loaded; those of the last one come first.
+    """A finder of the loaded components' modules; the component that was loaded last comes first.
 
-    run: by name and key, what has been run here.
+    held: code of the loaded components, by file. run: modules that this loader has run, by name and key.
     """
 
     held: dict[Path, Code] = field(default_factory=dict)
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``. Who reloads a module by hand (target) wants what its file holds now."""
-        found = [code.modules[name] for code in self.held.values() if name in code.modules]
-        if not found or target is not None:
+        """See ``importlib.abc.MetaPathFinder``. ``importlib.reload`` (target) gets the file's current code."""
+        modules = [code.modules[name] for code in self.held.values() if name in code.modules]
+        if not modules or target is not None:
             return None
-        file = found[-1].file
+        file = modules[-1].file
         folders = [str(file.parent)] if file.name == "__init__.py" else None
-        return spec_from_file_location(name, file, loader=_Loader(name, found[-1]), submodule_search_locations=folders)
+        return spec_from_file_location(
+            name, file, loader=_Loader(name, modules[-1]), submodule_search_locations=folders
+        )
 
     def hold(self, code: Code) -> None:
-        """See that whoever imports a module of this part gets it as it was read."""
+        """Register a component, so that each import of one of its modules yields the module as it was read."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self.held.pop(code.file, None)
@@ -80,17 +82,17 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """The module that was made of this; None if it was not run, or was reloaded by hand since."""
-        found = self.run.get((name, module.key))
-        loader = getattr(getattr(found, "__spec__", None), "loader", None)
-        return found if isinstance(loader, _Loader) and loader.module.key == module.key else None
+        """Return the module that ran this code; None if the code has not run, or was reloaded by hand since."""
+        candidate = self.run.get((name, module.key))
+        loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
+        return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None
 
 
 _modules = _Modules()
 
 
 def _put(name: str, module: ModuleType | None) -> None:
-    """Make this the module of that name, in its package too; None: there is none any more."""
+    """Set the module with this name in ``sys.modules`` and in its package; None: remove the module."""
     above, _, leaf = name.rpartition(".")
     old, package = sys.modules.pop(name, None), vars(sys.modules[above]) if above in sys.modules else {}
     if package.get(leaf) is old:
