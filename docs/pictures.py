@@ -37,7 +37,7 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
     train = data.train
     groups = None if train.groups is None else train.groups.numpy()
     factors = {factor: values.numpy() for factor, values in train.factors.items()}
-    dealt = load_data.deal(
+    dealt = load_data.partition_rows(
         config.partition, train.y.numpy(), data.n_classes, 0, groups=groups, factors=factors, origin=data.origin
     )
     assert dealt.class_counts is not None

@@ -13,7 +13,7 @@ from fedcommons.cli import parse
 from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import series
-from fedcommons.reports.cells import Cell, cells, counted, once, varied
+from fedcommons.reports.cells import Cell, cells, counted, drop_duplicates, varied
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.storage.atomic_files import write_text
@@ -122,7 +122,7 @@ def compare(argv: Sequence[str]) -> int:
         print(f"left out: {ended} of {len(every)} runs are not finished.")
     if runs.empty:
         raise UserError("no run is finished.")
-    runs = once(runs)
+    runs = drop_duplicates(runs)
     names, out = columns(runs, options), Path(options.out)
     compared = cells(runs)
     table, drawn_panels = rows(compared, names), panels(compared, names)

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.storage.paths import user_path
 from fedcommons.tracking.run_folder import read_config
@@ -42,10 +42,10 @@ def arguments(argv: Sequence[str]):
     for option in ("entity", "project"):
         if options[option] is not None and not re.fullmatch(ALLOWED, options[option]):
             raise UserError(
-                f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {shown(options[option])}."
+                f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {quote(options[option])}."
             )
     if not re.fullmatch(r"[ -~]{1,128}", options.name):  # W&B takes no emoji
-        raise UserError(f"--name has 1 to 128 characters of ASCII, got {shown(options.name)}.")
+        raise UserError(f"--name has 1 to 128 characters of ASCII, got {quote(options.name)}.")
     if not find_spec("wandb_workspaces"):
         raise UserError("dashboards need the package wandb-workspaces: pip install 'fedcommons[dashboard]'.")
     options.folders = [user_path("DIR", name) for name in named]

@@ -12,7 +12,7 @@ from itertools import product
 from fedcommons.cli import parse
 from fedcommons.config import registry
 from fedcommons.config.dotted import SHORT_NAMES
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.tune import grid, main, sweep
 from papers.fedcvae import presets
 from papers.fedcvae.report import Entry, report
@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
     if (setting := options["sharing.setting"]) != "real":
-        raise UserError(f"sharing.setting must be real: these methods have no pool, got {shown(setting)}.")
+        raise UserError(f"sharing.setting must be real: these methods have no pool, got {quote(setting)}.")
     if "partition.alpha" not in options.fields:
         raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} has not.")
     return options

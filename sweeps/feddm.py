@@ -14,7 +14,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import registry
 from fedcommons.config.dotted import SHORT_NAMES
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid, main, sweep
 from papers.feddm import presets
 from papers.feddm.report import Entry, report
@@ -83,7 +83,7 @@ def _alpha(options: parse.Options) -> float:
     """
     alpha, *others = parse.split("--study-alpha", options.study_alpha, float)
     if others:
-        raise UserError(f"--study-alpha takes one number, got {shown(options.study_alpha)}.")
+        raise UserError(f"--study-alpha takes one number, got {quote(options.study_alpha)}.")
     return alpha
 
 

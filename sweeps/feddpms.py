@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.values import number
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
 from fedcommons.tune import main, sweep
 from papers.feddpms import presets
@@ -89,7 +89,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
     try:
         return [(number(int, n), number(int, images)) for n, images in pairs]
     except ValueError:
-        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {shown(text)}.") from None
+        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {quote(text)}.") from None
 
 
 def _preliminary(share: float, rounds: int) -> int | None:

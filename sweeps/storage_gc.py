@@ -29,7 +29,7 @@ def storage_gc(argv: Sequence[str]) -> int:
         raise UserError(f"{folder} is not a folder.")
     try:
         storage = (
-            object_store.opened(named[0])
+            object_store.open_store(named[0])
             if object_store.is_url(named[0])
             else object_store.Disk(str(Path(folder).resolve()))
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
 from fedcommons.tune import main, sweep
 from papers.fedssyn import authors
@@ -62,7 +62,7 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
         for t in (parse.split("--federations", options.federations) if options.federations is not None else pairs)
     ]
     if len(set(federations)) < len(federations):
-        raise UserError(f"--federations takes different pairs N:C, got {shown(options.federations)}.")
+        raise UserError(f"--federations takes different pairs N:C, got {quote(options.federations)}.")
     rates = parse.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
     papers = (
         options.preset in ("paper", "authors") and options.target == Experiment().target
@@ -89,7 +89,7 @@ def _federation(text: str) -> tuple[int, float]:
         (clients,), (share,) = parse.split("N", n, int), parse.split("C", c, float)
         return clients, share
     except (UserError, ValueError):
-        raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {shown(text)}.") from None
+        raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {quote(text)}.") from None
 
 
 def table1(argv: Sequence[str]) -> int:

@@ -85,7 +85,7 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     n = search_space.count(swept, options.samples)
     if options.search == "optuna":
         points = search_space.ends(swept)
-    elif grid.counted(options, n):
+    elif grid.print_count(options, n):
         points = search_space.points(swept, options.samples, options.seed, sweep.FEW)
     else:
         sweep.require_few(n)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
 
 
@@ -23,7 +23,7 @@ def arguments(argv: Sequence[str]):
     if not named:
         raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
     if not 0 <= options.port < 2**16:
-        raise UserError(f"--port lies in 0 ... 65535, got {shown(options.port)}.")
+        raise UserError(f"--port lies in 0 ... 65535, got {quote(options.port)}.")
     options.folders = [user_path("RUNS", name) for name in named]
     for folder in options.folders:
         if not folder.is_dir():

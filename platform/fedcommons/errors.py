@@ -83,7 +83,7 @@ class Ended(SystemExit):
     """The exit of this process after a signal; unlike a ``SystemExit`` of user code, it is not turned into an error."""
 
 
-class somebodys:
+class user_code_context:
     """Context around a call of user code that turns every exception into a ``ClientError`` with one sentence.
 
     Checks of what user code returns stand in the same context. ``UserError``, ``ClientError``, Ctrl-C and the end of
@@ -130,7 +130,7 @@ def before_any_work() -> Iterator[None]:
         raise UserError(error.sentence) from error
 
 
-def given(kind: type[T], value: object, what: str = "") -> T:
+def require_type(kind: type[T], value: object, what: str = "") -> T:
     """Return the value that user code returned, if the value has this type. what: the type in words.
 
     Raises:
@@ -148,7 +148,7 @@ def name_of(part: Any) -> str:
     return _cut(f"{Path(file).name if file else kind.__module__}:{kind.__name__}")
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return a value for a message: text in quotes, control characters escaped, cut at ``SHOWN`` characters."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
@@ -233,7 +233,7 @@ def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> Us
     """
     known = sorted(known)
     listing = f" Known: {', '.join([*known, *([besides] if besides else [])])}." if len(known) <= 16 else " See --help."
-    return UserError(f"unknown {what} {shown(name)}{nearest(name, known)}{listing}")
+    return UserError(f"unknown {what} {quote(name)}{nearest(name, known)}{listing}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

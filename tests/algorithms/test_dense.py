@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
-from fedcommons.algorithms.ensemble import Upsampler, to_learn
+from fedcommons.algorithms.ensemble import Upsampler, set_training_mode
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.local_training import LocalSGD
@@ -173,7 +173,7 @@ def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digi
 
 def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -> None:
     layers = [nn.BatchNorm1d(2), nn.Dropout(), nn.BatchNorm2d(2)]
-    to_learn(nn.Sequential(layers[0], nn.Sequential(*layers[1:])).eval())
+    set_training_mode(nn.Sequential(layers[0], nn.Sequential(*layers[1:])).eval())
     assert [layer.training for layer in layers] == [False, True, False]
 
 

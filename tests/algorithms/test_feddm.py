@@ -96,7 +96,7 @@ def test_samples_lie_in_the_ball_and_projection_gives_its_nearest_point() -> Non
 
 
 def _private(module: Classifier, of_class: Sequence[Tensor], images: Tensor, dp: DPSGD) -> Tensor:
-    return feddm_matching.private(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
+    return feddm_matching.private_gradients(images, _u(module, images), of_class, COUNTS, dp, Draws(SEED_ALONE), 0)[0]
 
 
 def test_one_image_moves_the_private_gradient_by_c_over_b_at_most() -> None:
@@ -124,7 +124,7 @@ def test_without_noise_and_clipping_the_private_gradient_is_the_plain_one() -> N
 def test_the_noise_has_the_standard_deviation_sigma_c_over_b(variant: str) -> None:
     """2,000 numbers a class: the sample's is off by about 1.6 %."""
     if variant == "paper":
-        result = feddm_matching.with_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
+        result = feddm_matching.add_noise_level(torch.zeros(1500, 4), COUNTS, 3.0, 0.5, generator("noise"))
     else:
         images = _draw(3 * 500, 4).requires_grad_()
         result = _private(_module(), [_draw(0, 8)] * 3, images, DPSGD(3.0, 0.5))

@@ -276,22 +276,24 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
     module: Any = work.module
     module.decoder.register_forward_hook(lambda layer, inputs, out: seen.append(len(inputs[0])))
     spread, label, centre, draws = 3.0, 4, torch.zeros(8), generator("a test")
-    with latents.looking(work):
+    with latents.evaluation_mode(work):
         logits = module(module.decoder(spread * torch.randn(500, 8, generator=generator("others"))))
         behind = logits[:, torch.arange(10) != label].max(1).values - logits[:, label]
         work.named["classifier.bias"][label] += behind.quantile(0.6)
         never = int(module(module.decoder(centre[None])).argmin())
     seen.clear()
-    result, labels = latents.recognised(work, [(label, centre)], spread, 7, 100, generator("a test"))
+    result, labels = latents.sample_recognised_codes(work, [(label, centre)], spread, 7, 100, generator("a test"))
     assert (result.shape, labels) == ((7, 8), [label] * 7)
     assert 1 < len(seen) < 100
     drawn = torch.cat([spread * torch.randn(7, 8, generator=draws) for _ in seen])
-    with latents.looking(work):
+    with latents.evaluation_mode(work):
         wanted = drawn[module(module.decoder(drawn)).argmax(1) == label]
     assert len(wanted) > 7
     assert torch.equal(wanted[:7], result)  # the first ones, in the order of the draws
     seen.clear()
-    result, labels = latents.recognised(work, [(never, centre), (never, centre)], 0.0, 5, 6, generator("a test"))
+    result, labels = latents.sample_recognised_codes(
+        work, [(never, centre), (never, centre)], 0.0, 5, 6, generator("a test")
+    )
     assert seen == [5] * 6 * 2
     assert (result.shape, labels) == ((0, 8), [])
 

@@ -104,7 +104,7 @@ def test_each_models_metrics_on_each_clients_own_test_rows_are_those_of_the_plai
         assert numbers[f"{which}/accuracy_worst_decile"] == pytest.approx(min(values), abs=1e-6)
     assert not any("train" in name for name in (*each, *numbers))
     n = sum(len(ready.data.sets[name]) for name in ("test", "validation") if "" in models)
-    assert work_counts.counted(ready).evaluated == 6 * (n + 18 * len(models))  # as a dry run says
+    assert work_counts.count_work(ready).evaluated == 6 * (n + 18 * len(models))  # as a dry run says
 
 
 @pytest.mark.long

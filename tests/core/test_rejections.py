@@ -146,12 +146,14 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
 
 
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
-    one = rejections.counted({}, {2: "its weight is nan"})
-    many = rejections.counted(rejections.counted(one, {2: "another"}), {i: "why" for i in (9, 7, 1, 0)})
-    message = rejections.told(rejections.records(many))
+    one = rejections.count_rejections({}, {2: "its weight is nan"})
+    many = rejections.count_rejections(
+        rejections.count_rejections(one, {2: "another"}), {i: "why" for i in (9, 7, 1, 0)}
+    )
+    message = rejections.rejection_summary(rejections.records(many))
     assert message.startswith("6 replies of 5 clients were")
     assert "(client 0: why; client 1: why; client 2: its weight is nan; and 2 more)" in message
-    assert rejections.told(rejections.records(one)).startswith("1 reply was")
+    assert rejections.rejection_summary(rejections.records(one)).startswith("1 reply was")
     assert rejections.read(json.loads(json.dumps(rejections.records(many)))) == many
     assert one == {2: Rejected(1, "its weight is nan")}  # as it was
 

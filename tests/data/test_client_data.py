@@ -14,7 +14,7 @@ from fedcommons.data import client_test_sets, datasets
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
-from fedcommons.data.transforms import shifted
+from fedcommons.data.transforms import shift_features
 from fedcommons.runs import build, load_data
 from fedcommons.testing import digits
 
@@ -65,7 +65,7 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
         of_name = {"factor": factor} if name == "by_factor" else {}
         fields = {f"partition.{n}": value for n, value in {**constants, **of_name}.items()}
         recipe = choose({"partition.name": name, **fields}).partition
-        return load_data.deal(recipe, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups}).rows
+        return load_data.partition_rows(recipe, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups}).rows
 
     assert [rows.tolist() for rows in deal()] == [[6], [1, 2, 5], [0, 4], [3]]
     for seed in range(20):
@@ -195,7 +195,7 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
         dealt = Partitioned.of(
             [order[:2], order[2:30], order[30:33], order[40:]], data.train.y.numpy(), 3
         )  # 7 rows of no client
-        left, train, tests = client_test_sets.drawn(dealt, data, share, seed)
+        left, train, tests = client_test_sets.hold_out(dealt, data, share, seed)
         for client, rows in enumerate(dealt.rows):
             kept, own = train.x[left.rows[client], 0].tolist(), tests[client].x[:, 0].tolist()
             assert sorted(kept + own) == sorted(rows.tolist())
@@ -208,7 +208,7 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
 
 def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None:
     data, dealt = dataset(), Partitioned([np.arange(40), np.arange(40, 100)], None)
-    own = [client_test_sets.drawn(dealt, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
+    own = [client_test_sets.hold_out(dealt, data, 0.25, seed)[2][0].x[:, 0].tolist() for seed in (*range(400), 0)]
     assert own[0] == own[400]
     assert len({str(rows) for rows in own}) == 400
     times = np.bincount(np.concatenate(own[:400]), minlength=40) / 400
@@ -216,7 +216,7 @@ def test_the_draw_is_keyed_by_the_seed_and_uniform_over_a_clients_rows() -> None
     data = dataset(groups=[0] * 50 + [1] * 49 + [7])
     dealt = Partitioned([np.arange(50), np.arange(50, 99), np.array([99])], None)
     with pytest.raises(UserError, match=r"client 2 \(group 'ward 7'\) has one; 1 of 3"):
-        client_test_sets.drawn(dealt, data, 0.1, 0)
+        client_test_sets.hold_out(dealt, data, 0.1, 0)
 
 
 def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> None:
@@ -261,16 +261,16 @@ def test_noise_turns_and_colours_are_those_of_their_clients() -> None:
         return Clients(Examples(x, torch.zeros(n, dtype=torch.int64)), list(np.arange(n).reshape(4, -1)))
 
     clients = floats(40_000)
-    noise = shifted(clients, "noise", 0.2, 0, "train").x - clients.store.x
+    noise = shift_features(clients, "noise", 0.2, 0, "train").x - clients.store.x
     variances = [noise[rows].var().item() for rows in clients.rows]
     assert variances == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=0.03)
-    assert not torch.equal(noise, shifted(clients, "noise", 0.2, 0, "test").x - clients.store.x)
+    assert not torch.equal(noise, shift_features(clients, "noise", 0.2, 0, "test").x - clients.store.x)
     clients = floats(8)
-    turned = shifted(clients, "rotation", 360.0, 0, "train").x
+    turned = shift_features(clients, "rotation", 360.0, 0, "train").x
     for client in range(4):
         expected = torch.rot90(clients.store.x[0], client + 1, (1, 2))
         assert turned[2 * client] == pytest.approx(expected, abs=1e-4)
-    one, other = (shifted(clients, "colour", 0.5, 0, part).x for part in ("train", "test"))
+    one, other = (shift_features(clients, "colour", 0.5, 0, part).x for part in ("train", "test"))
     assert torch.equal(one, other)
     factors = (one / clients.store.x)[:, :, 1, 1]
     assert torch.allclose(factors[::2], factors[1::2])
@@ -288,6 +288,6 @@ def test_pixels_stay_pixels_and_a_run_holds_shifted_ones() -> None:
         assert apart == sorted(apart)
         assert apart[0] > 10
     with pytest.raises(UserError, match=r"partition\.shift rotation .*\(C, H, W\)"):
-        shifted(Clients(dataset().train, [np.arange(100)]), "rotation", None, 0, "train")
+        shift_features(Clients(dataset().train, [np.arange(100)]), "rotation", None, 0, "train")
     with pytest.raises(UserError, match=r"partition\.shift_size needs a partition\.shift"):
         assembled(**{"partition.shift_size": 0.3})

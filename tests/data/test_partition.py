@@ -25,7 +25,7 @@ NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 def deal(name: str, seed: int = 0, labels: Any = LABELS, n_classes: int = N_CLASSES, **values: Any) -> Partitioned:
     recipe = choose({"partition.name": name, **{f"partition.{n}": value for n, value in values.items()}}).partition
-    return load_data.deal(recipe, np.asarray(labels), n_classes, seed)
+    return load_data.partition_rows(recipe, np.asarray(labels), n_classes, seed)
 
 
 def sizes_of(name: str, seeds: int = 20, **values: Any) -> np.ndarray:
@@ -299,7 +299,7 @@ def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants
     values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
     fields = {f"partition.{n}": value for n, value in values.items()}
     recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
-    return load_data.deal(recipe, LABELS, N_CLASSES, seed, groups=GROUPS, factors={"camera": GROUPS // 2})
+    return load_data.partition_rows(recipe, LABELS, N_CLASSES, seed, groups=GROUPS, factors={"camera": GROUPS // 2})
 
 
 @every_partition

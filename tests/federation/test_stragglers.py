@@ -17,7 +17,7 @@ from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.client_sampling import joining, participants
-from fedcommons.federation.rounds import Plan, drawn
+from fedcommons.federation.rounds import Plan, sample_clients
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
 from fedcommons.flat_tensors import data
 from fedcommons.runs import build, experiment
@@ -98,7 +98,7 @@ def test_slow_clients_do_1_to_e_epochs_with_equal_probability() -> None:
 def test_a_rule_that_names_others_or_no_share_is_refused(digits: "Digits") -> None:
     for late in ({7: 0.0}, {1: 1.5}, {1: -0.1}, {1: float("nan")}):
         with pytest.raises(ClientError, match=r"late clients must be some of \[0, 1, 2, 3, 4\]"):
-            drawn(FedAvg(), digits().plan(1, late=lambda *_, late=late: late), {}, 1)
+            sample_clients(FedAvg(), digits().plan(1, late=lambda *_, late=late: late), {}, 1)
 
 
 def late_plan(federation: "Federation", shares: Mapping[int, float], **more: Any) -> Plan:
@@ -167,7 +167,7 @@ def test_the_record_names_late_clients(tmp_path: Path) -> None:
     assert not {"late", "partial", "stragglers"} & untrained.keys()
     ready = build.assemble(build.prepare(config))
     for line in lines:
-        joined, late = drawn(ready.algorithm, ready.plan, {}, line["round"])
+        joined, late = sample_clients(ready.algorithm, ready.plan, {}, line["round"])
         assert line["late"] == sorted(late) == sorted(Deadline(1.0)(joined, ready.plan.facts, line["round"], 0))
         assert line["partial"] == line["late"]
         assert line["stragglers"] == len(late)

@@ -187,7 +187,7 @@ FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "parti
 
 def needs_of(changes: Mapping[str, object] = {}) -> list[Need]:
     c = override(Experiment(), {**FIVE, **changes})
-    rows = load_data.deal(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
+    rows = load_data.partition_rows(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
     start = Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
     return list(part_of(c, "sharing").needs(start, build.recipe(c)))
 

@@ -23,7 +23,7 @@ def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> Dealt:
 
 
 def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
-    rows = load_data.deal(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    rows = load_data.partition_rows(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
     return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
 
 

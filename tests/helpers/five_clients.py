@@ -24,7 +24,7 @@ ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0
 
 def dealt() -> Dealt:
     """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
-    rows = load_data.deal(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    rows = load_data.partition_rows(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
     return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
 

@@ -65,7 +65,7 @@ class Watched:
     """A storage that calls ``before`` and ``after`` with the key of each write."""
 
     def __init__(self, place: str) -> None:
-        self.plain = object_store.opened(place)
+        self.plain = object_store.open_store(place)
         self.before: Callable[[str], None] = ignore
         self.after: Callable[[str], None] = ignore
 

@@ -69,7 +69,7 @@ def test_a_curve_is_the_mean_and_range_over_seeds_in_the_rounds_that_all_have() 
 
 def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
     measured = {**run(0), "zeta_sq": [[r, 1.0] for r in range(31)]}
-    assert courses.shown([curve("p = 0", [measured])]) == [0, 3, 15, 30]
+    assert courses.rounds_of_table([curve("p = 0", [measured])]) == [0, 3, 15, 30]
     # 0.25 * 40 + 0.75 * 16 + 0.1875 * (8 + 4) = 10 + 12 + 2.25, in one round
     exact = 24.25
     curves = [curve("p = 0", [run(0)]), curve("p", [run(0.75, sigma_lemma1_sq=exact)])]

@@ -9,7 +9,7 @@ import pytest
 
 from fedcommons.config.schema import Data
 from fedcommons.runs import load_data
-from fedcommons.sharing.placement import holdings, opened
+from fedcommons.sharing.placement import holdings, sample_shareable
 from papers.agc import copies
 
 DRAWS = 20_000
@@ -174,7 +174,7 @@ def test_where_assumption_1_holds_on_real_gradients_so_does_theorem_2_and_remark
         result = {}
         for c in (0.1, 0.2, 0.5, 1.0):
             private = np.ones(300, dtype=bool)
-            private[opened(labels, labels, c, np.random.default_rng(0))] = False
+            private[sample_shareable(labels, labels, c, np.random.default_rng(0))] = False
             result[c] = copies.sums(gram, labels, private)
         for of, d, q in product(result.values(), (1, 2, 3, 4, 9), (0.3, 0.5, 0.7)):
             lower = copies.without_copies(q) @ of - copies.coefficients(10, d, q) @ of

@@ -21,9 +21,9 @@ from fedcommons.privacy.statement import statement
 from fedcommons.seeding import keyed_globals
 from fedcommons.sharing import merf
 from fedcommons.sharing.merf import MERF
-from fedcommons.sharing.merf_generator import CODE, Generator, drawn, generated, trained
+from fedcommons.sharing.merf_generator import CODE, Generator, generate_images, sample_images, train
 from fedcommons.sharing.ndpdc import NDPDC
-from fedcommons.sharing.random_features import Features, Fourier, bounded, fitted, means, pixels, sums
+from fedcommons.sharing.random_features import Features, Fourier, bounded, fit_images, means, pixels, sums
 from fedcommons.sharing.stage import share
 from lightning_modules.networks import ConvNet
 
@@ -133,14 +133,14 @@ def test_the_fit_reaches_images_that_have_the_means() -> None:
     wanted = PHI(pixels(examples.x)).view(10, 10, -1).mean(1)
 
     def error(steps: int) -> float:
-        images = fitted(PHI, noisy, SHAPE, 10, steps, seed=0)
+        images = fit_images(PHI, noisy, SHAPE, 10, steps, seed=0)
         assert images.y.tolist() == examples.y.tolist()
         assert images.x.dtype == torch.uint8
         return ((PHI(pixels(images.x)).view(10, 10, -1).mean(1) - wanted) ** 2).sum().item()
 
     assert error(300) < 0.01 * error(1)
     none = torch.full((3, PHI.size + 1), -5.0, dtype=torch.float64)  # noise below zero: no class has an image
-    assert len(fitted(PHI, none, SHAPE, 2, 5, seed=0)) == 6
+    assert len(fit_images(PHI, none, SHAPE, 2, 5, seed=0)) == 6
 
 
 def bars(n: int, seed: int = 0) -> Examples:
@@ -154,7 +154,7 @@ def bars(n: int, seed: int = 0) -> Examples:
 
 
 def features_of(noisy: Tensor, steps: int) -> Tensor:
-    images = generated(PHI, noisy, SHAPE, 50, steps, seed=0)
+    images = generate_images(PHI, noisy, SHAPE, 50, steps, seed=0)
     return torch.stack([PHI(pixels(images.x[images.y == c])).mean(0) for c in range(4)])
 
 
@@ -162,7 +162,7 @@ def test_the_network_has_the_papers_size_for_mnist_and_draws_images_of_any_sides
     network = Generator((1, 28, 28), 10)
     assert sum(each.numel() for each in network.parameters()) == 166_161
     for shape in ((3, 32, 32), (2, 5, 7), (1, 1, 1)):
-        images = drawn(Generator(shape, 3).eval(), 2, seed=0)
+        images = sample_images(Generator(shape, 3).eval(), 2, seed=0)
         assert (images.x.shape, images.x.dtype) == ((6, *shape), torch.uint8)
 
 
@@ -183,13 +183,13 @@ def test_the_rate_falls_by_a_tenth_after_each_fifth_of_the_steps(monkeypatch: py
             super().step(*of, **how)
 
     monkeypatch.setattr(torch.optim, "Adam", Recorded)
-    trained(PHI, sums(PHI, bars(40), 4), SHAPE, 10, seed=0)
+    train(PHI, sums(PHI, bars(40), 4), SHAPE, 10, seed=0)
     assert rates == pytest.approx([0.01 * 0.9 ** (i // 2) for i in range(10)])
 
 
 def test_images_do_not_depend_on_one_another() -> None:
-    network = trained(PHI, sums(PHI, bars(40), 4), SHAPE, 3, seed=0)
-    images = drawn(network, 5, seed=0)
+    network = train(PHI, sums(PHI, bars(40), 4), SHAPE, 3, seed=0)
+    images = sample_images(network, 5, seed=0)
     codes = torch.randn(20, CODE, generator=generator(0, "codes of images"))
     assert len(images.x.flatten(1).unique(dim=0)) == 20
     with torch.no_grad():

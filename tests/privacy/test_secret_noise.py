@@ -18,7 +18,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.generators import image_cache
-from fedcommons.generators.requests import Need, salts_told
+from fedcommons.generators.requests import Need, salt_facts
 from fedcommons.privacy import salts
 from fedcommons.runs import build, run_salts
 from fedcommons.runs.experiment import run
@@ -57,11 +57,11 @@ def test_a_generator_that_takes_no_noise_gets_no_receipt_in_a_secret_run(tmp_pat
 
 
 def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path, state: Path) -> None:
-    salt = run_salts.begun(tmp_path, salts_told(_needed(SECRET)))
-    assert run_salts.begun(tmp_path, salts_told(_needed(SECRET))) == salt
+    salt = run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET)))
+    assert run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET))) == salt
     next(path for path in state.glob("artifact-*") if path.name.count("-") == 2).unlink()
     with pytest.raises(UserError, match="salts are lost"):
-        run_salts.begun(tmp_path, salts_told(_needed(SECRET)))
+        run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET)))
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
 ) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match="lost or damaged"):
-        run_salts.begun(tmp_path, [])
+        run_salts.begin_salt(tmp_path, [])
     assert not [*state.rglob("run-*")]
 
 
 def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
-    run_salts.begun(tmp_path, [])
+    run_salts.begin_salt(tmp_path, [])
     names = json.loads((tmp_path / run_salts.FILE).read_text())
     (tmp_path / "partition.json").write_text(json.dumps({"noise": names["salt"]}))
-    run_salts.begun(tmp_path, [])
+    run_salts.begin_salt(tmp_path, [])
     (tmp_path / run_salts.FILE).write_text(json.dumps({**names, "salt": salts.name_of(salts.new())}))
     with pytest.raises(UserError, match="salt of another run"):
-        run_salts.begun(tmp_path, [])
+        run_salts.begin_salt(tmp_path, [])
 
 
 def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
@@ -100,7 +100,7 @@ def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
         salts.require_writable(tmp_path / "artifacts")
     (tmp_path / "link").symlink_to(place)
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "link" / "deeper"))
-    for refuse in (lambda: salts.require_writable(place), lambda: run_salts.begun(place, [])):
+    for refuse in (lambda: salts.require_writable(place), lambda: run_salts.begin_salt(place, [])):
         with pytest.raises(UserError, match="which must not be in"):
             refuse()
     assert list(place.iterdir()) == []

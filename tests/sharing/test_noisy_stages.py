@@ -123,8 +123,8 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
     other, start = version(**vars(stage)), clients(20, is_secret=True)
     first, names = noise(stage, start), [*map(name_of, stage.salts(start))]
     (run := tmp_path / "run").mkdir()
-    run_salts.begun(run, names)
-    assert run_salts.kept(run, [*map(name_of, stage.salts(start))])
+    run_salts.begin_salt(run, names)
+    assert run_salts.read_salt(run, [*map(name_of, stage.salts(start))])
     if version in (LouderMERF, LouderNDPDC):  # seeded noise hides nothing, so it need not change, and results stay
         seeded = clients(20)
         assert torch.allclose(1.003 * noise(stage, seeded), noise(other, seeded), rtol=0, atol=1e-4)
@@ -132,7 +132,7 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
     others_names = [*map(name_of, other.salts(start))]
     assert not set(names) & set(others_names)
     with pytest.raises(UserError, match="would release twice"):
-        run_salts.kept(run, others_names)
+        run_salts.read_salt(run, others_names)
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
@@ -206,11 +206,11 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
     assert not any("what these would see" in line for line in result["uncovered"])
-    assert run_salts.kept(tmp_path / "run", build.prepare(config).salts)
+    assert run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()
     with pytest.raises(UserError, match="salts are lost"):
-        run_salts.kept(tmp_path / "run", build.prepare(config).salts)
+        run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
 
 
 @pytest.mark.parametrize(

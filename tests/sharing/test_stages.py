@@ -24,7 +24,7 @@ from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
 from fedcommons.sharing.local_synthetic import LocalSynthetic
-from fedcommons.sharing.placement import evened, holdings, n_open, opened
+from fedcommons.sharing.placement import holdings, n_open, optimal_copies, sample_shareable
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.server_synthetic import ServerSynthetic
@@ -266,14 +266,14 @@ def federations() -> list[tuple[np.ndarray, np.ndarray]]:
 def test_the_share_that_is_not_private_is_right_overall_and_about_right_in_each_class_and_cell() -> None:
     for labels, owners in federations():
         for c in (0.0, 0.07, 0.2, 0.25, 0.5, 0.9, 1.0):
-            chosen = opened(labels, owners, c, np.random.default_rng(1))
+            chosen = sample_shareable(labels, owners, c, np.random.default_rng(1))
             assert len(set(chosen.tolist())) == len(chosen) == n_open(c, 300)
             assert abs(len(chosen) - c * 300) <= 0.5 + 1e-9
             for groups, off in ((labels, 1.0), (10 * owners + labels, 1.5)):  # Webster's rule is no quota rule
                 sizes, result = np.bincount(groups), np.bincount(groups[chosen], minlength=groups.max() + 1)
                 assert np.abs(result - c * sizes).max() <= off
     labels, owners = np.repeat([0, 1, 2], 20), np.tile([0, 0, 1, 1, 1, 1, 2, 2, 2, 2], 6)
-    chosen = opened(labels, owners, 0.25, np.random.default_rng(0))  # where a cell's share is whole it is met
+    chosen = sample_shareable(labels, owners, 0.25, np.random.default_rng(0))  # where a cell's share is whole it is met
     assert np.bincount(3 * owners[chosen] + labels[chosen]).tolist() == [1] * 3 + [2] * 6
 
 
@@ -283,7 +283,7 @@ def test_every_client_keeps_its_own_and_only_what_is_not_private_is_copied(place
     for labels, owners in federations():
         held = holdings(labels, owners, 10, 0.3, 3, placement, np.random.default_rng(0))
         assert held[np.arange(300), owners].all()
-        chosen = opened(labels, owners, 0.3, np.random.default_rng(0))
+        chosen = sample_shareable(labels, owners, 0.3, np.random.default_rng(0))
         assert set(np.flatnonzero(held.sum(1) > 1)) <= set(chosen)
         if placement != "binomial":  # to d distinct others
             assert (held.sum(1)[chosen] == 4).all()
@@ -318,7 +318,7 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
     owned = rng.multinomial(int(rng.integers(1, 9)), rng.dirichlet([0.7] * n))
     not_private = rng.multivariate_hypergeometric(owned, int(rng.integers(0, min(5, owned.sum()) + 1)))
     for d in range(1, n):
-        result, least = evened(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
+        result, least = optimal_copies(tuple(owned), tuple(not_private), d), by_brute_force(owned, not_private, d)
         assert result.distance == pytest.approx(least, abs=1e-12)
         assert result.bound == pytest.approx(least, abs=1e-9)  # so the gap is none
         assert (result.copies.sum(1) == d * not_private).all()

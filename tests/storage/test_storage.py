@@ -36,7 +36,7 @@ def keys(place: str) -> list[str]:
 
 
 def snapshots(place: str, storage: Any = None) -> Snapshots:
-    return Snapshots(storage or object_store.opened(place), "runs/a", "[a-z]+|sub/[a-z]+")
+    return Snapshots(storage or object_store.open_store(place), "runs/a", "[a-z]+|sub/[a-z]+")
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -139,7 +139,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 def damage(place: str, key: str, how: str) -> None:
-    storage = object_store.opened(place)
+    storage = object_store.open_store(place)
     if how in DAMAGE:
         storage.write(key, DAMAGE[how](storage.read(key, 10**6) or b""))
     else:
@@ -178,11 +178,13 @@ HOSTILE: dict[str, object] = {
 def test_hostile_lists_are_refused(tmp_path: Path) -> None:
     place, key = str(tmp_path / "storage"), f"runs/a/{MANIFEST}"
     for how, content in HOSTILE.items():
-        object_store.opened(place).write(key, content if isinstance(content, bytes) else json.dumps(content).encode())
+        object_store.open_store(place).write(
+            key, content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
         with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is no list of ours"):
             pytest.fail(f"{how}: {snapshots(place).look()}")
     longest = {"files": {"x" * 200: {**ENTRY, "bytes": 0}}}
-    object_store.opened(place).write(key, json.dumps(longest).encode())
+    object_store.open_store(place).write(key, json.dumps(longest).encode())
     assert len(snapshots(place).look()) == 1
     os.truncate(Path(place, key), 2**26 + 1)
     with pytest.raises(StorageError, match=r"has .* bytes"):

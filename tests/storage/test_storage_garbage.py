@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 
 
 def snapshots(place: str) -> Snapshots:
-    return Snapshots(object_store.opened(place), "runs/a", "[a-z]+")
+    return Snapshots(object_store.open_store(place), "runs/a", "[a-z]+")
 
 
 def readable(place: str, folder: Path) -> bool:
@@ -87,7 +87,7 @@ class Clock:
 def test_objects_of_a_bucket_that_no_list_names_are_listed(
     bucket: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = object_store.opened(bucket())
+    storage = object_store.open_store(bucket())
     storage.write(dead := f"runs/a/objects/{DEAD}", b"left")
     clock = Clock(monkeypatch)
     for hours, expected in ((23.9, []), (24.1, [dead])):

@@ -120,7 +120,7 @@ def test_of_two_machines_that_run_one_run_the_second_is_stopped(
 
 def damage(place: str, name: str) -> None:
     """Alter the object of a file of the run."""
-    storage = object_store.opened(place)
+    storage = object_store.open_store(place)
     found = json.loads(storage.read("runs/run/MANIFEST.json", 10**6) or b"")["files"]
     storage.write(f"runs/run/objects/{found[name]['object']}", b"altered")
 
@@ -152,10 +152,10 @@ def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
     """The run was removed from the storage; another one has more rounds, or it has none."""
     machine("a").run(last=3)
     if other is None:
-        object_store.opened(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
+        object_store.open_store(place).write("runs/run/MANIFEST.json", b'{"files": {}}')
         machine("a").run([3, 4, 5, 6])
     else:
-        object_store.opened(place).remove("runs/run/MANIFEST.json")
+        object_store.open_store(place).remove("runs/run/MANIFEST.json")
         machine("b").run(**other)
         with pytest.raises(UserError, match=r"runs/run holds another run than .*/a/run"):
             machine("a").run()

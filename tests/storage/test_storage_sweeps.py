@@ -72,4 +72,4 @@ def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(
     assert "Starting Ray" not in again
     assert results(tmp_path / "b" / "out") == results(tmp_path / "a" / "out")
     assert "none had to be trained" in sweep_output(table1, tmp_path / "c", *words, "--resume", "--client.lr=0.07")
-    assert object_store.opened(place).look("runs/out/MANIFEST.json")
+    assert object_store.open_store(place).look("runs/out/MANIFEST.json")

@@ -35,7 +35,7 @@ from fedcommons.sharing.stage import shorter_of
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cost, dry_run
 from fedcommons.tune.cost import Prices
-from fedcommons.tune.work_counts import Counts, counted, generator_work, local_steps
+from fedcommons.tune.work_counts import Counts, count_work, generator_work, local_steps
 from lightning_modules import Classifier
 from lightning_modules.ddpm import DDPM
 
@@ -86,7 +86,7 @@ def test_counted_work_is_the_work_of_a_run(
     def generators() -> list[tuple[int, int]]:
         return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.prepare(config).needs)]
 
-    counts, work = counted(ready(tmp_path, values)), generators()
+    counts, work = count_work(ready(tmp_path, values)), generators()
     seen: Counter[str] = Counter()
 
     def trained(self: LocalSGD, work: Work, *given: Any, run: Any = LocalSGD.run, **named: Any):
@@ -120,7 +120,7 @@ def test_counts_in_closed_form(tmp_path: Path) -> None:
     """Of more than 1,000 rounds the first 1,000 are drawn and scaled up."""
     rounds = {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
               "measure.smoothness": True, "evaluate.every": 1000}  # fmt: skip
-    counts, data = counted(ready(tmp_path, rounds)), load_data.load(_config(tmp_path, rounds).data)
+    counts, data = count_work(ready(tmp_path, rounds)), load_data.load(_config(tmp_path, rounds).data)
     assert counts.trainings == pytest.approx(3 * 2345)
     assert (counts.rounds, counts.checkpoints) == (2345, 3)
     assert counts.products == 40 * counts.gradients == 40 * 6 * 3  # rounds 0, 500 ... 2000, 2345; a batch per client
@@ -139,14 +139,14 @@ def test_clients_are_counted_until_they_have_sent_what_they_send_once(q: float, 
         trained, asked = trained + joined - (metrics.get("stragglers") or 0.0), asked + joined
 
     experiment.run(_config(tmp_path, values), tmp_path / "run", say=lambda _: None, on_round=note)
-    assert counted(ready(tmp_path, values)).trainings == trained > 0
+    assert count_work(ready(tmp_path, values)).trainings == trained > 0
     assert (asked > 3) == (q > 0)  # some were asked again
 
 
 def test_counted_pieces_of_feddm_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"algorithm": "feddm", "feddm.ipc": 2, "feddm.least": 3, "feddm.iterations": 3, "feddm.server_epochs": 2,
               "measure.every": 0, "data.limit": 120, **UNEQUAL}  # fmt: skip
-    counts, seen = counted(ready(tmp_path, values)), Counter[str]()
+    counts, seen = count_work(ready(tmp_path, values)), Counter[str]()
 
     def features(module: Any, head: Any, x: torch.Tensor) -> None:
         seen["synthetic" if torch.is_grad_enabled() else "real"] += len(x)
@@ -284,12 +284,12 @@ def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
     module: Any = sys.modules[type(mine.algorithm).__module__]
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: module.SECONDS[0]))
     assert cost.shape_of(ready(tmp_path, {**own, "polish.epochs": 7})) == cost.shape_of(mine)
-    found, counts = cost.measure(mine), counted(mine)
+    found, counts = cost.measure(mine), count_work(mine)
     assert max(module.STEPS) < 2 * 2 * (1 + cost.MORE)  # the 50 epochs were not run
     assert found.pieces == {"server_steps": pytest.approx(2.0)}
     values = (found.step, found.half, found.training, found.round, found.checkpoint)
     assert values == pytest.approx((0.58, 0.54, 1.0, 0.0, 0.0))
-    assert replace(counts, pieces={}) == counted(average)
+    assert replace(counts, pieces={}) == count_work(average)
     module.STEPS.clear()
     before = module.SECONDS[0]
     experiment.run(_config(tmp_path, own), tmp_path / "run", say=lambda _: None)

@@ -18,7 +18,7 @@ import pytest
 import ray
 from sweep_runs import sweep_output
 
-from fedcommons.core.rejections import told
+from fedcommons.core.rejections import rejection_summary
 from fedcommons.runs.experiment import run
 
 ROOT = Path(__file__).parents[2]
@@ -159,5 +159,5 @@ def test_a_run_that_fails_takes_no_other_with_it_and_rejected_replies_are_report
     (summary,) = out.glob("*/summary.json")
     rejected = json.loads(summary.read_text())["rejected"]
     assert rejected
-    assert f"{summary.parent.name}: {told(rejected)}, see rejected in " in done.stdout
-    assert f"{told(rejected)}, see rejected in " in (summary.parent / "messages.log").read_text()
+    assert f"{summary.parent.name}: {rejection_summary(rejected)}, see rejected in " in done.stdout
+    assert f"{rejection_summary(rejected)}, see rejected in " in (summary.parent / "messages.log").read_text()

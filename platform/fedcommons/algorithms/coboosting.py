@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms import one_shot_models
-from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
+from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, set_training_mode
 from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
@@ -131,7 +131,7 @@ class CoBoosting:
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        new_state = one_shot_models.kept(state, total, replies, self.start_from == "average")
+        new_state = one_shot_models.store_models(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
 
@@ -180,7 +180,7 @@ class CoBoosting:
             x = self.moved(work, ensemble, weights, images[rows], u[rows])
             with torch.no_grad():
                 f = mixed(weights, ensemble.logits(x))
-            to_learn(work.module)
+            set_training_mode(work.module)
             loss = divergence(f, work.module(x), self.temperature).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -225,7 +225,7 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
     """Run the server's round and return the changed entries of the state."""
     work, how, state = worker.work, task.method, task.state
     with onednn(work.loop.onednn):
-        room = one_shot_models.enter(worker, state)
+        room = one_shot_models.load_models(worker, state)
         images, ensemble, device = room.images, room.ensemble, work.device
         w = values(state.get("learned", state["weights"])).to(device, copy=True)
         labels = (
@@ -251,4 +251,4 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
             share = (1 + cos(pi * epoch / int(values(state["in_all"])))) / 2 if "in_all" in state else 1.0
             how.distil(work, ensemble, w, images, room.velocity, how.server_lr * share, batches, u)
         learned = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
-        return {**one_shot_models.left(work, room, images), **{name: x.cpu() for name, x in learned.items()}}
+        return {**one_shot_models.changed_state(work, room, images), **{name: x.cpu() for name, x in learned.items()}}

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms import one_shot_models
-from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, to_learn
+from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, set_training_mode
 from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
@@ -118,7 +118,7 @@ class DENSE:
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        new_state = one_shot_models.kept(state, total, replies, self.start_from == "average")
+        new_state = one_shot_models.store_models(state, total, replies, self.start_from == "average")
         first = (round - self.warmup_rounds - 1) * self.server_epochs
         return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
 
@@ -143,7 +143,7 @@ class DENSE:
 
     def distil(self, work: Work, images: Tensor, targets: Tensor, velocity: Tensor, batches: Sequence[Tensor]) -> None:
         """Train the student for one pass over the pool; targets: the ensemble's logits; batches: rows of each step."""
-        to_learn(work.module)
+        set_training_mode(work.module)
         optimizer = optimizer_of(work, velocity, self.server_lr, self.server_momentum)
         for rows in batches:
             loss = divergence(targets[rows], work.module(images[rows]), self.temperature).mean()
@@ -188,7 +188,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
     """Run the server's round and return the changed entries of the state."""
     work, how = worker.work, task.method
     with onednn(work.loop.onednn):
-        room = one_shot_models.enter(worker, task.state)
+        room = one_shot_models.load_models(worker, task.state)
         images, ensemble = room.images, room.ensemble
         targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
         for epoch in range(task.first, task.first + how.server_epochs):
@@ -199,4 +199,4 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
                 targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))
             images = torch.cat([images, generated])
             how.distil(work, images, torch.cat(targets), room.velocity, batches)
-        return {**one_shot_models.left(work, room, images), "targets": torch.cat(targets).cpu()}
+        return {**one_shot_models.changed_state(work, room, images), "targets": torch.cat(targets).cpu()}

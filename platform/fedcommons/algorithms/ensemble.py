@@ -141,7 +141,7 @@ def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay
     return optimizer
 
 
-def to_learn(module: nn.Module) -> None:
+def set_training_mode(module: nn.Module) -> None:
     """Set training mode except for BatchNorm, whose statistics stay. Later training must call ``module.train()``."""
     module.train()
     for layer in module.modules():

@@ -13,7 +13,7 @@ BatchNorm layers.
 
 from dataclasses import dataclass
 
-from fedcommons.algorithms.partial_sharing import download, merged, own_model, parted, trained
+from fedcommons.algorithms.partial_sharing import download, initial_state, merge_shared, personal_model, train_client
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
@@ -28,16 +28,16 @@ class FedBN:
     keeps_batch_norm = True
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return parted(model, facts.batch_norm)
+        return initial_state(model, facts.batch_norm)
 
     def down(self, state: State, round: int, client: int) -> Message:
         return download(state)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, memory, data, seed)
+        return train_client(work, message, memory, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return merged(state, total, replies)
+        return merge_shared(state, total, replies)
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return own_model(state, memory, message)
+        return personal_model(state, memory, message)

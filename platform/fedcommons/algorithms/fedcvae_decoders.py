@@ -130,14 +130,14 @@ def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
                 parts.append((z, y, decode(networks.decoder(weights).to(device), z, y)))
         z, y, images = (torch.cat(column) for column in zip(*parts, strict=True))
         if task.again is not None:
-            decoder = taught(networks, task.again, z, y, images, seed)
+            decoder = distilled_decoder(networks, task.again, z, y, images, seed)
             draws = generator(seed, "codes and uniform classes")
             y = torch.randint(networks.n_classes, (task.samples,), generator=draws).to(device)
             images = decode(decoder, truncated_normal(len(y), networks.latent, task.bound, draws), y)
     return (255 * images).round().to(torch.uint8).cpu(), y.cpu()
 
 
-def taught(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
+def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
     """Train a new decoder to make these images, with pixels in [0, 1], from their codes and classes, and return it."""
     set_default_generator(seed, "the server's decoder")
     decoder = networks.decoder().to(images.device)

@@ -131,8 +131,8 @@ class FedDM:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
-        rows, network_data = feddm_matching.owned(data.y, self.least), replace(data, x=real)
-        first = feddm_matching.first(network_data, rows, self.ipc, self.init == "real", seed)
+        rows, network_data = feddm_matching.rows_by_class(data.y, self.least), replace(data, x=real)
+        first = feddm_matching.initial_images(network_data, rows, self.ipc, self.init == "real", seed)
         how = feddm_matching.Steps(
             iterations=self.iterations,
             radius=self.radius,

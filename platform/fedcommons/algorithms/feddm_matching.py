@@ -57,7 +57,7 @@ def match(
     secret = work.noise.call("images", *data.columns) if dp else None
     history, protections = [], set[Release]()
     with onednn(work.loop.onednn), head.watched():
-        see_statistics(work, x, data.x, how.batch_size, seed)
+        update_batch_norm(work, x, data.x, how.batch_size, seed)
         module.eval()
         for step in range(steps):
             work.load(around(x, how.radius, weights))
@@ -70,12 +70,12 @@ def match(
                 history.append(loss.detach())
                 (gradient,) = torch.autograd.grad(loss, images)
                 if how.sigma:
-                    gradient = with_level(gradient, batch_sizes, how.sigma, how.clip, noise)
+                    gradient = add_noise_level(gradient, batch_sizes, how.sigma, how.clip, noise)
             else:
                 sampled = samples(rows, how.batch_size, dp, secret, step)
                 with torch.no_grad():
                     real_features = [features(module, head, data.x[r.to(data.x.device)]) for r in sampled]
-                gradient, protection = private(images, u, real_features, batch_sizes, dp, secret, step)
+                gradient, protection = private_gradients(images, u, real_features, batch_sizes, dp, secret, step)
                 protections.add(protection)
             images.grad = gradient
             optimizer.step()
@@ -91,14 +91,14 @@ def is_owned(counts: Tensor, least: int) -> Tensor:
     return torch.where(enough.any(1, keepdim=True), enough, counts > 0)
 
 
-def owned(y: Tensor, least: int) -> dict[int, Tensor]:
+def rows_by_class(y: Tensor, least: int) -> dict[int, Tensor]:
     """Return, by class, the rows of the classes that a client with labels ``y`` sends."""
     labels = y.cpu()
     classes = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
     return {label: (labels == label).nonzero()[:, 0] for label in classes}
 
 
-def first(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real: bool, seed: int) -> Tensor:
+def initial_images(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real: bool, seed: int) -> Tensor:
     """Return the initial images (k ipc, ...): noise, or distinct real images per class, repeated if too few."""
     draws = generator(seed, "first images")
     if real:
@@ -130,7 +130,7 @@ def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, ste
     return [r[dp.sample(len(r), size, secret.stream(f"batch of class {c}", step))] for c, r in enumerate(rows.values())]
 
 
-def see_statistics(work: Work, x: Flat, real: Tensor, size: int, seed: int) -> None:
+def update_batch_norm(work: Work, x: Flat, real: Tensor, size: int, seed: int) -> None:
     """Update BatchNorm's statistics on the client's images at the server model, as matching does not update them."""
     if not len(work.buffers):
         return
@@ -159,7 +159,9 @@ def losses(synthetic: Tensor, real: Tensor) -> Tensor:
     return (synthetic.unflatten(0, (len(real), -1)).mean(1) - real).square().sum(1)
 
 
-def with_level(gradient: Tensor, taken: Sequence[int], sigma: float, clip: float, draws: torch.Generator) -> Tensor:
+def add_noise_level(
+    gradient: Tensor, taken: Sequence[int], sigma: float, clip: float, draws: torch.Generator
+) -> Tensor:
     """Return G min(1, C/||G||) + N(0, sigma^2 C^2 I)/|B| for the gradient G of each class, as the paper prints it.
 
     gradient: (k ipc, ...); taken: |B| of each class, the number of real images in its batch.
@@ -185,7 +187,7 @@ def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]
         yield g.unflatten(0, (len(real), -1))
 
 
-def private(
+def private_gradients(
     images: Tensor, u: Tensor, real: Sequence[Tensor], expected: Sequence[int], dp: DPSGD, secret: Draws, step: int
 ) -> tuple[Tensor, Release]:
     """Return the gradients (k ipc, ...) as noisy means of clipped terms, and their release at q = 1 (full batches).

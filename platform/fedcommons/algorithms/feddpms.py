@@ -210,7 +210,7 @@ class FedDPMS:
             return latents.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
         draws = generator(seed, "noise of codes")
-        codes, labels = latents.recognised(work, centres, self.sigma, self.quota, self.tries, draws)
+        codes, labels = latents.sample_recognised_codes(work, centres, self.sigma, self.quota, self.tries, draws)
         return {"codes": codes, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
@@ -230,6 +230,6 @@ class FedDPMS:
             return {"images": z, "labels": labels}
         if self.privacy == "sound":
             means, draws = zip(labels.tolist(), z, strict=True), generator(seed, "codes around means")
-            z, around = latents.recognised(work, means, self.spread, self.quota, self.tries, draws)
+            z, around = latents.sample_recognised_codes(work, means, self.spread, self.quota, self.tries, draws)
             labels = torch.tensor(around).to(labels)
         return {"images": latents.decoded(work, z, data.x), "labels": labels}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from fedcommons.algorithms.partial_sharing import download, merged, own_model, parted, trained
+from fedcommons.algorithms.partial_sharing import download, initial_state, merge_shared, personal_model, train_client
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
@@ -35,7 +35,7 @@ class FedPer:
     """personal layers: patterns such as network.last*, separated by commas; default: the model's head"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return parted(model, personal_layers(model, self.layers, facts.head))
+        return initial_state(model, personal_layers(model, self.layers, facts.head))
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
         """Return the names of the personal layers."""
@@ -45,13 +45,13 @@ class FedPer:
         return download(state)
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, memory, data, seed)
+        return train_client(work, message, memory, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return merged(state, total, replies)
+        return merge_shared(state, total, replies)
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return own_model(state, memory, message)
+        return personal_model(state, memory, message)
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:

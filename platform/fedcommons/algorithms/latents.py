@@ -59,7 +59,7 @@ def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequen
 
 
 @contextmanager
-def looking(work: Work) -> Iterator[None]:
+def evaluation_mode(work: Work) -> Iterator[None]:
     """Run the block with the module in evaluation mode and without gradients."""
     work.module.eval()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def looking(work: Work) -> Iterator[None]:
 def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
     """Return, for each of the client's n most abundant classes, the mean codes (m, l) of its m images."""
     encode = work.module.encode
-    with looking(work):
+    with evaluation_mode(work):
         return {
             c: torch.cat([encode(part)[0] for part in data.x[data.y == c].split(CHUNK)])  # pyright: ignore[reportCallIssue]
             for c in abundant(data.y.bincount(), n)
@@ -98,7 +98,7 @@ def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple
     return total.values / len(codes), total.release
 
 
-def recognised(
+def sample_recognised_codes(
     work: Work, centres: Iterable[tuple[int, Tensor]], sigma: float, quota: int, tries: int, draws: torch.Generator
 ) -> tuple[Tensor, list[int]]:
     """Sample codes from N(centre, sigma^2 I); return those whose images the module predicts as the centre's class.
@@ -106,7 +106,7 @@ def recognised(
     Returns (codes, classes), at most ``quota`` codes per centre, out of at most ``tries`` times ``quota`` samples.
     """
     accepted, labels = [], []
-    with looking(work):
+    with evaluation_mode(work):
         for c, centre in centres:
             recognisable = centre.new_empty(0, len(centre))
             for _ in range(tries):
@@ -122,7 +122,7 @@ def recognised(
 
 def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
     """Return the images of these codes, with the dtype of ``like``; uint8 pixels are in 0..255."""
-    with looking(work):
+    with evaluation_mode(work):
         images = work.module.decoder(codes)  # pyright: ignore[reportCallIssue]
     return (255 * images).round().to(torch.uint8) if like.dtype == torch.uint8 else images.to(like)
 

@@ -72,7 +72,7 @@ def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int
     return Reply({"delta": scale(delta, w)}, {"delta": delta}, weight=w, metrics=metrics, releases=[spent.of("delta")])
 
 
-def kept(state: State, total: Payload, replies: Replies, average: bool) -> State:
+def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:
     """Return the state with all received models; average: whether x becomes their mean."""
     if not replies:
         return state
@@ -114,7 +114,7 @@ class Classroom:
     classes: int
 
 
-def enter(worker: Worker, state: State) -> Classroom:
+def load_models(worker: Worker, state: State) -> Classroom:
     """Load the student and the clients' models on the worker and return its training state."""
     work, shape = worker.work, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
@@ -136,7 +136,7 @@ def enter(worker: Worker, state: State) -> Classroom:
     )  # fmt: skip
 
 
-def left(work: Work, room: Classroom, images: Tensor) -> State:
+def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
     """Return the entries of the state that training has changed, on the CPU."""
     student = Flat(work.params.layout, copy(work.params).buffer.detach().cpu())
     return {"model": student, "images": images.cpu(), "velocity": room.velocity.cpu()}

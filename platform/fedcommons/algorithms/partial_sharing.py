@@ -18,7 +18,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
 
 
-def parted(model: Flat, own: Collection[str]) -> State:
+def initial_state(model: Flat, own: Collection[str]) -> State:
     """Return the state before round 1; own: names of the parameters that stay with the clients."""
     return {"shared": select(model, [name for name in model if name not in own]), "untrained": model}
 
@@ -28,7 +28,7 @@ def download(state: State) -> Message:
     return Message({"shared": state["shared"]})
 
 
-def trained(work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
+def train_client(work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
     """Train locally and return w_i (y_i - x), with h_i' as the client's memory."""
     x, w = flat(message.common, "shared"), work.weight(data)
     start = put(work.initial, x)
@@ -38,12 +38,12 @@ def trained(work: Work, message: Message, memory: Payload, data: ClientData, see
     return Reply({"delta": delta}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.of("delta")])
 
 
-def merged(state: State, total: Payload, replies: Replies) -> State:
+def merge_shared(state: State, total: Payload, replies: Replies) -> State:
     """Return the state with x of the next round."""
     return {**state, "shared": weighted_mean(flat(state, "shared"), total, replies)}
 
 
-def own_model(state: State, memory: Payload, message: Message) -> Payload:
+def personal_model(state: State, memory: Payload, message: Message) -> Payload:
     """Return (x, h_i), the model that the client would start the next round with."""
     model = put(flat(state, "untrained"), flat(message.common, "shared"))
     return {"model": put(model, flat(memory, "own")) if memory else model}

@@ -28,7 +28,7 @@ Rate = Annotated[float, "(0, 1e38]"]
 Tau = Annotated[float, "[1e-30, 1e30]"]
 
 
-def trained(work: Work, message: Message, data: ClientData, seed: int) -> Reply:
+def train_client(work: Work, message: Message, data: ClientData, seed: int) -> Reply:
     """Train locally as in FedAvg and return the client's reply."""
     x = flat(message.common, "model")
     return weighted_reply(x, work.local(x, data, seed), work.weight(data))
@@ -40,13 +40,13 @@ def moments(model: Flat, tau: float) -> State:
     return {"model": model, "m": Flat(model.layout, zero), "v": Flat(model.layout, zero + tau**2)}
 
 
-def moved(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
+def update_moments(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return m <- beta_1 m + (1 - beta_1) Delta, the old v, and Delta^2."""
     delta = flat(total, "delta").buffer.double() / summed_weight(replies)
     return flat(state, "m").buffer.lerp(delta, 1 - beta_1), flat(state, "v").buffer, delta.square()
 
 
-def stepped(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> State:
+def apply_step(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> State:
     """Return the next state, with x <- x + eta m / (sqrt(v) + tau)."""
     x = flat(state, "model")
     step = Flat(x.layout, m / (v.sqrt() + tau))
@@ -69,7 +69,7 @@ class FedAvgM:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, data, seed)
+        return train_client(work, message, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         x, u = flat(state, "model"), flat(state, "velocity")
@@ -95,11 +95,11 @@ class FedAdagrad:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, data, seed)
+        return train_client(work, message, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = moved(state, total, replies, self.beta_1)
-        return stepped(state, m, v + squared, self.server_lr, self.tau)
+        m, v, squared = update_moments(state, total, replies, self.beta_1)
+        return apply_step(state, m, v + squared, self.server_lr, self.tau)
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class FedAdam:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, data, seed)
+        return train_client(work, message, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = moved(state, total, replies, self.beta_1)
-        return stepped(state, m, v.lerp(squared, 1 - self.beta_2), self.server_lr, self.tau)
+        m, v, squared = update_moments(state, total, replies, self.beta_1)
+        return apply_step(state, m, v.lerp(squared, 1 - self.beta_2), self.server_lr, self.tau)
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class FedYogi:
         return Message({"model": state["model"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return trained(work, message, data, seed)
+        return train_client(work, message, data, seed)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = moved(state, total, replies, self.beta_1)
+        m, v, squared = update_moments(state, total, replies, self.beta_1)
         change = (1 - self.beta_2) * squared * (v - squared).sign()
-        return stepped(state, m, v - change, self.server_lr, self.tau)
+        return apply_step(state, m, v - change, self.server_lr, self.tau)

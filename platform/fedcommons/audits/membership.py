@@ -21,7 +21,7 @@ from torch import Tensor
 from fedcommons.audits.copies import clopper_pearson
 from fedcommons.audits.nearest_neighbours import closest, pixels
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Generator, Weights, of_client
+from fedcommons.generators.generator import Generator, Weights, for_client
 from fedcommons.seeding import numpy_generator, seed_for
 
 Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
@@ -68,7 +68,7 @@ def scores(
     flip: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> list[np.ndarray]:  # fmt: skip
     """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: for all draws."""
-    generator = of_client(generator, int(inside[0].sum()))
+    generator = for_client(generator, int(inside[0].sum()))
     by_kind: list[list[np.ndarray]] = [[] for _ in by]
     for k, mask in enumerate(inside):
         say(f"shadow generator {k + 1}/{len(inside)}")

@@ -17,7 +17,7 @@ import torch
 from fedcommons.audits.lower_bound import LowerBound, by_scores, coins
 from fedcommons.audits.membership import Score
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Generator, Receipt, Weights, of_client
+from fedcommons.generators.generator import Generator, Receipt, Weights, for_client
 from fedcommons.generators.requests import takes_noise
 from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.noise import Noise, of_audit
@@ -57,7 +57,7 @@ def bound(
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed, of which one is guessed, got {m}")
-    generator = of_client(generator, len(examples))
+    generator = for_client(generator, len(examples))
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs
 
     def seen(weights: Weights) -> np.ndarray:

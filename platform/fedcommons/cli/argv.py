@@ -12,7 +12,7 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from fedcommons.config.dotted import SECTIONS
 from fedcommons.config.registry import KINDS
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
@@ -80,7 +80,7 @@ def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
         if word == "-h":
             name = "help"
         elif not word.startswith("--") or not name:
-            raise UserError(f"an option is --NAME VALUE or --NAME=VALUE, got {shown(word)}.")
+            raise UserError(f"an option is --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
         has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
         one = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
         _check_text(one)
@@ -92,9 +92,9 @@ def _check_text(one: Given) -> None:
     """Refuse text that no field can hold, before it reaches a parser, a path or a terminal."""
     for text in one.value if isinstance(one.value, list) else [one.value or ""]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
-            raise UserError(f"{one} must be text without control characters, got {shown(text)}.")
+            raise UserError(f"{one} must be text without control characters, got {quote(text)}.")
         if len(text) > LONGEST:
-            raise UserError(f"{one} must have at most {LONGEST} characters, got {len(text)}: {shown(text)}.")
+            raise UserError(f"{one} must have at most {LONGEST} characters, got {len(text)}: {quote(text)}.")
 
 
 def _in_file(name: str) -> list[Given]:
@@ -147,7 +147,7 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
 
 def _scalar(name: str, node: Node, path: Path) -> str:
     if not isinstance(node, ScalarNode) or node.tag not in CORE:
-        raise UserError(f"--config: {path}: {shown(name)} must be a value or a list of values{_line(node)}.")
+        raise UserError(f"--config: {path}: {quote(name)} must be a value or a list of values{_line(node)}.")
     return "null" if node.tag.endswith(":null") else node.value
 
 

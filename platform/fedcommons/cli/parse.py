@@ -15,12 +15,20 @@ from fedcommons.cli.argv import Given, Line, read
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
-from fedcommons.config.dotted import SHORT_NAMES, choose, fields_for, full_name, generates, of_others, own_fields
+from fedcommons.config.dotted import (
+    SHORT_NAMES,
+    choose,
+    fields_for,
+    full_name,
+    generates,
+    own_fields,
+    unchosen_field_error,
+)
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS, having
 from fedcommons.config.static_fields import summary
-from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, sentence, shown, unknown
+from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, quote, sentence, unknown
 from fedcommons.storage.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay")
@@ -199,18 +207,18 @@ def _true(one: Given) -> bool:
     """Whether a flag is set; in a file, or after ``=``, it may have the value true or false."""
     answers = {"true": True, "false": False}
     if one.value is not None and one.text.lower() not in answers:
-        raise UserError(f"{one} takes true or false, got {shown(one.text)}.")
+        raise UserError(f"{one} takes true or false, got {quote(one.text)}.")
     return one.value is None or answers[one.text.lower()]
 
 
 def _not_known(parser: Parser, one: Given, known: Collection[str], options: Iterable[str]) -> UserError:
-    if parser.chosen and (refused := of_others(parser.short.get(one.name, one.name), parser.chosen)):
+    if parser.chosen and (refused := unchosen_field_error(parser.short.get(one.name, one.name), parser.chosen)):
         return refused
     if fields := sorted(name for name in known if name.startswith(f"{one.name}.")):
         return UserError(f"{one} is a section: name one of its fields, such as {fields[0]}.")
     what, called = ("config key", one.name) if one.file else ("option", str(one))
     if said := _hint(parser, one):
-        return UserError(f"unknown {what} {shown(called)}: {said}.")
+        return UserError(f"unknown {what} {quote(called)}: {said}.")
     return unknown(what, called, known if one.file else options)
 
 
@@ -272,9 +280,9 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
                 raise ValueError
         except (ValueError, OverflowError):
             what = "finite float" if kind is float else kind.__name__
-            raise UserError(f"{option} takes {what} values separated by commas, got {shown(part)}.") from None
+            raise UserError(f"{option} takes {what} values separated by commas, got {quote(part)}.") from None
     if not values or "" in values or len(set(values)) < len(values):
-        raise UserError(f"{option} takes different values separated by commas, got {shown(text)}.")
+        raise UserError(f"{option} takes different values separated by commas, got {quote(text)}.")
     Field(kind, None, "", allowed).check(option, tuple(values))
     return tuple(values)
 

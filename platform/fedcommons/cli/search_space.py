@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedcommons.cli import parse
-from fedcommons.config.dotted import SHORT_NAMES, full_name, is_ignored, of_others
+from fedcommons.config.dotted import SHORT_NAMES, full_name, is_ignored, unchosen_field_error
 from fedcommons.config.fields import Field
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.seeding import numpy_generator
 
 LIMITS = {
@@ -36,9 +36,9 @@ def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mappin
         name, equals, values = text.partition("=")
         field = full_name(name, fields, chosen)
         if field not in fields:
-            raise of_others(field, chosen) or unknown("swept field", name, [*SHORT_NAMES, *fields])
+            raise unchosen_field_error(field, chosen) or unknown("swept field", name, [*SHORT_NAMES, *fields])
         if not equals or not values.strip():
-            raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {shown(text)}.")
+            raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {quote(text)}.")
         if is_ignored(field):
             raise UserError(f"--space: {field} changes no result and cannot be swept.")
         if field in space:

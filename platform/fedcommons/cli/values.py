@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
 from fedcommons.cli.argv import Given
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 NULLS = ("null", "Null", "NULL", "~")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -30,16 +30,16 @@ def value_of(given: Given, hint: Any) -> Any:
     """
     no_text = isinstance(given.value, list) or (given.text == "null" and NoneType not in _members(hint))
     if given.file and no_text and str in _members(hint):
-        raise UserError(f"{given} takes one text, got {shown(given.text)}.")
+        raise UserError(f"{given} takes one text, got {quote(given.text)}.")
     try:
         return _read(hint, given.text if given.value is None else given.value)
     except OverflowError:
-        raise UserError(f"{given} is nested too deeply or too large a number, got {shown(given.text)}.") from None
+        raise UserError(f"{given} is nested too deeply or too large a number, got {quote(given.text)}.") from None
     except _Unreadable as error:
         words, text = error.args
         if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(given.text.strip()):
-            raise UserError(f"{given} takes decimal numbers, got {shown(given.text.strip())}.") from None
-        raise UserError(f"{given.name} takes {words}, got {shown(text.strip())}.") from None
+            raise UserError(f"{given} takes decimal numbers, got {quote(given.text.strip())}.") from None
+        raise UserError(f"{given.name} takes {words}, got {quote(text.strip())}.") from None
 
 
 def in_words(hint: Any) -> str:

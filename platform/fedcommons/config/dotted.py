@@ -28,7 +28,7 @@ from fedcommons.config.schema import (  # fmt: skip
     Straggler,
     Tracking,
 )
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 
 SECTIONS = {
     "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator, "model": Model, "client": Client,
@@ -86,7 +86,7 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
             constants = registry.constants(kind, name, reread)
             if registry.is_own(name) and (clashes := [n for n in constants if f"{section}.{n}" in own_fields()]):
                 raise UserError(
-                    f"{KINDS[kind].field} {shown(name)}: its constant {clashes[0]} needs another name, as every "
+                    f"{KINDS[kind].field} {quote(name)}: its constant {clashes[0]} needs another name, as every "
                     f"experiment has a field {section}.{clashes[0]}."
                 )
             result |= {f"{section}.{n}": f for n, f in constants.items()}
@@ -203,7 +203,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
         kind: name for kind, name in named.items() if name is not None or not KINDS[kind].is_optional
     }
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
-        raise ValueError(f"{KINDS[wrong[0]].field} is {shown(names[wrong[0]])} and no str")
+        raise ValueError(f"{KINDS[wrong[0]].field} is {quote(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not registry.is_own(names["sharing"]) else "generator" in values):
         del names["generator"]
     valid_fields = fields_for({kind: [name] for kind, name in names.items() if not registry.is_own(name)})
@@ -215,7 +215,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
         if name in valid_fields:
             if type(value) not in valid_fields[name].kinds:
                 kinds = " or ".join(kind.__name__ for kind in valid_fields[name].kinds)
-                raise ValueError(f"{name} is {shown(value)} and no {kinds}")
+                raise ValueError(f"{name} is {quote(value)} and no {kinds}")
         elif name.partition(".")[0] not in {*sections, "source"}:
             _require_owned(name, valid_fields)
             continue
@@ -256,10 +256,12 @@ def parts_of_own(config: Experiment) -> list[str]:
 
 def not_chosen(name: str, config: Experiment) -> UserError:
     """Return the error that explains why the experiment has no such field."""
-    return of_others(name, {k: [n] for k, n in config.chosen.items()}) or unknown("config key", name, config.flat)
+    return unchosen_field_error(name, {k: [n] for k, n in config.chosen.items()}) or unknown(
+        "config key", name, config.flat
+    )
 
 
-def of_others(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
+def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
     """Return the error for a field of a component that is not chosen; None if no component has such a field."""
     if (
         name.startswith("generator.")

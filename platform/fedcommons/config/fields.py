@@ -15,7 +15,7 @@ from operator import or_
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Field:
                 if (text := _word(item)) not in names:
                     raise unknown(name, text, names)
             elif item != word and (isinstance(item, str) or not _inside(interval, item)):
-                raise UserError(f"{name} must lie in {interval}{word and f' or be {word}'}, got {shown(item)}.")
+                raise UserError(f"{name} must lie in {interval}{word and f' or be {word}'}, got {quote(item)}.")
 
 
 def _inside(interval: str, value: float) -> bool:
@@ -95,7 +95,7 @@ def _without_literals(hint: Any, words: list[str]) -> Any:
         return get_origin(hint)[plain]
     if others := [item for item in inner if get_origin(item) is not Literal and item is not NoneType]:
         raise ValueError(
-            f"a Literal cannot stand beside {shown(others[0])}: use Annotated[float | str, '(0, 1] or auto'], say"
+            f"a Literal cannot stand beside {quote(others[0])}: use Annotated[float | str, '(0, 1] or auto'], say"
         )
     return reduce(or_, plain)
 
@@ -148,7 +148,7 @@ def _require_usable(name: str, field: Field) -> None:
         ValueError: the default cannot be stored, the type is no type, or the range is neither an interval nor names.
     """
     if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
-        raise ValueError(f"the type of {name} must be a type, got {shown(odd[0])}")
+        raise ValueError(f"the type of {name} must be a type, got {quote(odd[0])}")
     many = field.default if isinstance(field.default, tuple) else (field.default,)
     if wrong := [item for item in many if type(item) not in (bool, int, float, str, NoneType)]:
         raise ValueError(
@@ -164,7 +164,7 @@ def _require_usable(name: str, field: Field) -> None:
     except (ValueError, TypeError, IndexError):
         raise ValueError(
             f"the range of {name} must be an interval of numbers, such as (0, 1], or names, such as a | b, got "
-            f"{shown(field.allowed)}"
+            f"{quote(field.allowed)}"
         ) from None
 
 

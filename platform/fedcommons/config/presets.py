@@ -11,7 +11,7 @@ from typing import Any
 from fedcommons.config.dotted import choose, full_names, not_chosen
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import OPTIONAL
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.channels": (16, 32),
@@ -181,7 +181,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise UserError(f"values maps names of fields to their values, got {shown(values)}.")
+        raise UserError(f"values maps names of fields to their values, got {quote(values)}.")
 
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):

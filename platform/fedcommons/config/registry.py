@@ -26,9 +26,9 @@ from fedcommons.errors import (
     before_any_work,
     name_of,
     nearest,
-    shown,
-    somebodys,
+    quote,
     unknown,
+    user_code_context,
 )
 
 HERE = "FEDCOMMONS_PARTS"
@@ -215,14 +215,14 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         hint = f"an import path of your own, such as my_{kind}.py:Name"
         if is_elsewhere(kind, name):
             names = ", ".join(sorted(components))
-            raise UserError(f"{field} {shown(name)} is not in the package: give {hint}. Known: {names}.")
+            raise UserError(f"{field} {quote(name)} is not in the package: give {hint}. Known: {names}.")
         raise unknown(field, name, components, f"or {hint}" if components else hint)
-    module = _module(where, f"{field} {shown(name)}")
-    with before_any_work(), somebodys(f"{field} {shown(name)}"):  # a module-level __getattr__ is user code
+    module = _module(where, f"{field} {quote(name)}")
+    with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # a module-level __getattr__ is user code
         component = getattr(module, attribute, None)
     if not callable(component):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
-        raise UserError(f"{field} {shown(name)}: {where} has no {shown(attribute)}{near}")
+        raise UserError(f"{field} {quote(name)}: {where} has no {quote(attribute)}{near}")
     return component
 
 
@@ -235,17 +235,17 @@ def with_floats(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any
 
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
     """Create the component with these constants; see ``made``."""
-    return made(kind, name, partial(find(kind, name), **constants))
+    return build_part(kind, name, partial(find(kind, name), **constants))
 
 
-def made(kind: str, name: str, build: Callable[[], Any]) -> Any:
+def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
     """Create a component by calling ``build``, and check its attributes.
 
     Raises:
         UserError: ``build`` fails, or the component lacks an attribute that its kind requires.
     """
     what, has = called(kind, name), KINDS[kind].has
-    with before_any_work(), somebodys(what):
+    with before_any_work(), user_code_context(what):
         part = build()
         missing = [attribute for attribute in has if not hasattr(part, attribute)]
         if missing:
@@ -290,11 +290,11 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
     if name in k.known:
         return fields_in(k.known[name], k.handed)
     part = find(kind, name)
-    with before_any_work(), somebodys(called(kind, name)):
+    with before_any_work(), user_code_context(called(kind, name)):
         try:
             return fields_of(part, k.handed, k.required)
         except ValueError as error:
-            raise UserError(f"{k.field} {shown(name)}: {error}.") from None
+            raise UserError(f"{k.field} {quote(name)}: {error}.") from None
 
 
 def defines(kind: str, name: str, method: str) -> bool:
@@ -334,7 +334,7 @@ def source(name: str, reread: bool = True) -> str | None:
     """
     if not is_own(name):
         return None
-    where, what = name.rpartition(":")[0], shown(name)
+    where, what = name.rpartition(":")[0], quote(name)
     if code := _read(where, what) if reread else _code(where, what):
         return code.digest
     file = getattr(_module(where, what), "__file__", None)  # an installed package; built-in modules have no file
@@ -391,7 +391,7 @@ def _module(where: str, what: str) -> ModuleType:
     if code:  # without user code, no file of these folders may be imported
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
             user_imports.add_to_path(folder)  # `python sweeps/x.py` puts sweeps/ on the path, not the base folder
-    with before_any_work(), somebodys(f"{what}: importing {where} failed"):
+    with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)
         except ModuleNotFoundError as error:

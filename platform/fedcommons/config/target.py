@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcommons.errors import UserError, nearest, shown
+from fedcommons.errors import UserError, nearest, quote
 
 ACCURACY = "test/accuracy"
 
@@ -53,7 +53,7 @@ def read(value: float | str) -> Target:
     """
     if not isinstance(value, str):
         if not 0 < value <= 1:  # nan fails this check too
-            raise UserError(f"target must lie in (0, 1], got {shown(value)}.")
+            raise UserError(f"target must lie in (0, 1], got {quote(value)}.")
         return Target(ACCURACY, "max", value)
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", value)
     try:
@@ -63,11 +63,11 @@ def read(value: float | str) -> Target:
     if not match or not abs(bound) <= 1e100:
         raise UserError(
             f"target must be a test accuracy in (0, 1], or a metric and a bound, such as 'loss <= 0.3', got "
-            f"{shown(value)}."
+            f"{quote(value)}."
         )
     metric = match[1] if "/" in match[1] else f"test/{match[1]}"
     if metric.endswith("/accuracy") and not 0 <= bound <= 1:
-        raise UserError(f"target: an accuracy lies in [0, 1], and {shown(value)} asks for another.")
+        raise UserError(f"target: an accuracy lies in [0, 1], and {quote(value)} asks for another.")
     return Target(metric, "max" if match[2] == ">=" else "min", bound)
 
 
@@ -121,5 +121,5 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
         return
     metrics = sorted(name for name in logged if "/" in name)
     raise NotLogged(
-        f"{field}: no round has {shown(metric)}{nearest(metric, metrics)} Round {round} has {', '.join(metrics)}."
+        f"{field}: no round has {quote(metric)}{nearest(metric, metrics)} Round {round} has {', '.join(metrics)}."
     )

@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fedcommons.config import registry
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 LARGEST = 64 * 2**30
 """Largest size of a weights file, in bytes."""
@@ -20,7 +20,7 @@ def digest(name: str) -> str:
     try:
         at = _path(name).stat()
     except OSError as error:
-        raise UserError(f"model.weights {shown(name)} cannot be read ({error.strerror}): it must be a file.") from None
+        raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}): it must be a file.") from None
     return _digest(name, _path(name), at.st_size, at.st_mtime_ns)
 
 
@@ -42,13 +42,13 @@ def content(name: str, most: float) -> bytes:
     """
     path = _path(name)
     if not path.is_file():  # reading a pipe would block
-        raise UserError(f"model.weights {shown(name)} must be a file, and {path} is none.")
+        raise UserError(f"model.weights {quote(name)} must be a file, and {path} is none.")
     if (size := path.stat().st_size) > most:
-        raise UserError(f"model.weights {shown(name)} has {size:,} bytes, and at most {most:,.0f} are read.")
+        raise UserError(f"model.weights {quote(name)} has {size:,} bytes, and at most {most:,.0f} are read.")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"model.weights {shown(name)} cannot be read ({error.strerror}).") from None
+        raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}).") from None
 
 
 def _path(name: str) -> Path:

@@ -210,7 +210,7 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [drawn(task.at, which, i, None) for i in ids]  # as in the first pass
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # as in the first pass
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
@@ -230,7 +230,7 @@ def moments_of_block(
     for i in ids:
         examples = part.of(which, i, clients[i]) if part else clients[i]
         n, m = int(sizes[i]), len(examples)
-        gradient, sq_mean = mean_gradient(worker, examples, drawn(task, which, i, part))
+        gradient, sq_mean = mean_gradient(worker, examples, measurement_seed(task, which, i, part))
         sq = float(gradient @ gradient)
         v = (1 / m - 1 / n) * (sq_mean - sq) * m / (m - 1) if m < n else 0.0
         size = float(totals[i])
@@ -251,7 +251,7 @@ def clients_of(run: RunData, which: str) -> Clients:
     return clients
 
 
-def drawn(at: ModelTask, which: str, client: int, part: Part | None) -> int:
+def measurement_seed(at: ModelTask, which: str, client: int, part: Part | None) -> int:
     """Return the seed of a module's random draws on a client's examples, which is the same in every pass."""
     return seed_for(at.seed, "measured", which, client, -1 if part is None or part.number is None else part.number)
 

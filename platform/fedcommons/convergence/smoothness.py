@@ -20,7 +20,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, drawn
+from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, measurement_seed
 from fedcommons.convergence.per_sample import Batch, require_apart
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
 from fedcommons.core.client_worker import trained
@@ -97,7 +97,7 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
     task.load(worker.work)
     norms = []
     for i in ids:
-        batches, seed = _batches(worker, which, i, part), drawn(task, which, i, part)
+        batches, seed = _batches(worker, which, i, part), measurement_seed(task, which, i, part)
         start = _start(task, i).to(worker.work.device)
         norms.append(spectral_norm(lambda v, b=batches, s=seed: hessian_vector(worker.work.module, b, v, s), start))
     return norms
@@ -110,7 +110,7 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
     total, sizes, v = BlockSum(), clients_of(worker.data, which).rows.sizes, task.v.to(worker.work.device)
     examples = int(sizes.sum())
     for i in ids:
-        seed = drawn(task.at, which, i, part)
+        seed = measurement_seed(task.at, which, i, part)
         product = hessian_vector(worker.work.module, _batches(worker, which, i, part), v, seed)
         weight = float(sizes[i]) / examples if which == "pool" else 1 / len(sizes)
         total.add({"product": product * weight})

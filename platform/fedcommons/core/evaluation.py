@@ -20,7 +20,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
-from fedcommons.errors import somebodys
+from fedcommons.errors import user_code_context
 from fedcommons.flat_tensors import EMPTY, Flat, data
 from fedcommons.seeding import set_default_generator
 
@@ -197,14 +197,14 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
     """
     at = f"round {work.clock.round}"
     with torch.no_grad():
-        with somebodys(called or work.module, "", "validation_step", at):
+        with user_code_context(called or work.module, "", "validation_step", at):
             metrics, objects = _own_metrics(work, (x, y), number)
             sums = {name: float(value) * len(y) for name, value in metrics.items()}
         names = {*metrics, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
             return sums  # accuracy is not defined for labels that are no classes
         updates = work.logged.metrics.updates
-        with somebodys(called or work.module, "", "forward", at), work.logged:
+        with user_code_context(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))
         of_classes = (
             isinstance(logits, Tensor)

@@ -24,7 +24,7 @@ class Rejected:
     why: str
 
 
-def counted(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
+def count_rejections(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
     """Return ``before`` with one more round's rejections added; ``reasons``: client to reason."""
     after = dict(before)
     for client, reason in reasons.items():
@@ -43,7 +43,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
     return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in records}
 
 
-def told(records: Sequence[Mapping[str, Any]]) -> str:
+def rejection_summary(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a message: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
     replies, clients = sum(r["replies"] for r in records), len(records)
     named = [f"client {r['client']}: {r['why']}" for r in records[:NAMED]]

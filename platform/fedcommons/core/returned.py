@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.core.algorithm import Message, Reply, State
-from fedcommons.errors import given, shown
+from fedcommons.errors import quote, require_type
 from fedcommons.flat_tensors import EMPTY, Flat, Layout, Payload, data, require_payload
 from fedcommons.privacy.release import Release
 
@@ -33,7 +33,7 @@ def require_state(state: State, layout: Layout | None, *, has_model: bool = True
 def require_message(message: Message, checked: Payload | None = None) -> None:
     """Check the message that ``down`` returned. checked: a ``Message.common`` that has already passed the check."""
     if message.__class__ is not Message:
-        given(Message, message)
+        require_type(Message, message)
     if message.common is not checked:
         require_payload("Message.common", message.common)
     require_payload("Message.own", message.own)
@@ -42,7 +42,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 def require_reply(reply: Reply) -> None:
     """Check a client's reply. The check runs for each client, so it skips slow tests for values of usual classes."""
     if reply.__class__ is not Reply:
-        given(Reply, reply)
+        require_type(Reply, reply)
     require_payload("Reply.sums", reply.sums)
     for name, x in reply.sums.items():
         values = x.buffer if x.__class__ is Flat else data(x)  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,7 +61,7 @@ def require_reply(reply: Reply) -> None:
     if reply.weight.__class__ is not float and not _is_number(reply.weight):
         raise ValueError(f"it must give a number as Reply.weight, got {type(reply.weight).__name__}")
     if reply.metrics.__class__ is not dict:
-        given(Mapping, reply.metrics, "numbers by name as Reply.metrics")
+        require_type(Mapping, reply.metrics, "numbers by name as Reply.metrics")
     for name, value in reply.metrics.items():
         tensor: Any = value if value.__class__ is Tensor else None
         is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
@@ -71,15 +71,15 @@ def require_reply(reply: Reply) -> None:
                 f"Reply.metrics must map names to real numbers that fit in a float, got {kind} of {name!r}"
             )
     if reply.releases.__class__ is not list:
-        given(Sequence, reply.releases, "a list of Release as Reply.releases")
+        require_type(Sequence, reply.releases, "a list of Release as Reply.releases")
     for event in reply.releases:
         if event.__class__ is not Release:
-            given(Release, event, "a list of Release as Reply.releases")
+            require_type(Release, event, "a list of Release as Reply.releases")
         if event.what.__class__ is not tuple:
-            given(list, event.what, "a tuple of names as Release.what")
+            require_type(list, event.what, "a tuple of names as Release.what")
         for name in event.what:
             if name.__class__ is not str:
-                raise ValueError(f"Release.what must be a tuple of names, got {shown(event.what)}")
+                raise ValueError(f"Release.what must be a tuple of names, got {quote(event.what)}")
 
 
 def require_personal(payload: Payload) -> None:

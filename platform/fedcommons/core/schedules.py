@@ -11,7 +11,7 @@ from math import cos, isfinite, pi
 from numbers import Real
 from typing import Annotated, Any
 
-from fedcommons.errors import UserError, shown, somebodys
+from fedcommons.errors import UserError, quote, user_code_context
 
 Warmup = Annotated[int, "[0, 1e9]"]
 
@@ -66,8 +66,8 @@ class Schedule:
             UserError: the factor is not a positive finite number.
             ClientError: the function failed.
         """
-        with somebodys(self.what):
+        with user_code_context(self.what):
             value = self.function(round)
         if not isinstance(value, Real) or not isfinite(value) or value <= 0:
-            raise UserError(f"{self.what} must give a factor above 0 for every round, got {shown(value)} for {round}.")
+            raise UserError(f"{self.what} must give a factor above 0 for every round, got {quote(value)} for {round}.")
         return float(value)

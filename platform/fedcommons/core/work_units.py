@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcommons.core.algorithm import Algorithm, Facts, TellsWork
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import UserError, name_of, shown, somebodys
+from fedcommons.errors import UserError, name_of, quote, user_code_context
 
 
 def pieces_of(
@@ -26,14 +26,14 @@ def pieces_of(
     """
     if not isinstance(algorithm, TellsWork):
         return {}
-    with somebodys(algorithm, "pieces", f"round {round}"):
+    with user_code_context(algorithm, "pieces", f"round {round}"):
         pieces: Any = algorithm.pieces(facts, loop, round, clients)
     what = f"{name_of(algorithm)}.pieces must give numbers of at least 0 by name"
     if not isinstance(pieces, Mapping):
-        raise UserError(f"{what}, got {shown(pieces)}.")
+        raise UserError(f"{what}, got {quote(pieces)}.")
     for name, n in pieces.items():
         if not isinstance(name, str) or not isinstance(n, Real) or not 0 <= float(n) < inf:
-            raise UserError(f"{what}, got {shown(n)} of {shown(name)}.")
+            raise UserError(f"{what}, got {quote(n)} of {quote(name)}.")
     return pieces
 
 
@@ -43,7 +43,7 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
     Raises:
         UserError: ``smaller`` does not return pairs of a variant of the algorithm and a number of examples.
     """
-    with somebodys(algorithm, "smaller"):
+    with user_code_context(algorithm, "smaller"):
         variants: Any = algorithm.smaller(times)
     kind = type(algorithm)
     for pair in variants if isinstance(variants, Sequence) and variants else [variants]:
@@ -52,7 +52,7 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
                 continue
         raise UserError(
             f"{name_of(kind)}.smaller must give pairs of a variant, a frozen {kind.__name__} too, and how many "
-            f"examples a client holds, at least 1, got {shown(pair)}."
+            f"examples a client holds, at least 1, got {quote(pair)}."
         )
     return variants
 

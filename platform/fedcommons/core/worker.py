@@ -15,7 +15,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import J, R, S
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError, somebodys
+from fedcommons.errors import UserError, user_code_context
 from fedcommons.runtime import torch_settings
 from fedcommons.runtime.gpu_memory import is_lost, with_room
 
@@ -198,7 +198,7 @@ class Worker:
             self.work.noise.close()
             for parameter in self.work.named.values():
                 parameter.grad = None
-            with somebodys(self.work.module, "", name.replace("_", " ").strip()):
+            with user_code_context(self.work.module, "", name.replace("_", " ").strip()):
                 return function(self, shared, job)
 
         return with_room(play)

@@ -13,11 +13,11 @@ import torch
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.partition import Partitioned, cut
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 
 
-def drawn(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tuple[Partitioned, Examples, Clients]:
+def hold_out(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tuple[Partitioned, Examples, Clients]:
     """Hold out a random ``share`` of each client's rows as the client's test set.
 
     Returns the partition and the training examples, both without the test rows, and the clients' test sets.
@@ -78,4 +78,4 @@ def _group(rows: Sequence[int] | np.ndarray, dataset: Dataset) -> str:
     groups, names = dataset.train.groups, dataset.origin.group_names if dataset.origin else None
     if groups is None or names is None:
         return ""
-    return f" (group {shown(names[int(groups[int(rows[0])])].item())})"
+    return f" (group {quote(names[int(groups[int(rows[0])])].item())})"

@@ -15,7 +15,7 @@ import torch
 
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.data.user_arrays import as_tensor, kind_of
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 Rows = list[np.ndarray]
 Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller alpha, logarithms of draws overflow float64
@@ -75,12 +75,12 @@ def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, 
 
 def _whole_rows(name: str, clients: Sequence[Any], n: int) -> Rows:
     """Return the clients' rows as int64, after a check that each is in 0 ... n - 1 and assigned at most once."""
-    requirement = f"partition.name {shown(name)} must give a list with the rows of each client, whole numbers"
+    requirement = f"partition.name {quote(name)} must give a list with the rows of each client, whole numbers"
     if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
         raise UserError(f"{requirement}, got {kind_of(clients)}.")
     rows: Rows = []
     for client, values in enumerate(islice(clients, n + 1)):  # more clients than rows are an error, and may be endless
-        t = as_tensor(f"partition.name {shown(name)}", f"rows of client {client}", values)
+        t = as_tensor(f"partition.name {quote(name)}", f"rows of client {client}", values)
         if t.dim() != 1 or (len(t) and (t.is_floating_point() or t.dtype == torch.bool)):
             hint = "; np.flatnonzero gives a mask's rows" if t.dtype == torch.bool else ""
             raise UserError(f"{requirement}, got {tuple(t.shape)} {t.dtype} for client {client}{hint}.")
@@ -89,9 +89,9 @@ def _whole_rows(name: str, clients: Sequence[Any], n: int) -> Rows:
         raise UserError(f"{requirement}, got an empty one.")
     everything = np.concatenate(rows)
     if len(everything) and (everything.min() < 0 or everything.max() >= n):
-        raise UserError(f"partition.name {shown(name)} deals rows outside of 0 ... {n - 1}.")
+        raise UserError(f"partition.name {quote(name)} deals rows outside of 0 ... {n - 1}.")
     if len(everything) and np.bincount(everything).max() > 1:
-        raise UserError(f"partition.name {shown(name)} deals a row twice.")
+        raise UserError(f"partition.name {quote(name)} deals a row twice.")
     return rows
 
 

@@ -29,7 +29,7 @@ SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
 """Default size s of each kind of shift."""
 
 
-def shifted(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
+def shift_features(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
     """Return the clients' store with each client's rows shifted; no row may belong to two clients.
 
     part: name of the data part, which keys the noise. size: s; None: the default of ``SIZES``.

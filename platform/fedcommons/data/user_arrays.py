@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 _HOW = (
     ("toarray", "give x.toarray()"),  # scipy's sparse matrices
@@ -17,7 +17,7 @@ _HOW = (
 )  # fmt: skip
 
 
-def how(thing: Any) -> str:
+def conversion_hint(thing: Any) -> str:
     """Return a hint, after ``; ``, how to convert an object or a tuple's entries to arrays; empty if unknown."""
     things = thing if isinstance(thing, tuple) else (thing,)
     return next((f"; {words}" for attribute, words in _HOW for t in things if hasattr(t, attribute)), "")
@@ -70,7 +70,7 @@ def as_array(whose: str, what: str, given: Any) -> np.ndarray:
     mode = getattr(given, "mode", "L") if hasattr(given, "convert") else "L"
     if mode not in ("L", "RGB", "F"):  # numbers of other modes, such as palette indices, are not brightnesses
         raise UserError(
-            f"{whose}: {what} must be images of mode L or RGB, such as image.convert('RGB'), got {shown(mode)}."
+            f"{whose}: {what} must be images of mode L or RGB, such as image.convert('RGB'), got {quote(mode)}."
         )
     if isinstance(given, np.ma.MaskedArray):
         raise UserError(
@@ -81,7 +81,7 @@ def as_array(whose: str, what: str, given: Any) -> np.ndarray:
     except ValueError as error:  # lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
-        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else how(given)
+        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else conversion_hint(given)
         raise UserError(
             f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(given)} of {array.dtype.name}{hint}."
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
-from fedcommons.data.user_arrays import as_tensor, how, is_array, kind_of
+from fedcommons.data.user_arrays import as_tensor, conversion_hint, is_array, kind_of
 from fedcommons.errors import UserError
 from fedcommons.seeding import global_states
 
@@ -122,7 +122,9 @@ def _read(what: str, part: Any) -> Columns:
             groups += row[2:]
         of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)  # such as one-hot labels
         if not (isinstance(row, tuple | list) and len(row) >= 2) or of_numbers:
-            raise UserError(f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{how(row)}.")
+            raise UserError(
+                f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{conversion_hint(row)}."
+            )
         xs.append(row[0])
         ys.append(row[1])
         if i in copies:

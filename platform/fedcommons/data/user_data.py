@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
-from fedcommons.data.user_arrays import as_array, how, kind_of
+from fedcommons.data.user_arrays import as_array, conversion_hint, kind_of
 from fedcommons.data.user_columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 
 UNSTATED: Any = object()
@@ -98,7 +98,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
         return [columns_of(what, returned)]
     if isinstance(returned, tuple) and len(returned) == 2 and all(is_set(part) for part in returned):
         return [columns_of(what, part) for part in returned]
-    if words := how(returned):
+    if words := conversion_hint(returned):
         raise UserError(f"{what} must give (x, y) or a map-style Dataset, got {kind_of(returned)}{words}.")
     raise UserError(
         f"{what} must give (x, y), a map-style Dataset, a pair (train, test) of such, or an object with train "
@@ -157,7 +157,7 @@ def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
         return y.float() if y.any() else y
     if y.is_floating_point() and (y.dim() > 1 or not _is_whole(y)):
         raise UserError(
-            f"{what}: n_classes is {shown(n_classes)}, and its labels are floats {tuple(y.shape)}, no classes: state "
+            f"{what}: n_classes is {quote(n_classes)}, and its labels are floats {tuple(y.shape)}, no classes: state "
             "n_classes = None to regress on them."
         )
     return y.long()
@@ -203,7 +203,7 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
             f"n_classes = {n}, or use floats to regress on."
         )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= MOST_CLASSES:
-        raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {shown(n)}.")
+        raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {quote(n)}.")
     if high >= n:
         raise UserError(f"data set {name}: n_classes is {n}, and it has label {high}.")
     return int(n)
@@ -219,7 +219,7 @@ def _by_channel(name: str, returned: Any, which: str, channels: int) -> tuple[fl
     if len(values) not in (1, channels) or not (np.isfinite(values) & (values > least)).all():
         raise UserError(
             f"data set {name}: {which} must be a finite number{' above 0' if which == 'std' else ''} for each channel "
-            f"({channels} here), got {shown(stated)}."
+            f"({channels} here), got {quote(stated)}."
         )
     return tuple(values.tolist())
 

@@ -19,7 +19,7 @@ from fedcommons.core.evaluation import CHUNK, Each, ModelTask, by_metric, on_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.returned import require_personal
 from fedcommons.core.worker import Worker
-from fedcommons.errors import somebodys
+from fedcommons.errors import user_code_context
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
 from fedcommons.seeding import set_default_generator
@@ -73,7 +73,7 @@ def personal_payload(algorithm: Algorithm, now: Standing, client: int, *, keep_b
     assert isinstance(algorithm, Personal)
     client_memory = now.memory.get(client, {})
     memory = {name: x for name, x in client_memory.items() if name != BUFFERS}
-    with somebodys(algorithm, "personal", f"client {client}", f"round {now.round}"):
+    with user_code_context(algorithm, "personal", f"client {client}", f"round {now.round}"):
         message = algorithm.down(now.state, now.round + 1, client)
         payload = algorithm.personal(now.state, memory, message)
         require_personal(payload)
@@ -109,7 +109,7 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
     """Return the metrics of each model of the job, as means over the examples of the model's client."""
     results = []
     for client, (model, buffers) in job.models.items():
-        with somebodys(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
+        with user_code_context(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
             replace(task, model=model, buffers=buffers).load(worker.work)
         metrics = on_own(worker, task, client, job.on_tests)
         if isinstance(worker.algorithm, Predicts) and "accuracy" in metrics:
@@ -128,7 +128,7 @@ def _by_own_rule(
     for first in range(0, len(examples), CHUNK):
         set_default_generator(task.seed, "client", client, first)
         x, y = examples.x[first : first + CHUNK], examples.y[first : first + CHUNK]
-        with torch.no_grad(), somebodys(algorithm, "predictions", f"client {client}", f"round {task.round}"):
+        with torch.no_grad(), user_code_context(algorithm, "predictions", f"client {client}", f"round {task.round}"):
             predicted = algorithm.predictions(worker.work, personal, x)
             if predicted is None:
                 return {}

@@ -23,10 +23,10 @@ from fedcommons.core.averaging import summed_weight
 from fedcommons.core.block_sum import add_blocks, cut
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
-from fedcommons.core.rejections import Largest, Rejected, counted, largest, unusable
+from fedcommons.core.rejections import Largest, Rejected, count_rejections, largest, unusable
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
-from fedcommons.errors import ClientError, UserError, given, somebodys
+from fedcommons.errors import ClientError, UserError, require_type, user_code_context
 from fedcommons.federation.client_block import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import participants
@@ -116,7 +116,7 @@ def run(
         yield now, facts
 
 
-def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], dict[int, float]]:
+def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], dict[int, float]]:
     """Return the participants of round ``number``, and the stragglers among the participants.
 
     Args:
@@ -131,15 +131,17 @@ def drawn(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[
     """
     n, late, at = plan.facts.n_clients, {}, f"round {number}"
     if isinstance(algorithm, ChoosesClients):
-        with somebodys(algorithm, "participants", at):
+        with user_code_context(algorithm, "participants", at):
             joined = sorted(index(i) for i in algorithm.participants(state, number))
             if len(set(joined)) < len(joined) or (joined and not 0 <= joined[0] <= joined[-1] < n):
                 raise ValueError(f"participants must be some of {n} clients, each once, got {joined}")
     else:
         joined = participants(n, plan.participation, plan.seed, number)
     if plan.late:
-        with somebodys(plan.late, "__call__", at):
-            late = given(Mapping, plan.late(list(joined), plan.facts, number, plan.seed), "a share of work by client")
+        with user_code_context(plan.late, "__call__", at):
+            late = require_type(
+                Mapping, plan.late(list(joined), plan.facts, number, plan.seed), "a share of work by client"
+            )
             participant_set = set(joined)
             if wrong := {i: share for i, share in late.items() if i not in participant_set or not 0 <= share <= 1}:
                 raise ValueError(
@@ -154,7 +156,7 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
 
     See ``drawn``.
     """
-    joined, late = drawn(algorithm, plan, state, number)
+    joined, late = sample_clients(algorithm, plan, state, number)
     return joined, [i for i in joined if late.get(i, 1.0)]
 
 
@@ -183,9 +185,9 @@ class Call:
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     """Sample the clients of round ``number``, build their messages and cut the clients into blocks."""
-    joined, late = drawn(algorithm, plan, now.state, number)
+    joined, late = sample_clients(algorithm, plan, now.state, number)
     messages: dict[int, Message] = {}
-    common, user_code = dict[str, Flat | Tensor](), somebodys(algorithm, "down")
+    common, user_code = dict[str, Flat | Tensor](), user_code_context(algorithm, "down")
     with user_code:
         for i in joined:
             user_code.at = (f"client {i}", f"round {number}")
@@ -235,7 +237,7 @@ def _round(
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted or not joined:  # a round without a reply changes nothing
-        with somebodys(algorithm, "merge", f"round {number}"):
+        with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
             state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
             require_state(state, now.layout, has_model=now.has_model)
@@ -249,7 +251,7 @@ def _round(
     outlived = {name for r in results for name in r.outlived}
     exposed = {client for r in results for client in r.exposed}
     ledger = now.ledger.after([event for r in results for event in r.releases], outlived, plan.leaks, exposed)
-    totals, refused = now.traffic + traffic, counted(now.rejected, rejected)
+    totals, refused = now.traffic + traffic, count_rejections(now.rejected, rejected)
     after = Standing(
         number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
         late=called.late,

@@ -22,7 +22,7 @@ from math import erfc, exp, log, sqrt
 from typing import Annotated
 
 from fedcommons.core.algorithm import Facts
-from fedcommons.errors import UserError, shown, somebodys
+from fedcommons.errors import UserError, quote, user_code_context
 from fedcommons.seeding import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
@@ -171,10 +171,10 @@ def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -
         return None
     in_time = None if rule else [1.0] * n_clients
     if closed_form := getattr(rule, "arrival", None):
-        with somebodys(rule, "arrival"):
+        with user_code_context(rule, "arrival"):
             in_time = closed_form(n_clients, joining, seed)
             if in_time is not None and (len(in_time) != n_clients or not all(0 <= p <= 1 for p in in_time)):
-                raise ValueError(f"it must give a probability for each of {n_clients} clients, got {shown(in_time)}")
+                raise ValueError(f"it must give a probability for each of {n_clients} clients, got {quote(in_time)}")
     return None if in_time is None else tuple(joining / n_clients * p for p in in_time)
 
 

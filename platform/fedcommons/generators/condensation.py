@@ -114,7 +114,7 @@ class Sender:
         return total
 
 
-def condensed(
+def fit_images(
     networks: Networks,
     total: Callable[[Phi, int], Tensor],
     steps: int,

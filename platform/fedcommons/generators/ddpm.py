@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.runtime import memory_limit
@@ -76,7 +76,7 @@ class DDPM(Diffusion):
         """See ``Generator``."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
             raise UserError(
-                f"generator.channels must be two or more multiples of 8 (group norm), got {shown(list(self.channels))}."
+                f"generator.channels must be two or more multiples of 8 (group norm), got {quote(list(self.channels))}."
             )
         if self.sampling_steps > self.timesteps:
             raise UserError(

@@ -80,7 +80,7 @@ class Generator(Protocol):
         ...
 
 
-def of_client(generator: Generator, n: int) -> Generator:
+def for_client(generator: Generator, n: int) -> Generator:
     """Return the generator for a client with n examples: the result of ``for_images(n)`` if it has this function."""
     for_images = getattr(generator, "for_images", None)
     return for_images(n) if for_images else generator

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError, given, somebodys
+from fedcommons.errors import ClientError, require_type, user_code_context
 from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.generators.requests import Contribution, Need, largest_remainder, takes, takes_noise
 from fedcommons.runtime.gpu_memory import with_room
@@ -81,15 +81,15 @@ def _run_job(job: Job, step: Step | None) -> JobResult:
     shape, new = tuple(first.examples.x.shape[1:]), {}
     client = f"client {first.client}"
     if job.epochs:
-        with somebodys(first.recipe.generator, "fit", client):
+        with user_code_context(first.recipe.generator, "fit", client):
             new = _fitted(first, job.epochs, step)
     trained, images = {**job.trained, **new}, []
     for need in job.needs:
         part, weights = need.recipe.generator, trained[need.epochs].weights
-        with somebodys(part, "sample", client):
+        with user_code_context(part, "sample", client):
             telling = _telling(part.sample, step, "sampling")
             synthetic = part.sample(weights, shape, need.n_classes, need.labels, need.seed, **telling)
-            images.append(given(Tensor, synthetic))
+            images.append(require_type(Tensor, synthetic))
         require_like(need.examples.x, need.recipe.name, len(need.labels), images[-1])
     return JobResult(new, images)
 
@@ -104,15 +104,15 @@ def _fitted(need: Need, epochs: Sequence[int], step: Step | None) -> dict[int, T
     noise = {"noise": need.noise} if takes_noise(generator) else {}
     more = noise | _telling(generator.fit, step, "training")
     generators = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **more)
-    generators = dict(given(Mapping, generators, what))
+    generators = dict(require_type(Mapping, generators, what))
     if missing_epochs := [epoch for epoch in epochs if epoch not in generators]:
         raise ValueError(f"it must give {what}, and gives none of epoch {missing_epochs[0]}")
     for trained in generators.values():
-        weights = given(TrainedGenerator, trained, what).weights
-        for tensor in given(Mapping, weights, "tensors by name as weights").values():
-            given(Tensor, tensor, "tensors by name as weights")
+        weights = require_type(TrainedGenerator, trained, what).weights
+        for tensor in require_type(Mapping, weights, "tensors by name as weights").values():
+            require_type(Tensor, tensor, "tensors by name as weights")
         if trained.receipt is not None:
-            given(Receipt, trained.receipt, "a Receipt or None as receipt")
+            require_type(Receipt, trained.receipt, "a Receipt or None as receipt")
     return generators
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
-from fedcommons.errors import UserError, given, somebodys
-from fedcommons.generators.generator import Generator, Receipt, of_client
+from fedcommons.errors import UserError, require_type, user_code_context
+from fedcommons.generators.generator import Generator, Receipt, for_client
 from fedcommons.privacy import salts
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
@@ -138,12 +138,12 @@ def require_constants(generator: Generator) -> None:
     Raises:
         ClientError: ``epochs`` or ``sampling`` is not.
     """
-    with somebodys(generator, "epochs"):
+    with user_code_context(generator, "epochs"):
         if index(generator.epochs) < 1:
             raise ValueError(f"it must be a whole number of at least 1, got {generator.epochs}")
-    with somebodys(generator, "sampling"):
-        for name in given(tuple, generator.sampling, "a tuple of names"):
-            given(str, name, "a tuple of names")
+    with user_code_context(generator, "sampling"):
+        for name in require_type(tuple, generator.sampling, "a tuple of names"):
+            require_type(str, name, "a tuple of names")
 
 
 def takes_noise(generator: Generator) -> bool:
@@ -156,7 +156,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return name in signature(function).parameters
 
 
-def salts_told(needs: Sequence[Need]) -> list[str]:
+def salt_facts(needs: Sequence[Need]) -> list[str]:
     """Return the facts that reveal the secret salts of generators and class counts: salt names and image keys."""
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
@@ -219,7 +219,7 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
         labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
         need = Need(
             client=client,
-            recipe=replace(recipe, generator=of_client(recipe.generator, seen)),
+            recipe=replace(recipe, generator=for_client(recipe.generator, seen)),
             flip=dealt.flip,
             n_classes=dealt.n_classes,
             examples=examples,

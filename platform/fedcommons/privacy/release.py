@@ -10,7 +10,7 @@ from math import inf, nan
 from numbers import Integral, Real
 from typing import Any
 
-from fedcommons.errors import shown
+from fedcommons.errors import quote
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
 """The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
@@ -73,13 +73,13 @@ class Release:
         q, sigma, bound, steps = (_number(x) for x in (self.q, self.sigma, self.sensitivity, self.steps))
         least, most = SIGMAS
         if not 0 < q <= 1:
-            return f"its q must be in (0, 1], got {shown(self.q)}"
+            return f"its q must be in (0, 1], got {quote(self.q)}"
         if not (sigma == 0 or least <= sigma <= most):
-            return f"its sigma must be 0 or in [{least:g}, {most:g}], got {shown(self.sigma)}"
+            return f"its sigma must be 0 or in [{least:g}, {most:g}], got {quote(self.sigma)}"
         if not bound > 0:
-            return f"its sensitivity must be above 0, got {shown(self.sensitivity)}"
+            return f"its sensitivity must be above 0, got {quote(self.sensitivity)}"
         if not (0 < steps <= MOST_STEPS and isinstance(steps, Integral)):
-            return f"its steps must be a whole number in [1, {MOST_STEPS:g}], got {shown(self.steps)}"
+            return f"its steps must be a whole number in [1, {MOST_STEPS:g}], got {quote(self.steps)}"
         return ""
 
 

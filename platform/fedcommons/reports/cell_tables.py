@@ -56,7 +56,7 @@ INTERVALS = (
 )
 
 
-def made(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
+def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
     """Return the tables for which these groups have values. numbers: by cell, the indices of its runs."""
     all_cells = [cell for group in groups for cell in group.cells]
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config.dotted import is_ignored, own_fields
 from fedcommons.core.communication import UntilTarget
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
@@ -67,7 +67,7 @@ def _column(runs: "pd.DataFrame", name: str) -> list[Any]:
     return [None if value is None or value != value else value for value in runs[name].tolist()]
 
 
-def once(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
+def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
     """Return the first run of each experiment and seed; ``say`` is called for each duplicate that is left out."""
     seen: dict[tuple[Any, ...], str] = {}
     is_first = []
@@ -105,17 +105,17 @@ def means(runs: "pd.DataFrame", columns: str | Iterable[str], say: Callable[[str
     import pandas as pd
 
     if not isinstance(runs, pd.DataFrame):
-        raise UserError(f"means takes a frame of load_runs, got {shown(runs)}.")
+        raise UserError(f"means takes a frame of load_runs, got {quote(runs)}.")
     several = [columns] if isinstance(columns, str) else list(columns) if isinstance(columns, Iterable) else []
     names = [str(name) for name in several if isinstance(name, str)]
     if not isinstance(columns, Iterable) or len(names) < len(several):
-        raise UserError(f"means takes names of columns, got {shown(columns)}.")
+        raise UserError(f"means takes names of columns, got {quote(columns)}.")
     for name in names:
         if name not in runs:
             raise unknown("column", name, runs.columns)
     for run in runs.loc[runs["status"] != "finished", :].to_dict("records"):
         say(f"left out: {run['run']} is {run['status']}.")
-    rows, finished = [], once(runs.loc[runs["status"] == "finished", :], say)
+    rows, finished = [], drop_duplicates(runs.loc[runs["status"] == "finished", :], say)
     for cell in cells(finished) if len(finished) else ():
         row, seeds = {**cell.fields, "seeds": len(cell.runs)}, len(cell.runs)
         for name in names:

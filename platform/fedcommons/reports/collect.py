@@ -22,7 +22,7 @@ _CURVES = {"accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/tota
 
 
 @dataclass(frozen=True)
-class Told:
+class RunFacts:
     """Facts of a run that its row does not have. late: number of late or missing replies, over all rounds.
 
     curve: by name, one value per evaluated round: ``round``, ``accuracy``, ``loss``, and cumulative ``bytes`` in MB.
@@ -36,7 +36,7 @@ class Told:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[Told]]":
+def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[RunFacts]]":
     """Return the frame of ``load_runs`` with a column ``DIGEST``, and for each row the run's further facts.
 
     ``say`` and errors are as in ``load_runs``.
@@ -56,7 +56,7 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
 def _identity(folder: Path) -> tuple[str | None, str | None]:
     """Return the hashes of the data and of the partition from the beginning of a run's partition.json, or None."""
     try:
-        with safe_read.opened(folder / "partition.json", safe_read.LARGEST_JSON) as file:
+        with safe_read.open_file(folder / "partition.json", safe_read.LARGEST_JSON) as file:
             head = file.read(300).decode(errors="replace") if file else ""
     except (safe_read.UnreadableError, OSError):
         head = ""
@@ -65,11 +65,11 @@ def _identity(folder: Path) -> tuple[str | None, str | None]:
     return digest, fingerprint
 
 
-def _facts_of_run(run: Recorded) -> Told:
+def _facts_of_run(run: Recorded) -> RunFacts:
     statement = run.summary.get("privacy", {}).get("in_words", ())
     words = tuple(text for text in statement if isinstance(text, str)) if isinstance(statement, list) else ()
     late = sum(len(line["late"]) for line in run.lines if isinstance(line.get("late"), list))
-    return Told(run.folder, _curve(run.lines), words, late, _facts(run.folder))
+    return RunFacts(run.folder, _curve(run.lines), words, late, _facts(run.folder))
 
 
 def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

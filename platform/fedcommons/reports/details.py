@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.errors import UserError
 from fedcommons.reports import columns, intervals
 from fedcommons.reports.cells import Cell
-from fedcommons.reports.collect import Told
+from fedcommons.reports.collect import RunFacts
 from fedcommons.reports.groups import Group
 from fedcommons.reports.tables import commons_epsilon
 from fedcommons.storage import safe_read
@@ -93,7 +93,7 @@ def _when(folders: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "-"
 
 
-def privacy(groups: Sequence[Group], told: Sequence[Told]) -> list[dict[str, Any]]:
+def privacy(groups: Sequence[Group], told: Sequence[RunFacts]) -> list[dict[str, Any]]:
     """Return one line per cell: epsilon of the commons, and each distinct privacy statement with its runs."""
     lines: list[dict[str, Any]] = []
     for group in groups:
@@ -106,7 +106,7 @@ def privacy(groups: Sequence[Group], told: Sequence[Told]) -> list[dict[str, Any
     return lines
 
 
-def said(words: Sequence[Facts]) -> str:
+def join_statements(words: Sequence[Facts]) -> str:
     """Join the privacy statements of a cell into one text."""
     return " / ".join(" ".join(fact.text) for fact in words)
 
@@ -120,7 +120,7 @@ def name(cell: Cell) -> str:
     return f"{columns.method(cell)}, {columns.setting(cell)}"
 
 
-def trouble(runs: "pd.DataFrame", told: Sequence[Told]) -> list[dict[str, Any]]:
+def trouble(runs: "pd.DataFrame", told: Sequence[RunFacts]) -> list[dict[str, Any]]:
     """Return one line for each run that had stragglers or rejected replies."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
@@ -201,7 +201,7 @@ def _png(file: Path) -> str | None:
     return "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
 
 
-def environments(told: Sequence[Told]) -> list[Facts]:
+def environments(told: Sequence[RunFacts]) -> list[Facts]:
     """Return each distinct software and hardware environment as (name, value) pairs, with its runs."""
     return shared([_environment(run.facts) for run in told])
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedcommons.reports import columns, series, tables
-from fedcommons.reports.cells import Cell, once
+from fedcommons.reports.cells import Cell, drop_duplicates
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.reports.metrics import words
 
@@ -25,7 +25,7 @@ def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "
     Runs with fewer rounds are left out; ``say`` is called with the name of each such run.
     """
     runs, rounds = (load(*folders, say=say) for load in (load_runs, load_rounds))
-    runs = once(runs.loc[runs["status"] == "finished", :], say)
+    runs = drop_duplicates(runs.loc[runs["status"] == "finished", :], say)
     then = rounds.loc[rounds["round"] == round, :].set_index("run")["test/accuracy"]
     runs = runs.assign(**{ACCURACY: runs["run"].map(then)})
     for name in runs.loc[runs[ACCURACY].isna(), "run"]:

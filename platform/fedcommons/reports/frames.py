@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
 from fedcommons.config.dotted import effective, recorded
-from fedcommons.core.rejections import told
-from fedcommons.errors import UserError, clean, shown
+from fedcommons.core.rejections import rejection_summary
+from fedcommons.errors import UserError, clean, quote
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read
@@ -161,7 +161,7 @@ def folder_path(folder: object) -> Path:
         UserError: ``folder`` is neither a string nor a path.
     """
     if not isinstance(folder, str | Path):
-        raise UserError(f"a folder is a str or a Path, got {shown(folder)}.")
+        raise UserError(f"a folder is a str or a Path, got {quote(folder)}.")
     return Path(folder)
 
 
@@ -271,7 +271,7 @@ def _check(folder: Path, summary: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         value = summary.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-            raise UserError(f"{folder / 'summary.json'} is damaged: {name} is {shown(value)}.")
+            raise UserError(f"{folder / 'summary.json'} is damaged: {name} is {quote(value)}.")
     if not isinstance(summary.get("partition"), str):
         raise UserError(f"{folder / 'summary.json'} is damaged: it has no partition.")
     needed = (*_FIELDS, *recorded({**dict.fromkeys(_SIGMA), **summary["config"]}))
@@ -305,7 +305,7 @@ def row(run: Recorded) -> dict[str, Any]:
     columns_of_run |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
     columns_of_run["MB"] = run.lines[-1].get("comm/total_bytes", float("nan")) / 1e6
     if rejected := run.summary.get("rejected"):
-        columns_of_run["rejections"] = told(rejected)
+        columns_of_run["rejections"] = rejection_summary(rejected)
     return columns_of_run | _spent(run)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
 from fedcommons.reports import columns
-from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, fields, once
+from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, drop_duplicates, fields
 from fedcommons.reports.collect import DIGEST
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -45,7 +45,7 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
         for where, part in _of_one_partition(runs.iloc[rows]):
             ordered = part.iloc[(part["status"] != "finished").to_numpy().argsort(kind="stable")]
             title = _title(ordered, varied) + data + where
-            groups.append(Group(title, tuple(cells(once(ordered, say)))))
+            groups.append(Group(title, tuple(cells(drop_duplicates(ordered, say)))))
     return groups
 
 

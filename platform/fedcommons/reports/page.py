@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcommons.errors import UserError, clean, shown
+from fedcommons.errors import UserError, clean, quote
 from fedcommons.reports import charts
 from fedcommons.reports.collect import gather
 from fedcommons.reports.frames import folder_path, load_central
@@ -60,7 +60,7 @@ def require_place(path: Path) -> None:
         UserError: the path cannot be written, or an existing file there is not a report.
     """
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out names an HTML file such as report.html, got {shown(str(path))}.")
+        raise UserError(f"--out names an HTML file such as report.html, got {quote(str(path))}.")
     try:
         if path.is_dir():
             raise UserError(f"--out: {path} is a folder; name a file in it, such as {path / 'report.html'}.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import cell_tables, charts, columns, details, intervals, tables
-from fedcommons.reports.collect import WHO, Told
+from fedcommons.reports.collect import WHO, RunFacts
 from fedcommons.reports.groups import grouped, plain
 from fedcommons.reports.intervals import Column
 
@@ -29,13 +29,13 @@ _WORDS = {
 _ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "validation accuracy, %", 100, 1))
 
 
-def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], None]) -> dict[str, Any]:
+def contents(runs: "pd.DataFrame", told: Sequence[RunFacts], say: Callable[[str], None]) -> dict[str, Any]:
     """Return all values that the template prints for these runs, and the data for page.js."""
     runs = _with_numbers(runs)
     groups = grouped(runs, say)
     all_cells = [cell for group in groups for cell in group.cells]
     numbers = [[int(n) for n in cell.runs.index] for cell in all_cells]
-    number_tables = cell_tables.made(groups, numbers)
+    number_tables = cell_tables.build_tables(groups, numbers)
     all_columns = dict.fromkeys([*_ALWAYS, *(column for table in number_tables for column in table.columns)])
     shown_columns = [column for column in all_columns if column.name in runs]
     rows = _rows(runs, shown_columns)
@@ -45,7 +45,9 @@ def contents(runs: "pd.DataFrame", told: Sequence[Told], say: Callable[[str], No
     privacy, trouble = details.privacy(groups, told)[: cell_tables.SHOWN], details.trouble(runs, told)
     files = {"runs": _files(runs)}
     if privacy:
-        statements = [[item["group"], item["cell"], item["epsilon"], details.said(item["words"])] for item in privacy]
+        statements = [
+            [item["group"], item["cell"], item["epsilon"], details.join_statements(item["words"])] for item in privacy
+        ]
         files["privacy"] = _files_of_texts(("group", "runs", "epsilon of the commons", "statement"), statements)
     if trouble:
         late = [[rows[item["run"]]["name"], item["late"], item["lost"], item["rejected"]] for item in trouble]

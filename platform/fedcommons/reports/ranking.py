@@ -52,7 +52,7 @@ def environment(runs: "pd.DataFrame") -> list[str]:
     return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
 
 
-def shown(runs: "pd.DataFrame", metric: str) -> str:
+def format_metric(runs: "pd.DataFrame", metric: str) -> str:
     """Format a metric's mean and standard deviation over seeds, accuracies in percent; ``-`` if no run has it."""
     values, _ = counted(runs, metric)
     if metric == "rounds_to_target":
@@ -72,8 +72,8 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
     text = []
     for group in groups:
         lines = [
-            [*(series.label(series.value(p, n)) for n in names), *(shown(p.runs, n) for n in metrics), len(p.runs),
-             ", ".join(dict.fromkeys(p.runs["status"]))]
+            [*(series.label(series.value(p, n)) for n in names), *(format_metric(p.runs, n) for n in metrics),
+             len(p.runs), ", ".join(dict.fromkeys(p.runs["status"]))]
             for p in group.points
         ]  # fmt: skip
         if group.environment:

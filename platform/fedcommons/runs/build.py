@@ -31,7 +31,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
 from fedcommons.data.federated import Dealt
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import UserError, before_any_work, given, somebodys
+from fedcommons.errors import UserError, before_any_work, require_type, user_code_context
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -39,7 +39,7 @@ from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.flat_tensors import EMPTY, Flat, flatten
 from fedcommons.generators import image_cache
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, n_seen, require_constants, salts_told
+from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, n_seen, require_constants, salt_facts
 from fedcommons.privacy import ledger, salts
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import Source
@@ -104,7 +104,7 @@ class Prepared:
         """Return the names of all secret salts that are used before round 1; empty if the noise is seeded."""
         client_data, stage = self.dealt, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
-        return [*salts_told(self.needs), *map(salts.name_of, stage_salts)]
+        return [*salt_facts(self.needs), *map(salts.name_of, stage_salts)]
 
     @property
     def told(self) -> Sequence[str]:
@@ -112,8 +112,8 @@ class Prepared:
         stage = self.stage
         if not isinstance(stage, Forewarning):
             return self.notes
-        with before_any_work(), somebodys(stage, "beforehand"):
-            return [*self.notes, *(given(str, sentence) for sentence in stage.beforehand(self.dealt))]
+        with before_any_work(), user_code_context(stage, "beforehand"):
+            return [*self.notes, *(require_type(str, sentence) for sentence in stage.beforehand(self.dealt))]
 
     @property
     def needs(self) -> Sequence[Need]:
@@ -121,9 +121,9 @@ class Prepared:
         stage = self.stage
         if not isinstance(stage, Generating):
             return ()
-        with before_any_work(), somebodys(stage, "needs"):
+        with before_any_work(), user_code_context(stage, "needs"):
             requests = list(stage.needs(self.dealt, recipe(self.config)))
-            return [given(Need, request) for request in requests]
+            return [require_type(Need, request) for request in requests]
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
@@ -171,7 +171,7 @@ def prepare(config: Experiment) -> Prepared:
         refuse(components["generator"], "check_type", dataset.train.x.dtype, dataset.name)
         refuse(components["generator"], "check_shape", dataset.shape, dataset.name)
     every = dataset.train
-    partition = load_data.deal(
+    partition = load_data.partition_rows(
         config.partition, every.y.numpy(), dataset.n_classes, config.seed,
         groups=None if every.groups is None else every.groups.numpy(),
         factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
@@ -226,7 +226,10 @@ def prepare(config: Experiment) -> Prepared:
             f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
         )
     check_module.require_distillable(prepared.algorithm, module, dataset)
-    with before_any_work(), somebodys(registry.called("model", config.model.name)):  # a user's attributes may raise
+    with (
+        before_any_work(),
+        user_code_context(registry.called("model", config.model.name)),
+    ):  # a user's attributes may raise
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
@@ -250,7 +253,7 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
     Raises:
         ClientError: the method's ``start`` failed, or returned no valid state.
     """
-    with somebodys(algorithm, "start"):
+    with user_code_context(algorithm, "start"):
         state = algorithm.start(model, facts, seed)
         require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
         return state

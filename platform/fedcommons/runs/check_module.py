@@ -23,7 +23,7 @@ from fedcommons.core.logging_shim import Logged
 from fedcommons.core.module_state import gradient_hooks
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import UserError, before_any_work, somebodys
+from fedcommons.errors import UserError, before_any_work, user_code_context
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.seeding import set_default_generator
 
@@ -52,20 +52,20 @@ def try_module(
     label = registry.called("model", name)
     what = f"{label} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
     with before_any_work():
-        with somebodys(label):
+        with user_code_context(label):
             _require_supported(module)
-        with somebodys(what):
+        with user_code_context(what):
             metrics = Logged(module).metrics
             others = metrics.others()
-        with somebodys(what, "", "configure_optimizers"):
+        with user_code_context(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
             hooks.require_called(module)  # this call may have assigned hooks
         is_hooked = bool(hooks.overridden(module, hooks.CALLED))
-        with somebodys(what, "", "training_step"), _uncompiled():
+        with user_code_context(what, "", "training_step"), _uncompiled():
             if measured or not is_hooked:
                 _require_loss(module, (x, y), "set it in __init__ too, or measure.every to 0" * is_hooked)
-        with somebodys(what), _uncompiled():
+        with user_code_context(what), _uncompiled():
             work.logged.is_trial = True
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
             work.local(work.snapshot(), ClientData(x, y), 0)
@@ -233,7 +233,7 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
         raise UserError(
             f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."
         )
-    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+    with before_any_work(), user_code_context(module, "", "forward"), torch.no_grad():
         first = next(module.parameters(), None)
         logits = module.eval()(x[:2] if first is None else x[:2].to(first.device))
         module.train()
@@ -255,7 +255,7 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
     """
     device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
     images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)
-    with before_any_work(), somebodys(module, "", "forward"), torch.no_grad():
+    with before_any_work(), user_code_context(module, "", "forward"), torch.no_grad():
         module.eval()
         expected, logits = module(images), module(seen(module, images.to(kind) / 255))
         module.train()

@@ -16,7 +16,7 @@ from fedcommons.config.fields import parameters_of, taken
 from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
-from fedcommons.errors import UserError, before_any_work, shown, somebodys
+from fedcommons.errors import UserError, before_any_work, quote, user_code_context
 from fedcommons.privacy.accountants import require_reachable
 from fedcommons.runs.early_stopping import stop_of
 from fedcommons.sharing.stage import Stage, serves_pool
@@ -57,7 +57,7 @@ def check(config: Experiment) -> None:
             raise UserError(f"{name} is missing: the part it belongs to has got it since this experiment was written.")
         if type(flat[name]) not in field.kinds and Any not in field.kinds:
             kinds = " or ".join(kind.__name__ for kind in field.kinds)
-            raise UserError(f"{name} takes {kinds}, got {shown(flat[name])}.")
+            raise UserError(f"{name} takes {kinds}, got {quote(flat[name])}.")
         field.check(name, flat[name])
     for name in flat:
         if name not in known_fields and not name.startswith("source."):
@@ -183,7 +183,7 @@ def refuse(part: Any, check: str, *facts: Any) -> None:
     Raises:
         UserError: the component refuses the arguments.
     """
-    with somebodys(part, check):  # the attribute may be a property that fails
+    with user_code_context(part, check):  # the attribute may be a property that fails
         if function := getattr(part, check, None):
             function(*facts)
 
@@ -200,9 +200,9 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.
             where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]
             what = f"{where} or what it imports ({', '.join(others)})" if others else where
             is_not = "is not what it was" if others else "is not the file it was"
-            raise UserError(f"{kind} {shown(name)}: {what} {is_not} when this experiment was written.")
+            raise UserError(f"{kind} {quote(name)}: {what} {is_not} when this experiment was written.")
     if (file := config.model.weights) and weights_file.digest(file) != config.source.get("weights"):
-        raise UserError(f"model.weights {shown(file)} is not the file it was when this experiment was written.")
+        raise UserError(f"model.weights {quote(file)} is not the file it was when this experiment was written.")
     if conflict := registry.clash(names.values()):
         raise UserError(f"{conflict}: one process has only one of that name, so rename one.")
 

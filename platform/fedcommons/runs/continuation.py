@@ -13,7 +13,7 @@ from pathlib import Path
 from fedcommons.config import registry
 from fedcommons.config.dotted import same_results
 from fedcommons.core.client_worker import trained
-from fedcommons.errors import UserError, somebodys
+from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Payload, data, flatten
 from fedcommons.privacy.salts import SECRET
@@ -52,7 +52,7 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
         require_same_data(folder, config.data.name, prepared.dataset.digest)
         require_same_rounding(folder)
         if config.dp.noise == SECRET:
-            run_salts.kept(folder, prepared.salts)
+            run_salts.read_salt(folder, prepared.salts)
     except UserError:
         return False
     return done <= config.federation.rounds and not dependence(prepared, planned.federation.rounds, done)
@@ -78,7 +78,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
         return None
     for number in range(1, done + 1):
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)
-        with somebodys(rule, "__call__", f"round {number}"):
+        with user_code_context(rule, "__call__", f"round {number}"):
             first, second = (dict(rule(list(joined), facts, number, plan.seed)) for facts in plans)
         if first != second:
             return f"straggler.rule {config.straggler.rule} depends"

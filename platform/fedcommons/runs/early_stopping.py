@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def _watched(text: str) -> tuple[str, str]:
     """
     match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
     if not match:
-        raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {shown(text)}.")
+        raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
     way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
     if way is None:
-        raise UserError(f"federation.stop_metric {shown(text)} needs max or min behind it: which way is better?")
+        raise UserError(f"federation.stop_metric {quote(text)} needs max or min behind it: which way is better?")
     return f"validation/{match[1]}", way
 
 

@@ -21,7 +21,7 @@ from fedcommons.config.target import NotLogged
 from fedcommons.core.algorithm import Algorithm, State
 from fedcommons.core.client_worker import Work, module_with
 from fedcommons.core.executor import Executor
-from fedcommons.core.rejections import records, told
+from fedcommons.core.rejections import records, rejection_summary
 from fedcommons.core.vmap_clients import asked
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
@@ -45,7 +45,7 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.remote_run import RunMirror, name_of
-from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, opened, read_finished
+from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, open_run, read_finished
 from fedcommons.tracking.tracker import Tracker
 from fedcommons.tracking.user_tracker import OwnTracker
 
@@ -116,7 +116,7 @@ def run(
     begins = not is_run(folder)
     if resume and has_other_code(folder):
         say(Warned(f"{folder} was begun by other source files than these; its rounds so far stay as they are."))
-    with opened(folder, config, resume, say, patience, data) as record:
+    with open_run(folder, config, resume, say, patience, data) as record:
         try:
             summary = _run(prepared, store, jobs, record, mirror, resume, say, on_round, on_step)
         except NotLogged:
@@ -147,7 +147,7 @@ def _run(
     with leaving_errors(folder, [*parts_of_own(config), *dir_option(config.data.dir)]):
         salt = b""
         if config.dp.noise == SECRET:
-            salt = run_salts.begun(folder, prepared.salts)
+            salt = run_salts.begin_salt(folder, prepared.salts)
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
         for sentence in prepared.told:
             say(sentence)
@@ -184,7 +184,7 @@ def _run(
                 model_files.write(folder / model_files.LAST, module, end.round, ready.facts)
             summary = evaluate.summarise(ready, record.rounds(), end, is_secret=bool(salt))
             if summary["rejected"]:
-                say(f"{told(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
+                say(f"{rejection_summary(summary['rejected'])}, see rejected in {folder / 'summary.json'}")
             return summary
         finally:
             executor.close()
@@ -234,7 +234,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
 
         def build() -> Tracker:
-            return registry.made("tracker", name, lambda: part(**taken(part, offered), **constants))
+            return registry.build_part("tracker", name, lambda: part(**taken(part, offered), **constants))
 
         others.append(OwnTracker(name, build, say))
     for line in record.rounds() if others else ():
@@ -297,7 +297,9 @@ def _federate(
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
-                message = f"round {now.round}: {told(records(now.rejected))}; what is rejected later is counted"
+                message = (
+                    f"round {now.round}: {rejection_summary(records(now.rejected))}; what is rejected later is counted"
+                )
                 say(Warned(message))
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
                 message = f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?"

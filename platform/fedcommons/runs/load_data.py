@@ -18,9 +18,10 @@ from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
-from fedcommons.data.transforms import shifted
+from fedcommons.data.transforms import shift_features
 from fedcommons.data.user_arrays import read_only
-from fedcommons.errors import UserError, shown, somebodys
+from fedcommons.errors import UserError, user_code_context
+from fedcommons.errors import quote as quote_value
 from fedcommons.seeding import numpy_generator, seed_for
 
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -36,7 +37,7 @@ def load(data: Data) -> Dataset:
     loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
-    with somebodys(registry.called("data", data.name)):
+    with user_code_context(registry.called("data", data.name)):
         build = partial(loader, **{**taken(loader, offered), **data.constants})
         return datasets.load(
             data.name, build, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
@@ -67,7 +68,7 @@ def dir_option(dir: str | None) -> list[str]:
     return [] if is_usual or dir is None else [f"--data.dir {quote(dir)}"]
 
 
-def deal(
+def partition_rows(
     recipe: Partition,
     labels: np.ndarray,
     n_classes: int | None,
@@ -86,7 +87,7 @@ def deal(
     """
     name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
     constants = registry.with_floats("partition", name, recipe.constants)
-    with somebodys(registry.called("partition", name)):
+    with user_code_context(registry.called("partition", name)):
         requested = parameters_of(part).keys() - constants.keys()
     if "n_clients" in requested and recipe.n_clients > n:
         raise UserError(
@@ -110,7 +111,7 @@ def deal(
         }  # fmt: skip
         return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **constants})
 
-    with somebodys(registry.called("partition", name)):
+    with user_code_context(registry.called("partition", name)):
         partitioned = partitions.partition(name, rows, labels, n_classes)
     if registry.is_own(name) and origin is not None and origin.moved and "rows" not in requested:
         _require_places(name, rows, n, origin.given)
@@ -136,9 +137,10 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
         largest = -1
     if largest < n_before:
         raise UserError(
-            f"partition.name {shown(name)} deals the same rows however many there are, as if by a file of its own, and "
-            f"of the {n_before:,} rows of that {n:,} are left to train on, with other numbers: let it ask for `rows`, "
-            "where each stood, and look up column[rows]."
+            f"partition.name {quote_value(name)} deals the same rows however many there are, as if by a file of its "
+            "own, and "
+            f"of the {n_before:,} rows of that {n:,} are left to train on, with other numbers: let it ask for "
+            "`rows`, where each stood, and look up column[rows]."
         )
 
 
@@ -162,8 +164,8 @@ def as_held(
     """
     train, tests = dataset.train, client_test_sets.of_groups(dealt, dataset) if not share else None
     if share:
-        dealt, train, tests = client_test_sets.drawn(dealt, dataset, share, seed)
+        dealt, train, tests = client_test_sets.hold_out(dealt, dataset, share, seed)
     if shift != "none":
-        train = shifted(Clients(train, dealt.rows), shift, size, seed, "train")
-        tests = None if tests is None else Clients(shifted(tests, shift, size, seed, "test"), tests.rows)
+        train = shift_features(Clients(train, dealt.rows), shift, size, seed, "train")
+        tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
     return dealt, train, tests

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedcommons.config.weights_file import content, digest_of
 from fedcommons.core.client_worker import module_with
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.federation.rounds import Standing
 from fedcommons.runs.early_stopping import best_round
 from fedcommons.runtime import memory_limit
@@ -57,7 +57,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
         UserError: the file is damaged, or is not a regular file.
     """
     try:
-        with safe_read.opened(path, memory_limit.memory()) as file:
+        with safe_read.open_file(path, memory_limit.memory()) as file:
             if file is None:
                 return None
             content = file.read()
@@ -156,10 +156,10 @@ def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
         raise UserError(f"--export onnx: torch cannot write this module: {reason[:120]}") from error
 
 
-BESIDE = 4
+MAX_SIZE_RATIO = 4
 """Largest size of a weights file, in sizes of the model: a checkpoint also contains the optimizer's state."""
 
-INSIDE = "network."
+NETWORK_PREFIX = "network."
 """Prefix of a plain network's tensor names in the module that trains the network."""
 
 
@@ -170,26 +170,28 @@ def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
         UserError: the file cannot be read or has changed; or its names, shapes or types differ from the module's.
     """
     state = module.state_dict()
-    most = BESIDE * sum(t.nbytes for t in state.values()) + 2**20
+    most = MAX_SIZE_RATIO * sum(t.nbytes for t in state.values()) + 2**20
     data = content(name, most)
     if digest_of(data) != digest:
-        raise UserError(f"model.weights {shown(name)} is not the file it was when this experiment was written.")
+        raise UserError(f"model.weights {quote(name)} is not the file it was when this experiment was written.")
     tensors = _read(name, data, most)
-    if not any(key.startswith(INSIDE) for key in tensors) and all(key.startswith(INSIDE) for key in state):
-        tensors = {INSIDE + key: tensor for key, tensor in tensors.items()}
+    if not any(key.startswith(NETWORK_PREFIX) for key in tensors) and all(
+        key.startswith(NETWORK_PREFIX) for key in state
+    ):
+        tensors = {NETWORK_PREFIX + key: tensor for key, tensor in tensors.items()}
     missing, extra = [n for n in state if n not in tensors], sorted(n for n in tensors if n not in state)
     if missing or extra:
         differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it has {_some(extra)} besides"] * bool(extra)
-        raise UserError(f"model.weights {shown(name)} has other names than the model: {', and '.join(differences)}.")
+        raise UserError(f"model.weights {quote(name)} has other names than the model: {', and '.join(differences)}.")
     for key, tensor in state.items():
         loaded = tensors[key]
         if loaded.shape != tensor.shape or loaded.is_floating_point() != tensor.is_floating_point():
             raise UserError(
-                f"model.weights {shown(name)}: {key} is {loaded.dtype} {tuple(loaded.shape)}, and the model's is "
+                f"model.weights {quote(name)}: {key} is {loaded.dtype} {tuple(loaded.shape)}, and the model's is "
                 f"{tensor.dtype} {tuple(tensor.shape)}."
             )
         if not loaded.isfinite().all():
-            raise UserError(f"model.weights {shown(name)}: {key} has values that are not finite.")
+            raise UserError(f"model.weights {quote(name)}: {key} has values that are not finite.")
         if not tensor.is_meta:
             tensor.copy_(loaded)
 
@@ -203,20 +205,20 @@ def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
         with ZipFile(BytesIO(data)) as packed:  # torch.save writes an uncompressed zip
             size = sum(entry.file_size for entry in packed.infolist())
         if size > most:
-            raise UserError(f"model.weights {shown(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")
+            raise UserError(f"model.weights {quote(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UserError:
         raise
     except BadZipFile:
         raise UserError(
-            f"model.weights {shown(name)} is neither .safetensors nor a file that torch.save wrote."
+            f"model.weights {quote(name)} is neither .safetensors nor a file that torch.save wrote."
         ) from None
     except Exception as error:  # a user's file may raise any error
         kind = type(error).__name__
-        raise UserError(f"model.weights {shown(name)} cannot be read as weights ({kind}).") from error
+        raise UserError(f"model.weights {quote(name)} cannot be read as weights ({kind}).") from error
     loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
     if not (isinstance(loaded, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in loaded.items())):
-        raise UserError(f"model.weights {shown(name)} holds {type(loaded).__name__}, and must hold tensors by name.")
+        raise UserError(f"model.weights {quote(name)} holds {type(loaded).__name__}, and must hold tensors by name.")
     return loaded
 
 

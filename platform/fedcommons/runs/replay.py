@@ -80,7 +80,7 @@ def replay(
     require_same_data(folder, config.data.name, prepared.dataset.digest)
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     salt = (
-        run_salts.kept(folder, prepared.salts) if config.dp.noise == SECRET else b""
+        run_salts.read_salt(folder, prepared.salts) if config.dp.noise == SECRET else b""
     )  # with a lost salt, the store would lack the images
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)

@@ -23,7 +23,7 @@ BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.
 """Files and folders that a run's folder has only after the run has begun."""
 
 
-def begun(folder: Path, shared: Sequence[str]) -> bytes:
+def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
     """Return the salt of the run in ``folder``, a new salt if the run has not begun.
 
     shared: the names of the salts that are used before round 1.
@@ -33,13 +33,13 @@ def begun(folder: Path, shared: Sequence[str]) -> bytes:
     """
     salts.require_outside(folder)
     if any(os.path.lexists(folder / name) for name in BEGUN):  # noise.json is written first
-        return kept(folder, shared)
+        return read_salt(folder, shared)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": list(shared)})
     return salt
 
 
-def kept(folder: Path, shared: Sequence[str]) -> bytes:
+def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
     """Return the salt that the run in ``folder`` began with; shared: see ``begun``.
 
     Raises:

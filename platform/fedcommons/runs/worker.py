@@ -18,7 +18,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, require_precision
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import UserError, before_any_work, somebodys
+from fedcommons.errors import UserError, before_any_work, user_code_context
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import Source
@@ -63,7 +63,10 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
-        with before_any_work(), somebodys(f"{registry.called('model', m.name)} cannot be built for {dataset.name}"):
+        with (
+            before_any_work(),
+            user_code_context(f"{registry.called('model', m.name)} cannot be built for {dataset.name}"),
+        ):
             model = part(**taken(part, offered), **m.constants)
         if hasattr(
             model, "_orig_mod"
@@ -83,10 +86,10 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(model).__name__}.")
-    with before_any_work(), somebodys(registry.called("model", m.name), "setup"):
+    with before_any_work(), user_code_context(registry.called("model", m.name), "setup"):
         hooks.prepare(module)
     if m.weights:
-        with before_any_work(), somebodys(registry.called("model", m.name)):
+        with before_any_work(), user_code_context(registry.called("model", m.name)):
             model_files.load_weights(module, m.weights, config.source.get("weights"))
     return module
 

@@ -7,7 +7,7 @@ the variables, but not set them.
 import os
 from collections.abc import Mapping
 
-from fedcommons.errors import shown
+from fedcommons.errors import quote
 
 ROUNDING = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE",
@@ -31,6 +31,6 @@ def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str |
     """Describe the first variable that differs, with both values; None if all variables are equal."""
     for name in ROUNDING:
         if theirs.get(name) != ours.get(name):
-            their_value, our_value = (shown(values[name]) if name in values else "not set" for values in (theirs, ours))
+            their_value, our_value = (quote(values[name]) if name in values else "not set" for values in (theirs, ours))
             return f"{name} is {their_value} there and {our_value} here"
     return None

@@ -17,7 +17,7 @@ from fedcommons.core.communication import images_nbytes
 from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.generators.requests import Need
 from fedcommons.privacy.release import Release
 
@@ -74,7 +74,7 @@ def numbers(stage: str, what: str, given: Any, n: int) -> np.ndarray:
     """
     values = np.asarray(given)
     if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-        raise UserError(f"sharing stage {stage} must give {what} as a vector of whole numbers, got {shown(given)}.")
+        raise UserError(f"sharing stage {stage} must give {what} as a vector of whole numbers, got {quote(given)}.")
     if len(values) and not 0 <= values.min() <= values.max() < n:
         raise UserError(f"sharing stage {stage} gives {what} outside of 0 ... {n - 1}.")
     return values.astype(np.int64)
@@ -121,7 +121,7 @@ def nbytes(stage: str, dealt: Dealt, stated: Any, examples: Callable[[], int]) -
         return images_nbytes(examples(), dealt.shape, dealt.itemsize, dealt.label_nbytes)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
-    raise UserError(f"sharing stage {stage} must give once as a whole number of bytes, or None, got {shown(stated)}.")
+    raise UserError(f"sharing stage {stage} must give once as a whole number of bytes, or None, got {quote(stated)}.")
 
 
 def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -175,15 +175,15 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
     declared = list(releases)
     for event in declared:
         if type(event) is not Release:
-            raise UserError(f"{what} must declare what leaves as Release, got {shown(event)}.")
+            raise UserError(f"{what} must declare what leaves as Release, got {quote(event)}.")
         if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
-            raise UserError(f"{what} must name what leaves as a tuple of names, got {shown(event.what)}.")
+            raise UserError(f"{what} must name what leaves as a tuple of names, got {quote(event.what)}.")
         if not (isinstance(event.seen, Integral) and event.seen >= 0):
-            raise UserError(f"{what} declares that {shown(event.seen)} examples were seen: it must be a whole number.")
+            raise UserError(f"{what} declares that {quote(event.seen)} examples were seen: it must be a whole number.")
         nobody = event.client == -1 and not event.covered and not event.seen
         if not nobody and not (isinstance(event.client, Integral) and 0 <= event.client < n_clients):
             raise UserError(
-                f"{what} declares a release of client {shown(event.client)}, and clients are 0 ... {n_clients - 1}."
+                f"{what} declares a release of client {quote(event.client)}, and clients are 0 ... {n_clients - 1}."
             )
     return declared
 
@@ -243,7 +243,7 @@ def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequen
     if any(private) and clients != list(range(len(dealt.own))):
         raise UserError(
             f"sharing stage {stage} must need one private generator a client, in the order of the clients, as the "
-            f"ledger charges each once, and needs those of clients {shown(clients)}."
+            f"ledger charges each once, and needs those of clients {quote(clients)}."
         )
     for need, is_private in zip(needs, private, strict=True):
         if not is_private:

@@ -42,8 +42,8 @@ from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import privacy_target
-from fedcommons.sharing.merf_generator import generated
-from fedcommons.sharing.random_features import Features, Fourier, fitted, sums
+from fedcommons.sharing.merf_generator import generate_images
+from fedcommons.sharing.random_features import Features, Fourier, fit_images, sums
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
@@ -141,7 +141,7 @@ class MERF:
         for client in range(n):
             total += self.message(dealt, client, phi).values.float()  # messages are sent as float32
         seed = seed_for(dealt.seed, "merf")
-        fit = partial(generated, norm_bias=self.norm_bias) if self.fit == "generator" else fitted
+        fit = partial(generate_images, norm_bias=self.norm_bias) if self.fit == "generator" else fit_images
         images = fit(phi, total, dealt.shape, self.per_class, self.steps, seed)
         images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
         return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])

@@ -62,7 +62,7 @@ class Generator(nn.Module):
         return self.layers(torch.cat([z, one_hot(y, self.n_classes).to(z)], 1))
 
 
-def generated(
+def generate_images(
     features: Features,
     noisy: Tensor,
     shape: tuple[int, ...],
@@ -72,11 +72,11 @@ def generated(
     *,
     norm_bias: bool = True,
 ) -> Examples:
-    """Return images as ``random_features.fitted`` does, but drawn from a generator trained for ``steps`` steps."""
-    return drawn(trained(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
+    """Return images as ``random_features.fit_images`` does, but drawn from a generator trained for ``steps`` steps."""
+    return sample_images(train(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
 
 
-def trained(
+def train(
     features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
 ) -> Generator:
     """Train G on noisy ``sums`` (classes, D + 1) for ``steps`` steps and return it in evaluation mode."""
@@ -98,7 +98,7 @@ def trained(
     return network.eval()
 
 
-def drawn(network: Generator, per_class: int, seed: int) -> Examples:
+def sample_images(network: Generator, per_class: int, seed: int) -> Examples:
     """Draw ``per_class`` uint8 images of each class."""
     labels = torch.arange(network.n_classes).repeat_interleave(per_class)
     codes = torch.randn(len(labels), CODE, generator=generator(seed, "codes of images"))

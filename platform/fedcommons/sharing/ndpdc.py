@@ -34,7 +34,7 @@ from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
 from fedcommons.errors import UserError
-from fedcommons.generators.condensation import Networks, Phi, Sender, condensed
+from fedcommons.generators.condensation import Networks, Phi, Sender, fit_images
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import noise_for, require_reachable
@@ -138,7 +138,7 @@ class NDPDC:
         def total(phi: Phi, step: int) -> Tensor:
             return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(0)  # as sent
 
-        images = condensed(
+        images = fit_images(
             self.networks(dealt), total, self.iterations, self.per_class, self.expected(dealt), self.batch, self.lr
         )
         images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)

@@ -23,7 +23,7 @@ def n_open(c: float, n: int) -> int:
     return int(c * n + 0.5 + 1e-9)
 
 
-def opened(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
+def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
     """Return the examples that are not private, in a random order; a smaller c returns the first of them.
 
     labels, owners: (M,). The result has ``n_open(c, M)`` examples. About the share c of each class, and of a client's
@@ -67,7 +67,7 @@ def holdings(
     """
     is_held = np.zeros((len(labels), n_clients), dtype=bool)
     is_held[np.arange(len(labels)), owners] = True
-    chosen = opened(labels, owners, c, rng)
+    chosen = sample_shareable(labels, owners, c, rng)
     if placement == "optimal":
         for label, plan in plans(labels, owners, n_clients, chosen, d).items():
             of_class = chosen[labels[chosen] == label]
@@ -99,7 +99,7 @@ class Even:
 
 
 @lru_cache(maxsize=1024)
-def evened(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
+def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
     """Return the best s for the counts h (``owned``, K > 0) and o (``opened``) of one class, by linear programming.
 
     Minimise sum_j T_j^2 for T_j = h_j + sum_i s_ij, as sum_j T_j = K + B is fixed, subject to s_ij <= o_i, s_ii = 0 and
@@ -148,4 +148,4 @@ def plans(labels: np.ndarray, owners: np.ndarray, n_clients: int, opened: np.nda
         return tuple(np.bincount(owners[members], minlength=n_clients).tolist())
 
     of_opened = {int(label): opened[labels[opened] == label] for label in np.unique(labels)}
-    return {label: evened(counts(labels == label), counts(some), d) for label, some in of_opened.items()}
+    return {label: optimal_copies(counts(labels == label), counts(some), d) for label, some in of_opened.items()}

@@ -106,7 +106,7 @@ def means(noisy: Tensor) -> Tensor:
     return per[:, :-1] / per[:, -1:].clamp_min(1)
 
 
-def fitted(
+def fit_images(
     features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
 ) -> Examples:
     """Fit ``per_class`` uint8 images per class to the mean features of the noisy ``sums`` (classes, D + 1).

@@ -23,7 +23,7 @@ from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.placement import holdings, n_open, opened, plans
+from fedcommons.sharing.placement import holdings, n_open, plans, sample_shareable
 from fedcommons.sharing.stage import Assigned, Contributions
 
 
@@ -97,7 +97,11 @@ class RawCopies:
             return []
         labels, owners = self._labels(client_data), _owners(client_data)
         by_class = plans(
-            labels, owners, len(client_data.own), opened(labels, owners, self.c or 0.0, _draws(client_data)), self.d
+            labels,
+            owners,
+            len(client_data.own),
+            sample_shareable(labels, owners, self.c or 0.0, _draws(client_data)),
+            self.d,
         )
         reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
         return [

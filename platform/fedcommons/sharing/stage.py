@@ -24,7 +24,7 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import Dealt
-from fedcommons.errors import UserError, given, name_of, shown, somebodys
+from fedcommons.errors import UserError, name_of, quote, require_type, user_code_context
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
 from fedcommons.privacy.release import Release
@@ -228,7 +228,7 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     """
     if not isinstance(stage, TakesLong):
         return stage, 1.0
-    with somebodys(stage, "shorter"):
+    with user_code_context(stage, "shorter"):
         result: Any = stage.shorter()
     match result:
         case (variant, Real() as times) if type(variant) is type(stage) and 0 < float(times) < inf:
@@ -236,7 +236,7 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     kind, what = type(stage).__name__, name_of(stage)
     raise UserError(
         f"{what}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
-        f"takes, got {shown(result)}."
+        f"takes, got {quote(result)}."
     )
 
 
@@ -256,23 +256,23 @@ def contribute(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution]) -> Con
     Raises:
         ClientError: ``make`` failed or did not return contributions.
     """
-    with somebodys(stage, "make"):
+    with user_code_context(stage, "make"):
         return _contributions(stage.make(dealt, drawn))
 
 
 def _contributions(contributed: Any) -> Contributions:
-    given(Examples, given(Contributions, contributed).store, "Examples as Contributions.store")
+    require_type(Examples, require_type(Contributions, contributed).store, "Examples as Contributions.store")
     for name in ("rows", "owners"):
-        given(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
+        require_type(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
     for name in ("receipts", "seen", "of_labels"):
-        given(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
+        require_type(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
     return contributed
 
 
 def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
     if not (isinstance(result, Sequence) and len(result) == 2):
         raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(result).__name__}")
-    events = given(Iterable, result[1], "a pair of Contributions and a list of Release")
+    events = require_type(Iterable, result[1], "a pair of Contributions and a list of Release")
     return _contributions(result[0]), tuple(events)  # an iterator can be read only once
 
 
@@ -285,10 +285,10 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
         UserError: the strategy changes the clients' real data, or returns rows or releases without an owner.
         ClientError: a function of the strategy failed or returned another type.
     """
-    with somebodys(stage, "release"):
+    with user_code_context(stage, "release"):
         contributed, releases = _released(stage.release(dealt, contributed))
-    with somebodys(stage, "assign"):
-        assigned = given(Assigned, stage.assign(dealt, contributed), "an Assigned")
+    with user_code_context(stage, "assign"):
+        assigned = require_type(Assigned, stage.assign(dealt, contributed), "an Assigned")
         return _shared(stage, dealt, contributed, releases, assigned)
 
 
@@ -343,7 +343,7 @@ def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
     if values.shape != (n_clients,) or values.dtype.kind not in "iuf" or not (values >= 0).all():
         raise UserError(
             f"sharing stage {stage} must give n_own as a number of 0 or more for each of {n_clients} clients, "
-            f"got {shown(n_own)}."
+            f"got {quote(n_own)}."
         )
     return values
 
@@ -370,9 +370,9 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
         return shared
     data, name = shared.data, type(algorithm).__name__
     before = data.clients.store[slice(None)].digest
-    with somebodys(algorithm, "share"):
-        common = given(Common, algorithm.share(data.clients, n_classes, seed))
-        given(Examples, common.examples, "Examples as Common.examples")
+    with user_code_context(algorithm, "share"):
+        common = require_type(Common, algorithm.share(data.clients, n_classes, seed))
+        require_type(Examples, common.examples, "Examples as Common.examples")
         x, y = common.examples.x, common.examples.y
         nbytes = len(data.clients) * (x.nbytes + y.nbytes) if common.nbytes is None else index(common.nbytes)
     if nbytes < 0:

@@ -163,7 +163,7 @@ class Store:
 
     def _there(self, kind: str, key: str) -> Snapshots:
         names = rf"{key}\.safetensors(\.json)?"
-        return Snapshots(object_store.opened(self.storage or ""), f"artifacts/{kind}/{key}", names)
+        return Snapshots(object_store.open_store(self.storage or ""), f"artifacts/{kind}/{key}", names)
 
     def _told(self, flaw: str) -> str:
         if not self._flaw:

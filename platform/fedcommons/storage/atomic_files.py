@@ -82,8 +82,8 @@ def checksum_of(facts: Mapping[str, Any]) -> str:
 def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
     """Return the tensors and facts that ``write_tensors`` wrote; None if neither file exists.
 
-    inner: see ``safe_read.opened``. The tensors are loaded only if the checksums are right. A file that is larger than
-    this machine's memory is not read.
+    inner: see ``safe_read.open_file``. The tensors are loaded only if the checksums are right. A file larger than this
+    machine's memory is not read.
 
     Raises:
         ValueError: a file or checksum is missing, a file was changed after it was written, or a file is not regular.
@@ -98,7 +98,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
         raise
     except ValueError as error:
         raise ValueError(f"{path} is incomplete: {error}") from None
-    with safe_read.opened(path, memory(), inner) as file:
+    with safe_read.open_file(path, memory(), inner) as file:
         if file is None and facts is None:
             return None
         if file is None or facts is None:

@@ -103,7 +103,7 @@ def _is_empty(path: Path) -> bool:
 
 
 @contextmanager
-def opened(
+def open_lock(
     folder: Path,
     stranger: Callable[[Path], str | None],
     kind: str,

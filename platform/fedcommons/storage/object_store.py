@@ -60,7 +60,7 @@ def flaw(place: str) -> str | None:
     return None if S3.fullmatch(place) else "s3://BUCKET/PREFIX, with letters, digits and . _ - = + in its names."
 
 
-def opened(place: str) -> "Bucket | Disk":
+def open_store(place: str) -> "Bucket | Disk":
     """Return the storage ``place``, after a test that it is writable and refuses a write with a false condition.
 
     The storage's ``name`` is normalised: a folder's name is an absolute path, and a URL's has no slash at the end.
@@ -208,7 +208,7 @@ class Disk:
     def read(self, key: str, most: int) -> bytes | None:
         """See ``Bucket``."""
         try:
-            with safe_read.opened(Path(self.name) / key, float("inf"), inner=2) as file:
+            with safe_read.open_file(Path(self.name) / key, float("inf"), inner=2) as file:
                 return None if file is None else file.read(most)
         except (OSError, safe_read.UnreadableError) as error:
             raise StorageError(_of_disk(error)) from None

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 
 CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
 """Pattern of a checkpoint's file name; the checkpoint's facts are in NAME.json."""
@@ -22,7 +22,7 @@ def user_path(what: str, text: str) -> Path:
         UserError: no file or folder can have that name, or its links form a circle.
     """
     if not text.strip():
-        raise UserError(f"{what} must name a file or folder, got {shown(text)}.")
+        raise UserError(f"{what} must name a file or folder, got {quote(text)}.")
     try:
         path = Path(text).expanduser()
         os.stat(path)
@@ -30,7 +30,7 @@ def user_path(what: str, text: str) -> Path:
         pass
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: unknown user; ValueError: NUL character
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise UserError(f"{what} cannot be {shown(text)} ({reason}).") from None
+        raise UserError(f"{what} cannot be {quote(text)} ({reason}).") from None
     return path
 
 

@@ -44,7 +44,7 @@ class UnreadableError(ValueError):
 
 
 @contextmanager
-def opened(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReader | None]:
+def open_file(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReader | None]:
     """Yield the file, opened for reading; None if ``path`` does not exist.
 
     most: maximum bytes of the file. inner: number of last components of ``path`` that must not be links: 1 for a file
@@ -109,7 +109,7 @@ def _is_no_file(path: Path, mode: int) -> str:
 def content(path: Path, most: int, inner: int = 1) -> bytes | None:
     """Return the whole content of the file; None if ``path`` does not exist. Errors: see ``opened``."""
     try:
-        with opened(path, most, inner) as file:
+        with open_file(path, most, inner) as file:
             return None if file is None else file.read(most + 1)[:most]
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None
@@ -118,7 +118,7 @@ def content(path: Path, most: int, inner: int = 1) -> bytes | None:
 def text_of(path: Path) -> str | None:
     """Return the beginning of a text file; None if ``path`` does not exist. Errors: see ``opened``."""
     try:
-        with opened(path, LARGEST_JSON) as file:
+        with open_file(path, LARGEST_JSON) as file:
             return None if file is None else file.read(LARGEST_TEXT).decode(errors="replace")
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None

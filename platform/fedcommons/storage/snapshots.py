@@ -240,6 +240,9 @@ def _digest(content: bytes | None) -> str | None:
 
 def _read(folder: Path, name: str, most: float) -> bytes | None:
     """Return the content of a file in the folder; None if there is no regular file of at most ``most`` bytes."""
-    with suppress(safe_read.UnreadableError), safe_read.opened(folder / name, most, inner=1 + name.count("/")) as file:
+    with (
+        suppress(safe_read.UnreadableError),
+        safe_read.open_file(folder / name, most, inner=1 + name.count("/")) as file,
+    ):
         return None if file is None else file.read()
     return None

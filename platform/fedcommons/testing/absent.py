@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts
-from fedcommons.core.rejections import records, told
+from fedcommons.core.rejections import records, rejection_summary
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Standing, answering
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, PerClient, Rule, Slow
@@ -81,6 +81,6 @@ def require_all_trained(
     for (now, facts), (joined, present) in zip(played, answers, strict=True):
         where, n_sampled = f"{when}in round {now.round}", facts["clients"]
         require(n_sampled == len(joined), f"{where} {n_sampled} clients were drawn instead of {len(joined)}")
-        require(not now.rejected, f"{where} {told(records(now.rejected))}")
+        require(not now.rejected, f"{where} {rejection_summary(records(now.rejected))}")
         is_finite = math.isfinite(facts.get("train/loss", math.nan))
         require(is_finite or not present, f"{where} the clients report no finite metric 'loss'")

@@ -44,7 +44,7 @@ from fedcommons.core.client_worker import Work, trained
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError, before_any_work, name_of, shown, somebodys
+from fedcommons.errors import UserError, before_any_work, name_of, quote, user_code_context
 from fedcommons.flat_tensors import Flat, Payload, copy, flat, scalar
 from fedcommons.privacy.release import UNCOVERED, uncovered
 from fedcommons.seeding import keyed_globals, seed_for
@@ -107,7 +107,7 @@ class Adapted:
                 arrays = [p.detach().numpy(force=True) for p in trained(theirs.model).values()]
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
-            raise ValueError(f"a client must say how many examples it has, from 1, got {shown(n)}")
+            raise ValueError(f"a client must say how many examples it has, from 1, got {quote(n)}")
         y = flat_of(arrays, x)
         work.load(y)
         with torch.no_grad():
@@ -165,9 +165,9 @@ def adapted(
         if not (is_free or parameter.default is not parameter.empty or name in (*HANDED, *constants)):
             raise UserError(f"{name_of(build)} asks for {name}; what it can get is {', '.join(HANDED)} and constants.")
     if odd := [name for name in constants if name in HANDED or not _accepted_names(build, [name])]:
-        raise UserError(f"{name_of(build)} takes no constant {shown(odd[0])}.")
+        raise UserError(f"{name_of(build)} takes no constant {quote(odd[0])}.")
     result, federation = Adapted(build, strategy, constants), digits(linear=True)
-    with before_any_work(), somebodys(build):
+    with before_any_work(), user_code_context(build):
         theirs = result.made(federation.work(), federation.data.clients[0], 0)
         server = strategy() if strategy else None
     if not (_has(theirs, FLOWER) or _has(theirs, PFLLIB)):
@@ -190,7 +190,7 @@ def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
     """
     shapes = [tuple(np.shape(array)) for array in arrays]
     if shapes != [*like.layout.shapes]:
-        raise ValueError(f"it gives arrays of shapes {shown(shapes)}, the model's are {shown([*like.layout.shapes])}")
+        raise ValueError(f"it gives arrays of shapes {quote(shapes)}, the model's are {quote([*like.layout.shapes])}")
     result = copy(like)
     for array, part in zip(arrays, result.values(), strict=True):
         part.copy_(torch.as_tensor(np.asarray(array)))

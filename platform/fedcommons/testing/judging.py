@@ -23,7 +23,7 @@ from fedcommons.testing.sides import ROUNDING, Side, Sum
 from fedcommons.testing.spreads import Spread, difference, in_units
 
 
-def told(found: Sequence[str]) -> str:
+def first_and_count(found: Sequence[str]) -> str:
     """Return the first sentence and the number of further sentences, or an empty text."""
     return found[0] + (f" ({len(found) - 1} more)" if found[1:] else "") if found else ""
 

@@ -28,7 +28,7 @@ from fedcommons.audits.canaries import audit_method
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
-from fedcommons.errors import ClientError, ends, sentence, somebodys
+from fedcommons.errors import ClientError, ends, sentence, user_code_context
 from fedcommons.flat_tensors import norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.testing import rate, theirs
@@ -119,7 +119,7 @@ def _tried(
     False, the verdict only reports the observed values. must_apply: a check that cannot run counts as failed.
     """
     try:
-        with fresh_torch(), somebodys("method"):
+        with fresh_torch(), user_code_context("method"):
             message = try_it()
     except BaseException as error:  # user code can raise any exception
         if ends(error):

@@ -30,7 +30,7 @@ from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Left, faults, told, too_few
+from fedcommons.testing.judging import Left, faults, first_and_count, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
 from fedcommons.testing.sensitivity_of_generators import shared_faults
 from fedcommons.testing.sides import Side, playing
@@ -54,7 +54,7 @@ def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD
     sentences = blanked.faults()
     if not sentences:
         sentences = Play(algorithm, federation, REPLACED if blanked.is_bare else RELABELLED, seed).faults()
-    require(not sentences, told(sentences))
+    require(not sentences, first_and_count(sentences))
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import keyed_globals
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Left, faults, renamed, told, too_few
+from fedcommons.testing.judging import Left, faults, first_and_count, renamed, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, difference, spread_of
@@ -46,7 +46,7 @@ def check_generator(generator: Generator, examples: Examples | None = None, *, s
             if kind is RELABELLED or store.x.is_floating_point():
                 raise
             continue  # the generator takes no floating images
-        require(not sentences, f"{type(generator).__name__}: {told(sentences)}")
+        require(not sentences, f"{type(generator).__name__}: {first_and_count(sentences)}")
 
 
 def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:

@@ -18,7 +18,7 @@ from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.stage import Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Left, faults, renamed, told
+from fedcommons.testing.judging import Left, faults, first_and_count, renamed
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, ZEROED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, spread_of
@@ -50,7 +50,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         sentences = (
             sentences or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
         )
-        require(not sentences, f"{type(stage).__name__}: {told(sentences)}")
+        require(not sentences, f"{type(stage).__name__}: {first_and_count(sentences)}")
 
 
 def _raises_or_finds(play: "StagePlay") -> bool:

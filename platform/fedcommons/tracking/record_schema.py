@@ -14,7 +14,7 @@ from fedcommons.config import target
 from fedcommons.config.dotted import fields_for, own_fields
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
 
 LARGEST = 1e100
@@ -44,16 +44,16 @@ def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
     is_own = isinstance(config, Mapping) and ":" in str(config.get("partition.name"))
     for name, value in summary.items():
         if name != "config" and too_large(value):  # what somebody's own field may be is theirs
-            return f"{shown(name)} has a number above {LARGEST:g}"
+            return f"{quote(name)} has a number above {LARGEST:g}"
         if isinstance(value, str) and len(value) > LONGEST:
-            return f"{shown(name)} has {len(value):,} characters"
+            return f"{quote(name)} has {len(value):,} characters"
         kinds = (str,) if name in _TEXTS else (int,) if name in _WHOLE else (int, float) if name in _NUMBERS else None
         if name == "alpha" and not is_own:  # of somebody's own partition it may be any value
             kinds = (int, float)
         if kinds and value is not None and type(value) not in kinds:
-            return f"{name} is {shown(value)}"
+            return f"{name} is {quote(value)}"
         if name == "target" and not _is_target(value):
-            return f"{name} is {shown(value)}"
+            return f"{name} is {quote(value)}"
     return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
 
 
@@ -62,23 +62,23 @@ def _flaw_of_rejected(summary: Mapping[str, Any]) -> str | None:
     is_right = isinstance(rejected, list) and all(
         isinstance(one, dict) and all(type(one.get(name)) is kind for name, kind in types.items()) for one in rejected
     )
-    return None if is_right else f"rejected is {shown(rejected)}"
+    return None if is_right else f"rejected is {quote(rejected)}"
 
 
 def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
     said = summary.get("privacy", {})
     if not isinstance(said, dict):
-        return f"privacy is {shown(said)}"
+        return f"privacy is {quote(said)}"
     for name, value in said.items():
         if name.startswith(_EPSILONS) and "_of_each_" not in name and type(value) not in (int, float, type(None)):
-            return f"privacy.{name} is {shown(value)}"
+            return f"privacy.{name} is {quote(value)}"
     if not isinstance(said.get("commons", ""), str):
-        return f"privacy.commons is {shown(said['commons'])}"
+        return f"privacy.commons is {quote(said['commons'])}"
     tables = said.get("mechanisms", {})
     is_right = isinstance(tables, dict) and all(
         isinstance(of_kind, list) and all(map(_is_table, of_kind)) for of_kind in tables.values()
     )
-    return None if is_right else f"privacy.mechanisms is {shown(tables)}"
+    return None if is_right else f"privacy.mechanisms is {quote(tables)}"
 
 
 def _is_table(table: Any) -> bool:
@@ -97,19 +97,19 @@ def _is_table(table: Any) -> bool:
 def flaw_of_config(found: Any) -> str | None:
     """What is wrong with dotted fields and their values; None if their types are those of the fields."""
     if not isinstance(found, Mapping):
-        return f"config is {shown(found)}"
+        return f"config is {quote(found)}"
     known = _known(found)
     for name, value in found.items():
         many = value if isinstance(value, list | tuple) else [value]
         if any(type(one) not in (int, float, str, bool, type(None)) for one in many):
-            return f"{shown(name)} is {shown(value)}"
+            return f"{quote(name)} is {quote(value)}"
         kinds = known[name].kinds if name in known else (Any,)
         if Any not in kinds and (tuple if isinstance(value, list) else type(value)) not in kinds:
-            return f"{name} is {shown(value)}"
+            return f"{name} is {quote(value)}"
         if name == "target" and not _is_target(value):
-            return f"{name} is {shown(value)}"
+            return f"{name} is {quote(value)}"
         if any(isinstance(one, str) and len(one) > LONGEST for one in many):
-            return f"{shown(name)} is longer than {LONGEST} characters"
+            return f"{quote(name)} is longer than {LONGEST} characters"
     return None
 
 
@@ -133,10 +133,10 @@ def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
     """What is wrong with a line of rounds.jsonl, or of clients.jsonl; None if tables can add its numbers up."""
     for name, value in line.items():
         if too_large(value):
-            return f"{shown(name)} of round {line['round']} is above {LARGEST:g}"
+            return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
         may_be_list = is_of_clients and name != "round"
         if isinstance(value, list) != may_be_list and (may_be_list or name not in _LISTS):
-            return f"{shown(name)} of round {line['round']} is {shown(value)}"
+            return f"{quote(name)} of round {line['round']} is {quote(value)}"
     lengths = {len(value) for value in line.values() if isinstance(value, list)} if is_of_clients else ()
     return f"round {line['round']} has lists of several lengths" if len(lengths) > 1 else None
 
@@ -163,7 +163,7 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """
     found: list[dict[str, Any]] = []
     try:
-        with safe_read.opened(path, safe_read.LARGEST_LINES) as file:
+        with safe_read.open_file(path, safe_read.LARGEST_LINES) as file:
             while file and (part := file.readline(safe_read.LONGEST_LINE)):
                 line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None  # a killed run leaves half
                 if line is None or line["round"] != len(found):

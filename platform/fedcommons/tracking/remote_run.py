@@ -14,7 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedcommons.config import dotted
-from fedcommons.errors import ClientError, UserError, Warned, shown
+from fedcommons.errors import ClientError, UserError, Warned
+from fedcommons.errors import quote as quote_value
 from fedcommons.storage import file_lock, object_store, safe_read
 from fedcommons.storage.atomic_files import write_bytes, write_json
 from fedcommons.storage.object_store import ChangedError, StorageError
@@ -39,7 +40,7 @@ def require_apart(storage: str, folder: Path) -> None:
         UserError: it is.
     """
     if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"storage must be outside of --out, {folder}, got {shown(storage)}.")
+        raise UserError(f"storage must be outside of --out, {folder}, got {quote_value(storage)}.")
 
 
 class RunMirror:
@@ -58,7 +59,7 @@ class RunMirror:
         self._not_before = 0.0
         require_apart(storage, folder)
         try:
-            opened = object_store.opened(storage)
+            opened = object_store.open_store(storage)
             self.storage = opened.name
             self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
             self.there.look()
@@ -83,7 +84,7 @@ class RunMirror:
             raise UserError(f"{place} holds a run already; add --resume to continue it or choose another --out.")
         if is_run(self.folder) and self._seen() == self.there.tag:
             return
-        with file_lock.opened(self.folder, self._stranger, "run folder", self.say, patience):
+        with file_lock.open_lock(self.folder, self._stranger, "run folder", self.say, patience):
             require_plain(self.folder)
             if is_run(self.folder) and self._seen() is None and not self.there.is_same(self.folder):
                 raise UserError(

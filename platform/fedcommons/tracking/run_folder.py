@@ -46,7 +46,7 @@ _BEFORE_CONFIG = ("environment.json", "messages.log")
 
 
 @contextmanager
-def opened(
+def open_run(
     path: Path,
     config: Experiment,
     resume: bool,
@@ -61,7 +61,7 @@ def opened(
     Raises:
         UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
     """
-    with file_lock.opened(path, stranger, "run folder", say, patience):
+    with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
 
 

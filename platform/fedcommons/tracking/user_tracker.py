@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, TypeVar
 
-from fedcommons.errors import ClientError, UserError, Warned, sentence, somebodys
+from fedcommons.errors import ClientError, UserError, Warned, sentence, user_code_context
 from fedcommons.tracking.tracker import Metric, Tracker
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class OwnTracker:
     def _done(self, call: Callable[[], T]) -> T | None:
         """What a call of somebody's gives; None where it fails."""
         try:
-            with somebodys(f"tracking.tracker {self.name}"):
+            with user_code_context(f"tracking.tracker {self.name}"):
                 return call()
         except (UserError, ClientError) as error:
             self.tracker = None

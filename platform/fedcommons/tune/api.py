@@ -18,7 +18,7 @@ from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.worker import only_thread
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import ClientError, UserError, shown
+from fedcommons.errors import ClientError, UserError, quote
 from fedcommons.federation import checkpoint
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.personal_evaluation import personal_model
@@ -99,7 +99,7 @@ class Result:
         if not isinstance(algorithm, Personal):
             raise UserError(f"algorithm {self.experiment.algorithm} has no personal models: its clients share one.")
         if not 0 <= client < n:
-            raise UserError(f"client must lie in [0, {n - 1}] in this run, got {shown(client)}.")
+            raise UserError(f"client must lie in [0, {n - 1}] in this run, got {quote(client)}.")
         keeps = self.experiment.federation.buffers == "keep"
         return module_with(
             self._untrained(), *personal_model(algorithm, self._end(), client, keep_buffers=keeps)
@@ -140,11 +140,11 @@ class Result:
             return
         if name not in self.may_run:
             raise UserError(
-                f"{self.folder} has a {kind} of its own, {shown(name)}; to have it executed, name it: "
-                f"load(folder, may_run=[{shown(name)}])."
+                f"{self.folder} has a {kind} of its own, {quote(name)}; to have it executed, name it: "
+                f"load(folder, may_run=[{quote(name)}])."
             )
         if registry.source(name) != self.experiment.source.get(kind):
-            raise UserError(f"{kind} {shown(name)} is not the code that {self.folder} was run with.")
+            raise UserError(f"{kind} {quote(name)} is not the code that {self.folder} was run with.")
 
 
 def load(folder: str | Path, *, may_run: Collection[str] = ()) -> Result:
@@ -184,7 +184,7 @@ def run(
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
     if not isinstance(experiment, Experiment):
-        raise UserError(f"run takes an experiment, got {shown(experiment)}.")
+        raise UserError(f"run takes an experiment, got {quote(experiment)}.")
     path = folder_path(folder)
     return Result(
         path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round, with_share=with_share)
@@ -228,11 +228,11 @@ def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
     """
     items = [experiments] if isinstance(experiments, Experiment) else experiments
     if not isinstance(items, Iterable):
-        raise UserError(f"sweep takes experiments, got {shown(items)}.")
+        raise UserError(f"sweep takes experiments, got {quote(items)}.")
     some = list(islice(items, MOST + 1))
     require_few(len(some))
     if wrong := [item for item in some if not isinstance(item, Experiment)]:
-        raise UserError(f"sweep takes experiments, got {shown(wrong[0])}.")
+        raise UserError(f"sweep takes experiments, got {quote(wrong[0])}.")
     return some
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcommons.errors import UserError, shown
+from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_json
 
@@ -33,6 +33,6 @@ def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | No
     plain = json.loads(json.dumps(facts))  # tuples become lists, as in the file
     for name in (*plain, *other):
         if (name in other, other.get(name)) != (name in plain, plain.get(name)):
-            was, now = (shown(source[name]) if name in source else "its default" for source in (other, plain))
+            was, now = (quote(source[name]) if name in source else "its default" for source in (other, plain))
             raise UserError(f"--resume: {file} is of {name} = {was}, and now it is {now}; name another --out.")
     return result

@@ -33,7 +33,7 @@ from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, sma
 from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
-from fedcommons.errors import given, somebodys
+from fedcommons.errors import require_type, user_code_context
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import joining
@@ -300,11 +300,11 @@ def measure_generator(need: Need) -> GeneratorPrices:
     reset_peak()
 
     def train(last: int):
-        with somebodys(generator, "fit"):
+        with user_code_context(generator, "fit"):
             return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
     trained = train(1)  # also imports diffusers, and a private generator computes its noise multiplier
-    with somebodys(generator, "fit"):
+    with user_code_context(generator, "fit"):
         weights = trained[1].weights
     start, step = per_epoch(train, -(-len(some) // batch))
     labels, shape = need.labels[:256], tuple(some.x.shape[1:])
@@ -312,9 +312,9 @@ def measure_generator(need: Need) -> GeneratorPrices:
 
     def draw(steps: int) -> float:
         sampler = replace(generator, sampling_steps=steps) if has_steps else generator  # pyright: ignore
-        with somebodys(generator, "sample"):
+        with user_code_context(generator, "sample"):
             sample = partial(sampler.sample, weights, shape, need.n_classes, labels, need.seed)
-            return seconds_of(lambda: samples.append(given(Tensor, sample())))
+            return seconds_of(lambda: samples.append(require_type(Tensor, sample())))
 
     samples: deque[Tensor] = deque(maxlen=1)
     few = draw(1)

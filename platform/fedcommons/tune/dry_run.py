@@ -23,7 +23,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep
 from fedcommons.tune.cost import GeneratorPrices, Prices
-from fedcommons.tune.work_counts import counted, generator_work
+from fedcommons.tune.work_counts import count_work, generator_work
 
 RAY_S = 6.0
 """Seconds that Ray and Ray Tune take to start."""
@@ -132,7 +132,7 @@ def _cell(ready: Prepared, bill: Bill) -> str:
     """Add a trial to the bill; return its cost as text."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.needs])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
-    counts, shape = counted(assembled), cost.shape_of(assembled)
+    counts, shape = count_work(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]

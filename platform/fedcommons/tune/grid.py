@@ -85,20 +85,20 @@ def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
 
 
 def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all combinations of the lists; in a dry run of more than ``sweep.TOLD`` trials, only a sample.
+    """Return all combinations of the lists; in a dry run of more than ``sweep.MAX_LISTED`` trials, only a sample.
 
     Raises:
         UserError: there are more combinations than a sweep may have trials.
     """
-    if counted(options, n := prod(map(len, lists))):
+    if print_count(options, n := prod(map(len, lists))):
         return search_space.some(lists, sweep.FEW)
     sweep.require_few(n)
     return list(product(*lists))
 
 
-def counted(options: parse.Options, n: int) -> bool:
+def print_count(options: parse.Options, n: int) -> bool:
     """Check whether a dry run only counts n trials (and times a sample); if so, set ``options.total`` to n."""
-    options.total = n if options.dry_run and n > sweep.TOLD else None
+    options.total = n if options.dry_run and n > sweep.MAX_LISTED else None
     return options.total is not None
 
 

@@ -40,7 +40,7 @@ class SweepMirror:
             raise UserError(f"storage must be {what}")
         require_apart(storage, self.out)
         try:
-            self._there = Snapshots(object_store.opened(storage), f"runs/{name_of(self.out)}", REPORT)
+            self._there = Snapshots(object_store.open_store(storage), f"runs/{name_of(self.out)}", REPORT)
             self._there.look()
         except StorageError as error:
             raise UserError(f"storage: {error}.") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.cli.display import Display
 from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.rejections import told
+from fedcommons.core.rejections import rejection_summary
 from fedcommons.errors import FEW as FEW_NAMES
 from fedcommons.errors import ClientError, UserError, Warned, sentence
 from fedcommons.runtime import ray_cluster
@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neit
     from fedcommons.tune.scheduler import Lacking
 
 
-MOST, TOLD, FEW = 10_000, 1_000, 16
-"""``MOST``: largest number of trials in a sweep. ``TOLD``: largest number of trials that a dry run lists one by one.
-``FEW``: number of trials that a dry run times if there are more than ``TOLD``."""
+MOST, MAX_LISTED, FEW = 10_000, 1_000, 16
+"""``MOST``: largest number of trials in a sweep. ``MAX_LISTED``: largest number of trials that a dry run lists.
+``FEW``: number of trials that a dry run times if there are more than ``MAX_LISTED``."""
 
 
 def require_few(n: int) -> None:
@@ -229,7 +229,9 @@ def run_cells(
         except (UserError, ClientError, OSError) as error:
             failures.setdefault(c.name, sentence(error))
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
-            display.say(f"{c.name}: {told(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}")
+            display.say(
+                f"{c.name}: {rejection_summary(summary['rejected'])}, see rejected in {out / c.name / 'summary.json'}"
+            )
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 

@@ -23,7 +23,7 @@ def open_folder(out: Path) -> Iterator[None]:
     Raises:
         UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
     """
-    with file_lock.opened(out, _stranger, "folder of a sweep"):
+    with file_lock.open_lock(out, _stranger, "folder of a sweep"):
         yield
 
 

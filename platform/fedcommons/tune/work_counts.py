@@ -60,7 +60,7 @@ def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
     return epochs * full, epochs * has_rest
 
 
-def counted(ready: Assembled) -> Counts:
+def count_work(ready: Assembled) -> Counts:
     """Return the work of a run from its first round to its last round.
 
     A method that chooses its clients is assumed to choose as in the state before round 1. A method that ``waits_for``

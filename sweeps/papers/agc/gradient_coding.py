@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Partition
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
-from fedcommons.runs.load_data import deal
+from fedcommons.runs.load_data import partition_rows
 from fedcommons.runtime.torch_settings import without_denormals
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped
@@ -182,7 +182,7 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])
-    rows = deal(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
+    rows = partition_rows(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
     owner = np.empty(len(labels), dtype=np.int64)
     for client, of_client in enumerate(rows):
         owner[of_client] = client

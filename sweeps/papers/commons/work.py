@@ -11,7 +11,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.generators.image_cache import Job
 from fedcommons.runs import build
 from fedcommons.tune import cost, dry_run
-from fedcommons.tune.work_counts import counted
+from fedcommons.tune.work_counts import count_work
 
 OF_CLIENTS = {
     "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
@@ -29,7 +29,7 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
     ready = build.assemble_contributed(prepared, contributed)
-    n, price = counted(ready), cost.measure(ready)
+    n, price = count_work(ready), cost.measure(ready)
     client_pieces = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
     batch, half = config.client.batch_size, cost.half(config.client.batch_size)
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedcommons.config import presets
-from fedcommons.errors import UserError, shown, unknown
+from fedcommons.errors import UserError, quote, unknown
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "fedcvae-ens": {"algorithm": "fedcvae", "fedcvae.variant": "ens", "fedcvae.truncate": 3.0},
@@ -75,7 +75,7 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
         raise unknown("preset", preset, FIELDS)
     if preset == "paper" and dataset not in PAPER:
         raise UserError(
-            f"--preset paper has numbers for {' and '.join(PAPER)}, got data.name {shown(dataset)}: use small."
+            f"--preset paper has numbers for {' and '.join(PAPER)}, got data.name {quote(dataset)}: use small."
         )
     more = PAPER[dataset] if preset == "paper" else {}
     return {**presets.preset(preset, dataset), **FIELDS[preset], **more}

@@ -130,7 +130,7 @@ def run(central: Central, folder: Path) -> dict[str, Any]:
     """
     if finished := read_summary(folder):
         return finished
-    with file_lock.opened(folder, _stranger, "folder of a central model", patience=PATIENCE):
+    with file_lock.open_lock(folder, _stranger, "folder of a central model", patience=PATIENCE):
         remove_unfinished(folder, r"summary\.json")
         summary = _train(central)
         write_json(folder / "summary.json", summary)

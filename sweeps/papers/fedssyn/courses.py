@@ -117,12 +117,14 @@ def section(title: str, curves: Sequence[Curve]) -> str:
     lines = []
     for item in curves:
         spreads = {name: item.course(name) for name in names}
-        cells = {r: [_show(course.get(r), _form(name)) for name, course in spreads.items()] for r in shown(curves)}
+        cells = {
+            r: [_show(course.get(r), _form(name)) for name, course in spreads.items()] for r in rounds_of_table(curves)
+        }
         lines += [[item.label, r, *texts] for r, texts in cells.items() if any(texts)]
     return f"## {title}\n\n{ends}\n{markdown(['curve', 'round', *names], lines)}"
 
 
-def shown(curves: Sequence[Curve]) -> list[int]:
+def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
     """Return the rounds of the table."""
     measured = list(curves[0].course("zeta_sq"))
     return list(dict.fromkeys(min(measured, key=lambda r: abs(r - share * measured[-1])) for share in SHOWN))
@@ -178,7 +180,7 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
     """Draw parameters against the epochs of the generators, a line for each round of the tables."""
     figure, grid = panels(2, 3, (12, 7.4))
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
-        for r, colour in zip(shown(curves), _shades(shown(curves)), strict=True):
+        for r, colour in zip(rounds_of_table(curves), _shades(rounds_of_table(curves)), strict=True):
             for term, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
                 courses = {_epochs(c): c.course(term) for c in curves} if term else {}
                 points = {epochs: course[r] for epochs, course in courses.items() if r in course}

@@ -8,7 +8,7 @@ from fedcommons.config.dotted import override, part_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence.laboratory import Estimate, Laboratory
 from fedcommons.core.evaluation import ModelTask, evaluate
-from fedcommons.core.rejections import records, told
+from fedcommons.core.rejections import records, rejection_summary
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
@@ -56,7 +56,7 @@ def probe(
             say(f"probe, round {now.round}: test accuracy {accuracy:.3f}")
             result.append((accuracy, measured))
         if now.rejected:
-            say(f"probe: {told(records(now.rejected))}")
+            say(f"probe: {rejection_summary(records(now.rejected))}")
     finally:
         executor.close()
     return result

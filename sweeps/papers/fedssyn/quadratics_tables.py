@@ -60,7 +60,7 @@ def over_seeds(rows: Rows) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def shown(value: Any) -> str:
+def format_band(value: Any) -> str:
     """Return a band as ``median [least, most]``, or only the median where all are equal; ``-`` for None."""
     if not isinstance(value, tuple):
         return "-" if value is None else f"{value:.3g}"
@@ -75,7 +75,9 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
         return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."
     seeds = dict.fromkeys(r["seed"] for r in some)
     theory, square = (
-        shown(band([float(np.mean([abs(r[key] - r[other]) for r in some if r["seed"] == seed])) for seed in seeds]))
+        format_band(
+            band([float(np.mean([abs(r[key] - r[other]) for r in some if r["seed"] == seed])) for seed in seeds])
+        )
         for other in ("theory_ratio", "(1-p)^2")
     )
     return (
@@ -89,7 +91,7 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
     bands = over_seeds(rows)
     head = [name for name in bands[0] if name not in {f"{letter}_{kind}" for letter in "AB" for kind in options.fit}]
     falls = [
-        shown(band((np.median(errors[:, 0, -50:], axis=1) / np.median(errors[:, -1, -50:], axis=1)).tolist()))
+        format_band(band((np.median(errors[:, 0, -50:], axis=1) / np.median(errors[:, -1, -50:], axis=1)).tolist()))
         for errors in curves.values()
     ]
     notes = (
@@ -106,7 +108,7 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
         f"p = {options.shares[-1]:g} lowers the error {falls[0]} times with sigma^2 = {NOISES[0]:g} and {falls[1]} "
         f"times with {NOISES[1]:g}.",
     )
-    text = tables.markdown(head, [[shown(row[name]) for name in head] for row in bands])
+    text = tables.markdown(head, [[format_band(row[name]) for name in head] for row in bands])
     return text + tables.numbered(notes)
 
 

@@ -101,7 +101,7 @@ def seconds(pools: Iterable[Prepared]) -> float:
     return total
 
 
-def made(
+def fitted_images(
     config: Experiment, say: Callable[[str], None], on_step: OnStep | None
 ) -> tuple[Examples, float | None, Dataset]:
     """Return the images of a generator (from the store if stored), its noise multiplier, and the data."""
@@ -112,7 +112,7 @@ def made(
 
 
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
-    """Return as ``made`` the images fitted to all clients' releases; None where there are too few real images."""
+    """Return as ``fitted_images`` the images fitted to all clients' releases; None if real images are too few."""
     set_up_process()
     if (prepared := enough(config)) is None:
         return None
@@ -146,7 +146,7 @@ def study(
             of_each = configs(options, n, seed)
             for pool, config in {**of_each, **released(options, n, seed)}.items():
                 with fresh_torch():
-                    generated = made(config, say, on_step) if pool in of_each else fitted(config)
+                    generated = fitted_images(config, say, on_step) if pool in of_each else fitted(config)
                 if generated is None:
                     continue
                 images, sigma, data = generated

@@ -8,7 +8,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose
-from fedcommons.errors import shown
+from fedcommons.errors import quote
 from fedcommons.storage.atomic_files import write_text
 from papers.fedssyn import private_presets
 
@@ -40,7 +40,7 @@ def notes(options: parse.Options) -> list[str]:
     together = f", or of {many} with so many images each, if there are as many real ones" if many > 1 else ""
     of_ways = {
         "private": f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning "
-        f"rate {g['generator.lr']:g}, channels {shown(list(g['generator.channels']))}, prediction "
+        f"rate {g['generator.lr']:g}, channels {quote(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
         f"{g['generator.delta']:g}.",
         "merf": f"FedMERF: images fitted to one noisy release of random features, of one client (alone){together}."

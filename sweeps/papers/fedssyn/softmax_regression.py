@@ -29,7 +29,7 @@ from fedcommons.config.schema import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.federated import Dealt
-from fedcommons.runs.load_data import deal
+from fedcommons.runs.load_data import partition_rows
 from fedcommons.seeding import generator, numpy_generator
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share
@@ -67,7 +67,7 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     ``dataset`` must have equal numbers of images per class. int(p n) images of each client are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)
-    before = deal(cut, dataset.train.y.numpy(), dataset.classes, seed)
+    before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
     client_data = Dealt(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), client_data).data.clients.rows
     return Labelled.of(dataset.train, dataset.classes, np.stack(list(rows)))

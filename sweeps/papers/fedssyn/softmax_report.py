@@ -68,10 +68,10 @@ def picture(cells: Sequence[Curve], options: parse.Options) -> bytes:
     """Return the figure of ``drawn`` as PNG bytes."""
     from fedcommons.reports.plots import png
 
-    return png(drawn(cells, options), 110)
+    return png(draw(cells, options), 110)
 
 
-def drawn(cells: Sequence[Curve], options: parse.Options) -> "Figure":
+def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
     """Draw test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
 
     Curves are medians over seeds, and bands go from minimum to maximum.
