@@ -1,1 +1,1 @@
-"""The command line: words of argv, values, the parser, what the screen shows, and the command `fedcommons`."""
+"""The command line: options, values, the parser, the display, and the command `fedcommons`."""

@@ -1,4 +1,4 @@
-"""What a command line sets, option by option; a ``--config`` file counts as if its keys were options in its place."""
+"""Read the options of a command line. The keys of a ``--config`` file replace the option ``--config``."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,21 +17,21 @@ from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
 LONGEST = 4096
-"""The most characters of a value: what a path may have on Linux."""
+"""The largest number of characters of a value: the limit of a path on Linux."""
 
 NAMES = {*SECTIONS, *KINDS["algorithm"].known}
 """Sections that may be empty in a config file."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
-"""Types of plain values in YAML; their text is read exactly like the text of an option."""
+"""YAML tags of plain values, whose text is read exactly like the text of an option."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An option as it was given.
+    """An option as the user wrote it.
 
-    name: dotted, with ``_`` for ``-``. value: its text, the texts of a list's members, or None if there is no value.
-    file: the config file that it comes from; None for the command line.
+    name: dotted name, with ``_`` for ``-``. value: text of the value, texts of a list's members, or None (no value).
+    file: the config file with the option; None for the command line.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Given:
 
     @property
     def text(self) -> str:
-        """The value as one text.
+        """Return the value as one text.
 
         Raises:
-            UserError: there is no value.
+            UserError: the option has no value.
         """
         if self.value is None:
             raise UserError(f"{self} needs a value.")
@@ -58,21 +58,23 @@ class Line(tuple[str, ...]):
 
     @cached_property
     def options(self) -> tuple[Given, ...]:
-        """See ``read``; its words and its config files are read once."""
+        """Return the options as ``read`` does; words and config files are read only once."""
         return _options_in(self)
 
 
 def read(argv: Sequence[str]) -> tuple[Given, ...]:
-    """All options that ``argv`` sets, in order, those of a config file in its place; of a ``Line`` they are kept.
+    """Return all options in order, with the options of a config file in the place of ``--config``.
+
+    A ``Line`` caches its options.
 
     Raises:
-        UserError: a word is not an option, no field can have the value, or a config file cannot be read.
+        UserError: a word is not an option, a value is not allowed for any field, or a config file cannot be read.
     """
     return argv.options if isinstance(argv, Line) else _options_in(argv)
 
 
 def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
-    found: list[Given] = []
+    options: list[Given] = []
     words = list(argv)
     while words:
         word = words.pop(0)
@@ -82,19 +84,19 @@ def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
         elif not word.startswith("--") or not name:
             raise UserError(f"an option is --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
         has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
-        one = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
-        _check_text(one)
-        found += _in_file(one.text) if one.name == "config" else [one]
-    return tuple(found)
+        option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
+        _check_text(option)
+        options += _in_file(option.text) if option.name == "config" else [option]
+    return tuple(options)
 
 
-def _check_text(one: Given) -> None:
-    """Refuse text that no field can hold, before it reaches a parser, a path or a terminal."""
-    for text in one.value if isinstance(one.value, list) else [one.value or ""]:
+def _check_text(option: Given) -> None:
+    """Reject text that no field allows, before the text reaches a parser, a path or a terminal."""
+    for text in option.value if isinstance(option.value, list) else [option.value or ""]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
-            raise UserError(f"{one} must be text without control characters, got {quote(text)}.")
+            raise UserError(f"{option} must be text without control characters, got {quote(text)}.")
         if len(text) > LONGEST:
-            raise UserError(f"{one} must have at most {LONGEST} characters, got {len(text)}: {quote(text)}.")
+            raise UserError(f"{option} must have at most {LONGEST} characters, got {len(text)}: {quote(text)}.")
 
 
 def _in_file(name: str) -> list[Given]:
@@ -105,9 +107,9 @@ def _in_file(name: str) -> list[Given]:
         if path.exists() and path.stat().st_size > LARGEST_FILE:
             raise UserError(f"--config: {path} has more than {LARGEST_FILE:,} bytes.")
         text = path.read_text(encoding="utf-8-sig")
-        with suppress(yaml.YAMLError):  # which the next line tells in its own words
+        with suppress(yaml.YAMLError):  # the next line raises the same error with a clear message
             require_small(text, aliases=MOST_VALUES)
-        root = yaml.compose(text, yaml.SafeLoader)  # nodes: nothing is constructed
+        root = yaml.compose(text, yaml.SafeLoader)  # compose returns nodes only, so that no object is constructed
     except OSError as error:
         raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -118,20 +120,20 @@ def _in_file(name: str) -> list[Given]:
         raise UserError(f"--config: {path} is nested too deeply.") from None
     if not isinstance(root, MappingNode):
         raise UserError(f"--config: {path} must hold keys and values.")
-    found: dict[str, Given] = {}
+    options: dict[str, Given] = {}
     values = 0
-    for one in _options(root, "", path):
-        if one.name in found:
-            raise UserError(f"--config: {path} has {one} twice.")
-        if (values := values + (len(one.value) if isinstance(one.value, list) else 1)) > MOST_VALUES:
+    for option in _options(root, "", path):
+        if option.name in options:
+            raise UserError(f"--config: {path} has {option} twice.")
+        if (values := values + (len(option.value) if isinstance(option.value, list) else 1)) > MOST_VALUES:
             raise UserError(f"--config: {path} has more than {MOST_VALUES:,} values.")
-        _check_text(one)
-        found[one.name] = one
-    return list(found.values())
+        _check_text(option)
+        options[option.name] = option
+    return list(options.values())
 
 
 def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
-    """The keys of a file, or of one of its sections, and their values as text."""
+    """Yield the keys of a file, or of a section of the file, with the values as text."""
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
             raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
@@ -140,7 +142,7 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":
-            yield Given(name, [_scalar(name, one, path) for one in value.value], path)
+            yield Given(name, [_scalar(name, item, path) for item in value.value], path)
         else:
             yield Given(name, _scalar(name, value, path), path)
 

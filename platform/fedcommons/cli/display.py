@@ -1,7 +1,7 @@
-"""What a run or a sweep shows: sentences that stay and, on a terminal, a live line for each thing under way.
+"""The display of a run or a sweep: permanent messages and, on a terminal, a live progress line per task.
 
-Elsewhere, as in a pipe or a file, there are plain lines, and of each thing under way one in ``EVERY`` seconds and its
-last. What is said goes to the logger ``fedcommons`` as well, so that a log file has it whatever the screen shows.
+In a pipe or a file all lines are plain: each task has a line every ``EVERY`` seconds and a last line. The logger
+``fedcommons`` receives every message too, so that a log file is complete whatever the screen shows.
 """
 
 import logging
@@ -20,24 +20,24 @@ from fedcommons.cli.parser import Options
 from fedcommons.errors import UserError, Warned, sentence
 
 WIDTH = 80
-"""Columns of a line, at most."""
+"""The largest number of columns of a line."""
 
 EVERY = 30.0
-"""Seconds between two lines of one thing under way where there is no terminal."""
+"""Seconds between two progress lines of a task without a terminal."""
 
 DRAWN = 0.1
-"""Seconds between two pictures of a terminal's live lines: steps may be faster than a terminal."""
+"""Seconds between two updates of the live lines, as steps may be faster than a terminal."""
 
 LOG = logging.getLogger("fedcommons")
 
 
 def log(text: str, level: int | None = None) -> None:
-    """Hand a sentence on to whoever listens to the logger ``fedcommons``; nobody does unless asked."""
+    """Send a message to the logger ``fedcommons``, which has no handler unless the user configures one."""
     LOG.log(level or (logging.WARNING if isinstance(text, Warned) else logging.INFO), "%s", text)
 
 
 def duration(seconds: float) -> str:
-    """In the unit in which it is from one on, rounded as no estimate is better known."""
+    """Return a duration as text in the largest unit with at least 2 units, rounded like an estimate."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}" if seconds < 10 * length else f"{seconds / length:.0f} {unit}"
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """text: of its last step. first, began: the step that it appeared with, and when. said: when a line told of it."""
+    """The progress of a task. text: of the last step. first, began: first step, its time. said: when last shown."""
 
     text: str
     number: int
@@ -56,36 +56,38 @@ class _Row:
     said: float
 
     def left(self, now: float) -> str:
-        """Time left, from the pace since the row appeared; empty where nothing tells."""
+        """Return the remaining time, from the pace since the first step; an empty text if unknown."""
         if self.number <= self.first or self.number >= self.of:
             return ""
         return f"{duration((now - self.began) / (self.number - self.first) * (self.of - self.number))} left"
 
 
 class _Console(Console):
-    """Rich ends the process without a word when nobody reads its output; here the caller is told."""
+    """A console that raises BrokenPipeError when its output is closed; Rich would end the process silently."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError("nobody reads the output")
 
 
 class LogFile(logging.FileHandler):
-    """A log file. flaw: why it cannot be written; what follows is dropped then, and the command goes on without it."""
+    """A log file. flaw: why writing failed; later messages are dropped, and the command continues without the file."""
 
     flaw = ""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(error := sys.exc_info()[1], OSError) or self.stream is None:
             return super().handleError(record)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # else closing would write again, and fail
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), self.stream.fileno()
+        )  # without this, closing the stream would write again and fail
         self.flaw = error.strerror or type(error).__name__
 
 
 class Display:
-    """Use as a context; ``say`` for sentences, ``step`` for the progress of a named thing, ``drop`` when it ends.
+    """A context manager for output: ``say`` shows messages, ``step`` a task's progress, ``drop`` removes a task.
 
-    quiet: show warnings only. to_stderr: leave stdout to what a machine reads. file: where what is said is written
-    besides, until the context ends. clock: seconds from any beginning.
+    quiet: show warnings only. to_stderr: write to stderr and leave stdout to machine-readable output. file: a log
+    handler that also receives all messages until the context ends. clock: returns seconds from any start.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Display:
     ) -> None:  # fmt: skip
         self.console = console or _Console(highlight=False, stderr=to_stderr)
         self.quiet, self._file, self._clock = quiet, file, clock
-        # a pipe stays free of control characters whatever FORCE_COLOR says
+        # a pipe must not receive control characters, even if FORCE_COLOR is set
         self.is_live = not quiet and self.console.is_interactive and self.console.file.isatty()
         self._rows: dict[str, _Row] = {}
         self._title, self._titled, self._drawn = "", -EVERY, -DRAWN
@@ -102,16 +104,16 @@ class Display:
 
     @property
     def width(self) -> int:
-        """Columns of a line: those of the terminal, elsewhere those of COLUMNS, and ``WIDTH`` at most."""
-        given = os.environ.get("COLUMNS", "")
-        columns = int(given) if given.isdecimal() else 0
+        """The columns of a line: the terminal's, or without a terminal those in COLUMNS; at most ``WIDTH``."""
+        columns_text = os.environ.get("COLUMNS", "")
+        columns = int(columns_text) if columns_text.isdecimal() else 0
         return min(WIDTH, (self.console.width if self.is_live else columns) or WIDTH)
 
     def __enter__(self) -> "Display":
         self._before = LOG.level, LOG.propagate
         if self._file:
             LOG.addHandler(self._file)
-            LOG.propagate = False  # some libraries have the root logger print
+            LOG.propagate = False  # some libraries configure the root logger to print
             LOG.setLevel(min(self._file.level, LOG.getEffectiveLevel()))
         if self.is_live:
             self._live.start()
@@ -131,12 +133,12 @@ class Display:
                 self._print(Warned(f"the log file lacks what was said since it could not be written ({flaw})."))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show and log a permanent message."""
         log(text)
         self._print(text)
 
     def title(self, text: str) -> None:
-        """The head line over the things under way."""
+        """Set the title above the progress lines of the tasks."""
         self._title, now = text, self._clock()
         self._refresh()
         if not self.is_live and now - self._titled >= EVERY:
@@ -144,14 +146,14 @@ class Display:
             self.say(text)
 
     def step(self, name: str, number: int, of: int, text: str, *, ends: bool = True) -> None:
-        """The thing ``name`` has done ``number`` of ``of`` steps; after its last it is gone.
+        """Record that the task ``name`` has done ``number`` of ``of`` steps; the last step removes the task.
 
-        ends: where there is no terminal, its last step has a line too.
+        ends: without a terminal, print a line for the last step too.
         """
         now, before = self._clock(), self._rows.get(name)
         row = replace(before, number=number, text=text) if before else _Row(text, number, of, number, now, now)
         is_said = now - row.said >= EVERY or (ends and number >= of)
-        line = f"{name}: {number}/{of} {text}" + (f", {left}" if (left := row.left(now)) else "")
+        line = f"{name}: {number}/{of} {text}" + (f", {remaining}" if (remaining := row.left(now)) else "")
         log(line, logging.INFO if is_said else logging.DEBUG)
         if is_said and not self.is_live:
             self._print(line)
@@ -162,7 +164,7 @@ class Display:
             self._refresh()
 
     def drop(self, name: str) -> None:
-        """The thing ``name`` has ended, or is no longer looked at."""
+        """Remove the progress line of the task ``name``."""
         self._rows.pop(name, None)
         self._refresh()
 
@@ -186,7 +188,7 @@ class Display:
 
 
 def asked(options: Options, *, to_stderr: bool = False) -> Display:
-    """The display that ``--quiet``, ``--log-file`` and ``--log-level`` describe.
+    """Return the display that ``--quiet``, ``--log-file`` and ``--log-level`` describe.
 
     Raises:
         UserError: the log file cannot be written.
@@ -198,7 +200,7 @@ def asked(options: Options, *, to_stderr: bool = False) -> Display:
         except OSError as error:
             raise UserError(f"--log-file: {path} cannot be written ({error.strerror}).") from error
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        # the first line, whatever the level: a full disk is found before any work
+        # write a first line at any log level, so that a full disk is detected before any work
         file.emit(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "command: %s", (shlex.join(sys.argv),), None))
         if file.flaw:
             raise UserError(f"--log-file: {path} cannot be written ({file.flaw}).")

@@ -1,7 +1,7 @@
-"""The command ``fedcommons``: ``fedcommons NAME ...`` is ``python sweeps/NAME.py ...``, also without a clone.
+"""The command ``fedcommons``: ``fedcommons NAME ...`` runs ``python sweeps/NAME.py ...``, also without a clone.
 
-A wheel has the folder ``sweeps`` as ``fedcommons_sweeps``. Its scripts are run as Python runs a script, with their
-folder first on the path and their file as ``sys.argv[0]``, by which Ray's workers find what papers have beside them.
+A wheel contains the folder ``sweeps`` as ``fedcommons_sweeps``. A sweep runs as Python runs a script: its folder is
+first on the path, and its file is ``sys.argv[0]``. So Ray's workers find the modules next to a paper's script.
 """
 
 import ast
@@ -20,30 +20,32 @@ from fedcommons.storage.paths import sweeps_folder
 
 
 def folder() -> Path:
-    """Where the sweeps are: in the clone that this package lies in, or beside it.
+    """Return the folder of the sweeps: in the clone that contains this package, or next to the package.
 
     Raises:
-        UserError: they are in neither place.
+        UserError: the sweeps are in neither place.
     """
-    if found := sweeps_folder():
-        return found
+    if path := sweeps_folder():
+        return path
     package = Path(__file__).resolve().parent.parent
     raise UserError(f"there are no sweeps beside {package}: install the wheel of fedcommons, or its clone.")
 
 
 def scripts() -> dict[str, Path]:
-    """The sweeps by name."""
+    """Return the paths of the sweeps by name."""
     return {path.stem: path for path in sorted(folder().glob("*.py"))}
 
 
 def listing() -> str:
-    """What ``fedcommons --help`` prints: each command with the first line of its docstring."""
-    told = {name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in scripts().items()}
-    width = max(map(len, told))
+    """Return the text of ``fedcommons --help``: each command with the first line of its docstring."""
+    docstrings = {
+        name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in scripts().items()
+    }
+    width = max(map(len, docstrings))
     columns, indent = max(shutil.get_terminal_size().columns, width + 40), " " * (width + 4)
     lines = [
         textwrap.fill(f"  {name:<{width}}  {(text or '').partition(chr(10))[0]}", columns, subsequent_indent=indent)
-        for name, text in told.items()
+        for name, text in docstrings.items()
     ]
     return "\n".join(["usage: fedcommons NAME [options]", "", *lines, "", "fedcommons NAME --help tells its options."])
 
@@ -58,10 +60,10 @@ def command(argv: Sequence[str]) -> int:
     if name in ("-h", "--help", "--version"):
         print(f"fedcommons {version('fedcommons')}" if name == "--version" else listing())
         return 0
-    known = scripts()
-    if name.replace("-", "_") not in known:
-        raise unknown("command", name, known)
-    path = known[name.replace("-", "_")]
+    sweeps = scripts()
+    if name.replace("-", "_") not in sweeps:
+        raise unknown("command", name, sweeps)
+    path = sweeps[name.replace("-", "_")]
     sys.argv = [str(path), *words]
     sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
@@ -69,5 +71,5 @@ def command(argv: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """What the installed script calls."""
+    """Run the command and exit; the installed script calls this function."""
     parse.main(command)

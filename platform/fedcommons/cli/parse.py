@@ -1,4 +1,4 @@
-"""The command line: every field of the experiment as a dotted option or in a YAML file, and errors in one sentence."""
+"""Parse the command line: each field of the experiment is a dotted option or a YAML key; errors are one sentence."""
 
 import os
 import signal
@@ -35,19 +35,19 @@ PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay
 """Options that name a file or folder."""
 
 LAST_S = 15.0
-"""Seconds that a script which SIGTERM ends may clean up for."""
+"""The most seconds for cleaning up after SIGTERM."""
 
 
 def parser(
     description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
 ) -> Parser:
-    """A parser with ``--config``, ``--print_config`` and every field of the parts that ``argv`` chooses.
+    """Return a parser with ``--config``, ``--print_config`` and all fields of the components that ``argv`` chooses.
 
-    defaults: values of fields; fields of parts that were not chosen are ignored. lists: options of a sweep that name
-    several parts, such as ``algorithms``, and their defaults.
+    defaults: values of fields; fields of components that were not chosen are ignored. lists: options of a sweep that
+    name several components, such as ``algorithms``, and the defaults of the options.
 
     Raises:
-        UserError: a part that cannot be found.
+        UserError: a component cannot be found.
     """
     chosen = _chosen(read(argv), defaults, lists or {})
     result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
@@ -59,22 +59,22 @@ def parser(
 
 
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
-    """The field's line of help with its range; of a field that names a part, with all names, and what is chosen."""
+    """Return a field's help with its range. A field that names a component lists all names and the chosen ones."""
     for kind, k in KINDS.items():
         if k.field == name and k.known:
-            told = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
-            return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *told])
+            summaries = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
+            return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *summaries])
     return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
 LISTS = {"algorithms": "algorithm", "settings": "sharing"}
-"""Options of sweeps that name several parts of a kind."""
+"""Options of sweeps that name several components, and the kind of component."""
 
 
-def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
-    """The parts of each kind that some run may have."""
-    last = {one.name: one for one in asked}
-    found: dict[str, list[str]] = {}
+def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the components of each kind that some run may use."""
+    last = {item.name: item for item in items}
+    components: dict[str, list[str]] = {}
     for kind, k in KINDS.items():
         of_kind = [option for option, its in LISTS.items() if its == kind and option in lists]
         options = [k.field, *(short for short, field in SHORT_NAMES.items() if field == k.field), *of_kind]
@@ -83,16 +83,18 @@ def _chosen(asked: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
             default = defaults.get(k.field, own_fields()[k.field].default)
             texts = [lists[o] for o in of_kind] or ([] if default is None else [str(default)])
         texts = [text for text in texts if not (k.is_optional and text.strip() in NULLS)]
-        texts += [text for one in asked if one.name == "space" for text in _swept(one, k.field)]
-        found[kind] = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
-    if not any(generates(setting) for setting in found["sharing"]):
-        del found["generator"]
-    return {kind: names for kind, names in found.items() if names or not KINDS[kind].is_optional}
+        texts += [text for item in items if item.name == "space" for text in _swept(item, k.field)]
+        components[kind] = list(
+            dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip())
+        )
+    if not any(generates(setting) for setting in components["sharing"]):
+        del components["generator"]
+    return {kind: names for kind, names in components.items() if names or not KINDS[kind].is_optional}
 
 
-def _swept(one: Given, field: str) -> list[str]:
-    """The values of ``--space NAME=VALUES`` where NAME is this field."""
-    pairs = [text.partition("=") for text in (one.value if isinstance(one.value, list) else [one.value or ""])]
+def _swept(option: Given, field: str) -> list[str]:
+    """Return the values of ``--space NAME=VALUES`` for NAME equal to ``field``."""
+    pairs = [text.partition("=") for text in (option.value if isinstance(option.value, list) else [option.value or ""])]
     return [values for name, _, values in pairs if SHORT_NAMES.get(name, name) == field]
 
 
@@ -102,7 +104,7 @@ def _epilog() -> str:
 
 
 def add_shared(parser: Parser) -> None:
-    """``--dry-run``, ``--on-cores`` and those of ``add_screen``, the same in every sweep."""
+    """Add the options of all sweeps: ``--dry-run``, ``--on-cores`` and the options of ``add_screen``."""
     text = "print what would run, with time, memory and disk from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "with --dry-run: say the time with so many cores besides"
@@ -111,7 +113,7 @@ def add_shared(parser: Parser) -> None:
 
 
 def add_screen(parser: Parser) -> None:
-    """``--quiet``, ``--log-file`` and ``--log-level``; see ``cli.display``."""
+    """Add ``--quiet``, ``--log-file`` and ``--log-level``; see ``cli.display``."""
     parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
     parser.add_argument("--log-file", type=str | None, default=None, help="write what is said to this file as well")
     levels = Annotated[str, "debug | info | warning"]
@@ -120,10 +122,10 @@ def add_screen(parser: Parser) -> None:
 
 
 def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
-    """Refuse fields on the command line that the script sets by an option of its own; ``taken``: field to option.
+    """Reject fields on the command line that the script sets by another option. taken: maps the field to the option.
 
     Raises:
-        UserError: such a field was given.
+        UserError: the user set such a field.
     """
     for name, option in taken.items():
         if name in options.asked:
@@ -131,39 +133,39 @@ def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> Options:
-    """The values of the options; with ``--help`` or ``--print_config`` they are printed, and the script ends.
+    """Return the values of the options; ``--help`` and ``--print_config`` print text and end the script.
 
-    If an option is given twice, the last one counts. In options of ``PATHS`` a leading ``~`` is replaced.
+    If an option occurs twice, the last value counts. In options of ``PATHS`` a leading ``~`` is replaced.
 
     Raises:
-        UserError: an option or key that does not exist (the nearest is named), or a value of the wrong type or range.
+        UserError: an option or key does not exist (the error names the nearest), or a value has a wrong type or range.
     """
-    known = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
-    asked = [replace(one, name=_full(parser, known, one.name)) for one in read(argv)]
+    names = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
+    items = [replace(item, name=_full(parser, names, item.name)) for item in read(argv)]
     values, flags = dict(parser.get_defaults().items()), set()
-    for one in asked:
-        if one.file and one.name in ("help", "print_config"):
-            raise UserError(f"{one} is no key of a config file, got {one.file}.")
-        if one.name not in known:
-            raise _not_known(parser, one, known, ["-h", "--help", *parser.written.values()])
-        if one.name not in parser.options:
-            flags |= {one.name} if _true(one) else set()
+    for item in items:
+        if item.file and item.name in ("help", "print_config"):
+            raise UserError(f"{item} is no key of a config file, got {item.file}.")
+        if item.name not in names:
+            raise _unknown_error(parser, item, names, ["-h", "--help", *parser.written.values()])
+        if item.name not in parser.options:
+            flags |= {item.name} if _true(item) else set()
             continue
-        values[one.name] = _value(parser.options[one.name], one, values[one.name])
-    for one in (one for one in asked if one.name in parser.options):
-        parser.options[one.name].field.check(one.name if one.name in parser.fields else str(one), values[one.name])
-    if {"preset", "tracking.preset"} <= values.keys():  # also where a printed config is read again with another
+        values[item.name] = _value(parser.options[item.name], item, values[item.name])
+    for item in (item for item in items if item.name in parser.options):
+        parser.options[item.name].field.check(item.name if item.name in parser.fields else str(item), values[item.name])
+    if {"preset", "tracking.preset"} <= values.keys():  # a printed config may contain another preset
         values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
-            values[name] = [text for one in asked if one.name == name for text in _texts(one)]
+            values[name] = [text for item in items if item.name == name for text in _texts(item)]
     if "help" in flags:
         print(parser.format_help(), end="")
         sys.exit(0)
     if "print_config" in flags:
         print(parser.format_config(values), end="")
         sys.exit(0)
-    result = Options(values, parser.fields, {one.name for one in asked} & parser.fields.keys(), parser.chosen)
+    result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
     used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()
@@ -173,70 +175,71 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
 
 
 def _may_draw_noise(options: Options) -> bool:
-    """Whether something besides local steps may: generators, their labels, stages, FedDPMS's means, one's own part."""
+    """Return whether more than local steps may draw noise: generators, labels, sharing, FedDPMS, user components."""
     is_own = any(":" in name for names in options.chosen.values() for name in names)
     return is_own or bool({"generator.label_noise", "sharing.delta", "feddpms.sigma"} & options.fields.keys())
 
 
-def _value(option: Option, one: Given, before: Any) -> Any:
-    """The value that an option gets by what was given; before: what it had."""
+def _value(option: Option, item: Given, before: Any) -> Any:
+    """Return the new value of an option. before: its value so far."""
     if option.is_flag:
-        return _true(one)
+        return _true(item)
     if option.is_many:
         return before
-    if one.value is None and bool in option.field.kinds and "." in one.name:
+    if item.value is None and bool in option.field.kinds and "." in item.name:
         return True
-    if one.name in PATHS and not isinstance(one.value, list):
-        one = replace(one, value=str(user_path(f"--{one.name}", one.text)))
-    if one.name == "storage" and isinstance(one.value, str) and one.value.strip() not in NULLS:
-        is_url = ":" in one.value.partition("/")[0]
-        one = one if is_url else replace(one, value=str(user_path("--storage", one.value)))
-    return value_of(one, option.field.hint)
+    if item.name in PATHS and not isinstance(item.value, list):
+        item = replace(item, value=str(user_path(f"--{item.name}", item.text)))
+    if item.name == "storage" and isinstance(item.value, str) and item.value.strip() not in NULLS:
+        is_url = ":" in item.value.partition("/")[0]
+        item = item if is_url else replace(item, value=str(user_path("--storage", item.value)))
+    return value_of(item, option.field.hint)
 
 
-def _texts(one: Given) -> list[str]:
-    return one.value if isinstance(one.value, list) else [one.text]
+def _texts(item: Given) -> list[str]:
+    return item.value if isinstance(item.value, list) else [item.text]
 
 
-def _full(parser: Parser, known: Collection[str], name: str) -> str:
-    full = full_name(name, known, parser.chosen, parser.short)
-    return full if full in known else name
+def _full(parser: Parser, names: Collection[str], name: str) -> str:
+    full = full_name(name, names, parser.chosen, parser.short)
+    return full if full in names else name
 
 
-def _true(one: Given) -> bool:
-    """Whether a flag is set; in a file, or after ``=``, it may have the value true or false."""
+def _true(item: Given) -> bool:
+    """Return whether a flag is set; in a file, or after ``=``, its value may be true or false."""
     answers = {"true": True, "false": False}
-    if one.value is not None and one.text.lower() not in answers:
-        raise UserError(f"{one} takes true or false, got {quote(one.text)}.")
-    return one.value is None or answers[one.text.lower()]
+    if item.value is not None and item.text.lower() not in answers:
+        raise UserError(f"{item} takes true or false, got {quote(item.text)}.")
+    return item.value is None or answers[item.text.lower()]
 
 
-def _not_known(parser: Parser, one: Given, known: Collection[str], options: Iterable[str]) -> UserError:
-    if parser.chosen and (refused := unchosen_field_error(parser.short.get(one.name, one.name), parser.chosen)):
+def _unknown_error(parser: Parser, item: Given, names: Collection[str], options: Iterable[str]) -> UserError:
+    if parser.chosen and (refused := unchosen_field_error(parser.short.get(item.name, item.name), parser.chosen)):
         return refused
-    if fields := sorted(name for name in known if name.startswith(f"{one.name}.")):
-        return UserError(f"{one} is a section: name one of its fields, such as {fields[0]}.")
-    what, called = ("config key", one.name) if one.file else ("option", str(one))
-    if said := _hint(parser, one):
-        return UserError(f"unknown {what} {quote(called)}: {said}.")
-    return unknown(what, called, known if one.file else options)
+    if fields := sorted(name for name in names if name.startswith(f"{item.name}.")):
+        return UserError(f"{item} is a section: name one of its fields, such as {fields[0]}.")
+    what, called = ("config key", item.name) if item.file else ("option", str(item))
+    if hint := _hint(parser, item):
+        return UserError(f"unknown {what} {quote(called)}: {hint}.")
+    return unknown(what, called, names if item.file else options)
 
 
-def _hint(parser: Parser, one: Given) -> str | None:
-    """What is meant by a word that no option has, if it is known from elsewhere or is a constant of some part."""
+def _hint(parser: Parser, item: Given) -> str | None:
+    """Return a hint for an unknown option that has a synonym or is a field of some component; else None."""
     others = [name for name in parser.options if name not in parser.fields]
-    if not parser.fields or any(name.startswith(one.name) for name in others):  # --epsilon where there is --epsilons
+    # for example --epsilon, if the script has --epsilons
+    if not parser.fields or any(name.startswith(item.name) for name in others):
         return None
-    before = "" if one.file else "--"
-    if found := hints.meant(one.name, parser.options):
-        is_taken = parser.options[found].is_hidden  # by an option of the sweep that has its values
-        leaf = found.rpartition(".")[2]
+    before = "" if item.file else "--"
+    if field_name := hints.meant(item.name, parser.options):
+        is_taken = parser.options[field_name].is_hidden  # an option of the sweep sets this field
+        leaf = field_name.rpartition(".")[2]
         options = [name for name in (f"{leaf}s", parser.short.get(leaf, "")) if is_taken and name in parser.options]
-        return f"use {before}{options[0] if options else found}"
-    if said := hints.sentence_for(one.name):
-        return said
-    owned = [] if "." in one.name else having(one.name)
-    if not owned or any(name.rpartition(".")[2] == one.name for name in parser.options):
+        return f"use {before}{options[0] if options else field_name}"
+    if advice := hints.sentence_for(item.name):
+        return advice
+    owned = [] if "." in item.name else having(item.name)
+    if not owned or any(name.rpartition(".")[2] == item.name for name in parser.options):
         return None
     ways = dict.fromkeys(
         f"{before}{field}" + (f" with {before}{KINDS[kind].field} {name}" if field not in parser.options else "")
@@ -246,31 +249,31 @@ def _hint(parser: Parser, one: Given) -> str | None:
 
 
 def experiment(options: Options) -> Experiment:
-    """The experiment that the options describe."""
+    """Return the experiment that the options describe."""
     return choose(flat(options))
 
 
 def flat(options: Options) -> dict[str, Any]:
-    """The fields among the options: dotted names to values."""
+    """Return the fields of the experiment among the options: dotted names to values."""
     return {name: options[name] for name in options if name in options.fields}
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """The value of an option that the defaults of others depend on, read before the parser is made."""
-    found = [one.text for one in read(argv) if name in (one.name, SHORT_NAMES.get(one.name))]
-    return found[-1] if found else default  # the last one counts, as for the parser
+    """Return an option's value before the parser is created, because defaults of other options depend on it."""
+    values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
+    return values[-1] if values else default  # the last one counts, as for the parser
 
 
 def named(argv: Sequence[str]) -> set[str]:
-    """The options that are given, in config files too."""
-    return {one.name for one in read(argv)}
+    """Return the names of the options that the user set, also in config files."""
+    return {item.name for item in read(argv)}
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
-    """The values of a comma list; numbers are finite. allowed: their range, as that of a ``Field``.
+    """Return the values of a comma-separated list; numbers are finite. allowed: range of the values, as in ``Field``.
 
     Raises:
-        UserError: a value is not of this kind, out of range, stands twice, or there is none.
+        UserError: a value has another type, is out of range or occurs twice, or the list is empty.
     """
     values = []
     for part in map(str.strip, str(text).split(",")):
@@ -288,15 +291,15 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
 
 
 def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> NoReturn:
-    """Run a script and exit: with 2 for a bad request, 1 for a failing client or disk, 130 for Ctrl-C.
+    """Run a script and exit, with code 2 for a user error, 1 for a failing client or disk, 130 for Ctrl-C.
 
-    resumes: whether it has ``--resume``, so that who was stopped is told of it.
-    Each error is printed as one sentence, in the last line. The traceback of somebody's code is in ``error.txt``.
+    resumes: whether the script has ``--resume``, which the message after an interruption then mentions.
+    Each error is printed as one sentence, in the last line. The traceback of user code is in ``error.txt``.
     """
     signal.signal(signal.SIGTERM, _end)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None where it is closed
-            stream.reconfigure(errors="backslashreplace")  # letters that the locale's encoding lacks
+        if isinstance(stream, TextIOWrapper):  # a closed stream is None
+            stream.reconfigure(errors="backslashreplace")  # the locale's encoding may lack characters
     code = _run(function, resumes)
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)
@@ -308,10 +311,10 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     try:
         try:
             code = function(Line(sys.argv[1:]))
-        except SystemExit as ended:  # --help and the like
+        except SystemExit as ended:  # raised by --help and similar options
             code = ended.code
         if sys.stdout is not None:
-            sys.stdout.flush()  # now, as it may fail
+            sys.stdout.flush()  # a failing flush must be handled below, not at exit
         return code
     except UserError as error:
         return _fail(f"error: {sentence(error)}", 2)
@@ -320,20 +323,21 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
         return _fail(f"error: nobody reads the output any more; {stays}", 1)
-    except OSError as error:  # of the disk: it is full, a file too large, a folder in a file's place
+    except OSError as error:  # a full disk, a file that is too large, a folder in a file's place
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except (MemoryError, RuntimeError, ImportError) as error:
         if not lacks_memory(error):
             raise
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # a second one ends it at once, without a traceback
+        # a second Ctrl-C ends the process at once, without a traceback
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         goes_on = "the same command with --resume goes on from the last checkpoints."
         return _fail(f"stopped; {goes_on if resumes else stays}", 130)
 
 
 def _end(*_: object) -> NoReturn:
-    """Begin to end, and end after ``LAST_S``: where SIGTERM went to Ray's processes too, this one may wait for them."""
+    """Start a clean exit, and force it after ``LAST_S``: the process may wait for Ray processes that SIGTERM ended."""
     last = threading.Timer(LAST_S, os._exit, (143,))
     last.daemon = True
     last.start()
@@ -348,7 +352,7 @@ def _fail(text: str, code: int) -> int:
 
 def _drop(stream: TextIO | None) -> None:
     """Discard what a stream cannot write; otherwise the interpreter would try again at exit and print an error."""
-    if stream is None:  # closed by whoever started this process
+    if stream is None:  # the parent process closed the stream
         return
     try:
         stream.flush()

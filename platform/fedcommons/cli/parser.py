@@ -1,4 +1,4 @@
-"""The options that a script knows, what ``--help`` and ``--print_config`` say of them, and their values."""
+"""The options of a script, their values, and the output of ``--help`` and ``--print_config``."""
 
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from fedcommons.config.fields import Field
 class Options:
     """The values of a script's options, by dotted name: ``options.client.lr``, ``options["client.lr"]``.
 
-    fields: those that are fields of the experiment; asked: the names of the fields that were given; chosen: the parts
-    of each kind that some run may have.
+    fields: the options that are fields of the experiment; asked: names of the fields that the user set; chosen: the
+    components of each kind that some run may use.
     """
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, Field], asked: Collection[str],
@@ -35,8 +35,8 @@ class Options:
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
-        if held := {n.removeprefix(f"{name}."): v for n, v in values.items() if n.startswith(f"{name}.")}:
-            return SimpleNamespace(**held)
+        if section := {n.removeprefix(f"{name}."): v for n, v in values.items() if n.startswith(f"{name}.")}:
+            return SimpleNamespace(**section)
         raise AttributeError(f"there is no option {name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -46,20 +46,20 @@ class Options:
         return iter(self._values)
 
     def items(self) -> ItemsView[str, Any]:
-        """Names and values."""
+        """Return the names and values of the options."""
         return self._values.items()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option; the default where there is no such option."""
+        """Return the value of an option, or the default if the option does not exist."""
         return self._values.get(name.replace("-", "_"), default)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its field, and how it is written.
+    """An option: its field, and its form on the command line.
 
-    is_flag: it needs no value. is_many: it may stand several times, and has the list of its values. is_hidden: the
-    script sets it itself, so ``--help`` does not show it.
+    is_flag: the option needs no value. is_many: the option may be repeated; its value is the list of all values.
+    is_hidden: the script sets the option, so ``--help`` does not show it.
     """
 
     field: Field
@@ -70,10 +70,10 @@ class Option:
 
 @dataclass
 class Parser:
-    """The options that a script knows, by dotted name with ``_`` for ``-``.
+    """The options of a script, by dotted name with ``_`` for ``-``.
 
-    fields: those that are fields of the experiment; chosen: the parts of each kind that some run may have; short: short
-    names of options. usage: for scripts that take more than options.
+    fields: the options that are fields of the experiment; chosen: the components of each kind that some run may use;
+    short: short names of options. usage: usage line of scripts that take more arguments than options.
     """
 
     description: str
@@ -88,61 +88,63 @@ class Parser:
     def add_argument(
         self, option: str, *, type: Any = str, default: Any = None, help: str = "", action: str | None = None
     ) -> None:
-        """Let the script know ``option``.
+        """Add ``option`` to the script.
 
-        type: of its values; with a range, as in a part, ``Annotated[int, "[1, 1e9]"]``. action: ``store_true`` or
-        ``append``.
+        type: type of the values; with a range, as in a component, ``Annotated[int, "[1, 1e9]"]``. action:
+        ``store_true`` (a flag), ``append`` (a repeatable option) or None.
         """
         name = option.removeprefix("--")
         flag = action == "store_true"
         hint, allowed = get_args(type)[:2] if get_origin(type) is Annotated else (type, "")
-        one = Field(bool if flag else hint, False if flag else default, help, allowed)
-        self.options[name.replace("-", "_")] = Option(one, flag, action == "append")
+        option_field = Field(bool if flag else hint, False if flag else default, help, allowed)
+        self.options[name.replace("-", "_")] = Option(option_field, flag, action == "append")
         self.written[name.replace("-", "_")] = option
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Other defaults of these options."""
+        """Change the defaults of the options in ``defaults``."""
         for name, default in defaults.items():
-            one = self.options[name]
-            self.options[name] = replace(one, field=replace(one.field, default=default))
+            option = self.options[name]
+            self.options[name] = replace(option, field=replace(option.field, default=default))
 
     def get_defaults(self) -> Options:
-        """The values of all options where none is given."""
+        """Return the default values of all options."""
         return Options({n: o.field.default for n, o in self.options.items()}, self.fields, (), self.chosen)
 
     def hide(self, names: Collection[str]) -> None:
-        """Leave these out of ``--help`` and ``--print_config``."""
+        """Omit the options ``names`` from ``--help`` and ``--print_config``."""
         for name in names:
             if name in self.options:
                 self.options[name] = replace(self.options[name], is_hidden=True)
 
     def format_help(self) -> str:
-        """What argparse makes of the options."""
+        """Return the help text of the options, formatted by argparse."""
         parser = ArgumentParser(description=self.description, usage=self.usage, epilog=self.epilog, add_help=False)
         group = parser.add_argument_group("options")
         group.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
         if self.fields:
             group.add_argument("--config", metavar="CONFIG", help="YAML file with any of the options below")
             group.add_argument("--print_config", action="store_true", help="print all options as such a file, and exit")
-        for name, one in self.options.items():
-            if one.is_flag:
+        for name, option in self.options.items():
+            if option.is_flag:
                 group.add_argument(
-                    self.written[name], action="store_true", help=_escaped(f"{one.field.help} (default: false)")
+                    self.written[name], action="store_true", help=_escaped(f"{option.field.help} (default: false)")
                 )
                 continue
-            told = f"{one.field.help} (type: {in_words(one.field.hint)}, default: {written(one.field.default)})"
+            help_text = (
+                f"{option.field.help} (type: {in_words(option.field.hint)}, default: {written(option.field.default)})"
+            )
             group.add_argument(
                 self.written[name],
-                metavar=_metavar(name, one.field),
-                help=SUPPRESS if one.is_hidden else _escaped(told),
+                metavar=_metavar(name, option.field),
+                help=SUPPRESS if option.is_hidden else _escaped(help_text),
             )
         return parser.format_help()
 
     def format_config(self, values: Mapping[str, Any]) -> str:
-        """These values of the options as a config file."""
+        """Return the values of the options as the text of a config file."""
         nested: dict[str, Any] = {}
-        for name, one in self.options.items():
-            if not one.is_hidden:
+        for name, option in self.options.items():
+            if not option.is_hidden:
                 section, _, leaf = name.rpartition(".")
                 value = values[name]
                 (nested.setdefault(section, {}) if section else nested)[leaf] = (
@@ -152,7 +154,7 @@ class Parser:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%%")  # argparse fills in names
+    return text.replace("%", "%%")  # argparse replaces names after a single %
 
 
 def _metavar(name: str, field: Field) -> str:
@@ -162,7 +164,7 @@ def _metavar(name: str, field: Field) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it would be written."""
+    """Return a value as the text of an option."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(written, value))}]"
     if value is None:

@@ -1,4 +1,4 @@
-"""What a reader sees of one run: a line a round, and some lines at its end. All numbers are in the run's folder."""
+"""The console output of one run: a line per round and a summary. The run folder has all numbers."""
 
 import logging
 import textwrap
@@ -11,13 +11,13 @@ from fedcommons.cli.display import LOG, Display, duration, log
 from fedcommons.config.registry import label
 
 HEAD = 13
-"""Columns of the names at a run's end."""
+"""Width of the column of names in the summary of a run."""
 
 
 class Rounds:
-    """Says a line a round; it is called with the round and its metrics.
+    """A callable that shows one line per round; its arguments are the round and the round's metrics.
 
-    rounds: of the run. clock: seconds from any beginning.
+    rounds: number of rounds of the run. clock: returns seconds from any start.
     """
 
     def __init__(self, display: Display, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,23 +27,23 @@ class Rounds:
     def __call__(self, number: int, metrics: Mapping[str, float | None]) -> None:
         now = self.clock()
         first, began = self.first = self.first or (number, now)
-        left = ""
+        remaining = ""
         if first < number < self.rounds:
-            left = f"{duration((now - began) / (number - first) * (self.rounds - number))} left"
-        self.display.say(line(number, self.rounds, metrics, left, self.display.width))
+            remaining = f"{duration((now - began) / (number - first) * (self.rounds - number))} left"
+        self.display.say(line(number, self.rounds, metrics, remaining, self.display.width))
         if LOG.isEnabledFor(logging.DEBUG):
             facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
             log(f"round {number}  {facts}", logging.DEBUG)
 
 
 def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: str, width: int) -> str:
-    """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``: what there is of it and fits into ``width``."""
+    """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``, cut to the values that exist and fit."""
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
-    parts += [f"personal {name} {_number(metrics[key + '_mean'])}" for name, key in _own(metrics)]
+    parts += [f"personal {name} {_number(metrics[key + '_mean'])}" for name, key in _personal_metric(metrics)]
     for name, key in (("late", "stragglers"), ("rejected", "rejected")):
-        if found := metrics.get(key):
-            parts.append(f"{name} {found:.0f}")
+        if count := metrics.get(key):
+            parts.append(f"{name} {count:.0f}")
     parts += [left] if left else []
     while len(text := "  ".join(parts)) > width and len(parts) > 1:
         parts.pop()
@@ -51,32 +51,33 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: st
 
 
 def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """A number of the server model on the test set, its accuracy if it has one, and its loss, else that of training."""
+    """Return a test metric of the server model, preferably accuracy, and the test loss or else the training loss."""
     of_test = {n.removeprefix("test/"): v for n, v in metrics.items() if n.startswith("test/")}
     others = [name for name in of_test if name != "loss"]
     names = ["accuracy"] if "accuracy" in others else others[:1]
-    found = {name: _number(of_test[name]) for name in names}
+    texts = {name: _number(of_test[name]) for name in names}
     if "loss" in of_test:
-        found["loss"] = _number(of_test["loss"])
+        texts["loss"] = _number(of_test["loss"])
     elif "train/loss" in metrics:
-        found["training loss"] = _number(metrics["train/loss"])
-    return found
+        texts["training loss"] = _number(metrics["train/loss"])
+    return texts
 
 
-def _own(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """A number of the clients' own models, their accuracy if they have one, else their loss: its name, and how the
-    metrics begin that tell of it; none where these models are not evaluated.
+def _personal_metric(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """Return a metric of the personalised models, the accuracy or else the loss: name and prefix of its keys.
+
+    The list is empty if the personalised models are not evaluated.
     """
-    of_any = [(f"{said}{name}", f"personal/{on}{name}") for name in ("accuracy", "loss") for on, said in _DATA]
+    of_any = [(f"{prefix}{name}", f"personal/{on}{name}") for name in ("accuracy", "loss") for on, prefix in _DATA]
     return [(name, key) for name, key in of_any if f"{key}_mean" in metrics][:1]
 
 
 _DATA = (("", ""), ("train_", "training "))
-"""Clients' test examples, or where they have none their training examples: in metrics, and on the screen."""
+"""Prefixes of metrics on clients' test examples, or else training examples: in keys, and on the screen."""
 
 
 def _number(value: float | None) -> str:
-    """Three digits behind the point, where they say something; None stands for what is not finite."""
+    """Return a number as text, with three decimals or three significant digits; None is a value that is not finite."""
     if value is None:
         return "not finite"
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"
@@ -85,8 +86,8 @@ def _number(value: float | None) -> str:
 def ending(
     summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], seconds: float, out: Path, width: int
 ) -> list[str]:
-    """What came of a run, in about ten lines; ``lines``: those of rounds.jsonl, ``seconds``: what this command took."""
-    found = {
+    """Return the summary of a run in about ten lines. lines: of rounds.jsonl; seconds: duration of this command."""
+    entries = {
         "run": f"{label(summary['algorithm'])} on {label(summary['dataset'])}, {_setting(summary)}, "
         f"{summary['n_clients']} clients",
         "rounds": f"{summary['rounds']}; this command took {duration(seconds)}",
@@ -97,18 +98,18 @@ def ending(
         "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples went into a commons without an epsilon, "
         "earned or not",
     }
-    for name, key in _own(last):
+    for name, key in _personal_metric(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])
-        found["personal"] = f"{name} {mean}, mean over clients, {worst} of the worst tenth"
+        entries["personal"] = f"{name} {mean}, mean over clients, {worst} of the worst tenth"
     if rejected := summary["rejected"]:
-        found["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
-    if said := summary.get("privacy", {}).get("in_words"):
-        found["privacy"] = said[-1]
+        entries["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
+    if sentences := summary.get("privacy", {}).get("in_words"):
+        entries["privacy"] = sentences[-1]
     tables = summary.get("privacy", {}).get("mechanisms", {})
     if noise := [table["in_words"] for of_kind in tables.values() for table in of_kind]:
-        found["noise"] = "; ".join(noise)
-    found["files"] = f"{out}: summary.json, rounds.jsonl, config.yaml, checkpoints"
-    return [one for name, text in found.items() for one in _wrapped(name, text, width)]
+        entries["noise"] = "; ".join(noise)
+    entries["files"] = f"{out}: summary.json, rounds.jsonl, config.yaml, checkpoints"
+    return [summary_line for name, text in entries.items() for summary_line in _wrapped(name, text, width)]
 
 
 def _setting(summary: Mapping[str, Any]) -> str:
@@ -116,7 +117,7 @@ def _setting(summary: Mapping[str, Any]) -> str:
 
 
 def _results(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, str]:
-    """The last and the best accuracy; of a run without any, the last numbers on the test set."""
+    """Return the last and the best accuracy; for a run without accuracy, the last metrics on the test set."""
     if summary["last_accuracy"] is None:
         in_training = {"training loss": ("loss", " in training,")}
         named = {in_training.get(name, (name, "")): value for name, value in judged(last).items()}
@@ -143,7 +144,7 @@ def _bytes(n: float) -> str:
 
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
-    """A name and its text, cut into lines that stand under each other."""
+    """Return the lines of a name and its text, wrapped and aligned."""
     room = max(20, width - HEAD)
     pieces = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{name if k == 0 else '':<{HEAD}}{piece}" for k, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""Search spaces from the command line: ``alpha=0.01,0.1`` is a grid, ``p=uniform(0,0.5)`` a distribution."""
+"""Read search spaces from the command line: ``alpha=0.01,0.1`` is a grid, ``p=uniform(0,0.5)`` a distribution."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ LIMITS = {
 """The smallest LOW and the largest HIGH of each distribution, and the condition in words."""
 
 SearchSpace = Mapping[str, "list[Any] | Any"]
-"""Dotted field to a list of values or one of Ray Tune's distributions."""
+"""A mapping from a dotted field to a list of values or a distribution of Ray Tune."""
 
 
 def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> SearchSpace:
-    """The space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of one.
+    """Return the space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of a field.
 
     Raises:
-        UserError: a text, name, value or distribution that is not understood.
+        UserError: a text, name, value or distribution is invalid.
     """
     space: dict[str, Any] = {}
     for text in texts:
@@ -48,44 +48,44 @@ def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mappin
 
 
 def points(space: SearchSpace, samples: int, seed: int, few: int | None = None) -> list[dict[str, Any]]:
-    """Every combination of the grids, each with ``samples`` draws of the distributions (one point if there are none).
+    """Return all combinations of the grids, each with ``samples`` draws of the distributions (without any: one point).
 
-    Draws are keyed by (seed, field, number), so raising ``samples`` keeps the earlier points and adds new ones.
-    few: only so many of the points, see ``some``.
+    Draws are keyed by (seed, field, number), so a larger ``samples`` keeps the earlier points and adds new points.
+    few: the number of combinations to choose by ``some``; None: all.
     """
     grids = {name: values for name, values in space.items() if isinstance(values, list)}
-    drawn = {name: domain for name, domain in space.items() if not isinstance(domain, list)}
-    lists = [*grids.values(), range(samples if drawn else 1)]
+    distributions = {name: domain for name, domain in space.items() if not isinstance(domain, list)}
+    lists = [*grids.values(), range(samples if distributions else 1)]
     return [
-        {**dict(zip(grids, values, strict=True)), **{n: _draw(d, seed, n, i) for n, d in drawn.items()}}
+        {**dict(zip(grids, values, strict=True)), **{n: _draw(d, seed, n, i) for n, d in distributions.items()}}
         for *values, i in (product(*lists) if few is None else some(lists, few))
     ]
 
 
 def count(space: SearchSpace, samples: int) -> int:
-    """The number of points of a space, of which none is made."""
+    """Return the number of points of a space without creating the points."""
     grids = [values for values in space.values() if isinstance(values, list)]
     return prod(map(len, grids)) * (samples if len(grids) < len(space) else 1)
 
 
 def some(lists: Sequence[Sequence[Any]], few: int) -> list[tuple[Any, ...]]:
-    """So many combinations of these lists, drawn at random, the same ones each time; no other is made."""
+    """Return ``few`` random combinations of the lists, the same in each call, without creating all combinations."""
     rng = numpy_generator(0, "some combinations")
     return [tuple(values[int(rng.integers(len(values)))] for values in lists) for _ in range(few)]
 
 
 def ends(space: SearchSpace) -> list[dict[str, Any]]:
-    """A point of the space, and that point with each field at each of its values, or at both ends of its distribution.
+    """Return a point of the space, and variants with one field at each value or end of its distribution.
 
-    What is allowed at the ends is allowed between them.
+    If the ends of a distribution are allowed, all values between the ends are allowed.
     """
-    values = {name: one if isinstance(one, list) else _ends(one) for name, one in space.items()}
+    values = {name: options if isinstance(options, list) else _ends(options) for name, options in space.items()}
     first = {name: several[0] for name, several in values.items()}
     return [first, *({**first, name: value} for name, several in values.items() for value in several[1:])]
 
 
 def _ends(domain: Any) -> list[Any]:
-    """Of ``randint`` HIGH itself is not drawn."""
+    """Return both ends of a distribution; ``randint`` never draws HIGH itself."""
     return [domain.lower, domain.upper - 1 if isinstance(domain.lower, int) else domain.upper]
 
 
@@ -115,16 +115,16 @@ def _values(field: str, its: Field, text: str) -> Any:
             raise ValueError
     except (UserError, ValueError):
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
-    from ray import tune  # it takes a second to import
+    from ray import tune  # the import takes a second
 
     return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[name](low, high)
 
 
 def truth(text: str) -> bool:
-    """A truth value, which is true or false.
+    """Convert the text true or false to a bool.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if text.lower() not in ("true", "false"):
         raise ValueError

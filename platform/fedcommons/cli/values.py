@@ -1,6 +1,6 @@
-"""From the text of an option to its value, by the type of its field: bool, int, float, str, tuples of these, or null.
+"""Convert the text of an option to the type of its field: bool, int, float, str, tuples of such values, or null.
 
-Of numbers there is one rule, ``number``. A list is written ``[16,32]``.
+All numbers follow one rule, ``number``. A list is written ``[16,32]``.
 """
 
 import re
@@ -15,18 +15,18 @@ from fedcommons.errors import UserError, quote
 NULLS = ("null", "Null", "NULL", "~")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NOT_DECIMAL = re.compile(r"[+-]?(0[xb][0-9a-f_]+|\d[\d_]*(:[\d_]+)*)|[&!]\S+ +[\d.]+|[\d.]+ +#.*", re.IGNORECASE)
-"""Numbers that YAML reads and this module does not: of base 16, 2 or 60, with stray underscores, tags or comments."""
+"""Numbers that YAML reads and this module rejects: base 16, 2 or 60, stray underscores, tags or comments."""
 
 
 class _Unreadable(Exception):
-    """A text is no value of the type; args: the type in words, and the text."""
+    """The error for a text that is no value of the type; args: the type in words, and the text."""
 
 
 def value_of(given: Given, hint: Any) -> Any:
-    """The value that an option's text has.
+    """Return the value of an option's text, converted to the type ``hint``.
 
     Raises:
-        UserError: it is of another type.
+        UserError: the text is no value of this type.
     """
     no_text = isinstance(given.value, list) or (given.text == "null" and NoneType not in _members(hint))
     if given.file and no_text and str in _members(hint):
@@ -43,16 +43,18 @@ def value_of(given: Given, hint: Any) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """The type as a reader sees it: ``int``, ``float or null``, ``a list such as [16,32]``."""
+    """Return the type in words for the user: ``int``, ``float or null``, ``a list such as [16,32]``."""
     if hint is Any:
         return "a value"
-    names = [_NAMES.get(_plain(one)) or getattr(_plain(one), "__name__", str(one)) for one in _members(hint)]
+    names = [
+        _NAMES.get(_plain(member)) or getattr(_plain(member), "__name__", str(member)) for member in _members(hint)
+    ]
     return " or ".join(names)
 
 
 def is_list(hint: Any) -> bool:
-    """Whether values of this type are lists."""
-    return any(_plain(one) in (tuple, list) for one in _members(hint))
+    """Return whether values of this type are lists."""
+    return any(_plain(member) in (tuple, list) for member in _members(hint))
 
 
 _NAMES: dict[Any, str] = {NoneType: "null", tuple: "a list such as [16,32]", list: "a list such as [16,32]"}
@@ -63,30 +65,31 @@ def _plain(hint: Any) -> Any:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; the type itself where it is none."""
+    """Return the types of a union, or the type itself if it is no union."""
     return get_args(hint) if _plain(hint) in (Union, type(int | str)) else (hint,)
 
 
 def _read(hint: Any, text: str | list[str]) -> Any:
     members = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else _members(hint)
     wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
-    for one in sorted(members, key=lambda one: (one is str, one is not NoneType)):  # any text is a str
+    # str comes last, as any text is a str
+    for member in sorted(members, key=lambda member: (member is str, member is not NoneType)):
         try:
-            return _one(one, text)
+            return _read_single(member, text)
         except _Unreadable as error:
-            if is_list(one) and error.args:  # a member of the list is wrong, not the list
+            if is_list(member) and error.args:  # name the wrong member of the list instead of the list
                 wrong = error.args
         except ValueError:
             pass
     raise _Unreadable(*wrong)
 
 
-def _one(kind: Any, text: str | list[str]) -> Any:
-    """The value, of one type that is no union.
+def _read_single(kind: Any, text: str | list[str]) -> Any:
+    """Return the value of a text for one type that is no union.
 
     Raises:
-        ValueError, _Unreadable: it is none of this type.
-        OverflowError: it is too large for it.
+        ValueError, _Unreadable: the text is no value of this type.
+        OverflowError: the number is too large for this type.
     """
     if is_list(kind):
         return _list(kind, text)
@@ -117,7 +120,7 @@ def _list(kind: Any, text: str | list[str]) -> tuple[Any, ...]:
         text = [re.sub(r"^(['\"])(.*)\1$", r"\2", part) for part in parts]
     hints = get_args(kind) or (Any, ...)
     kinds = [hints[0]] * len(text) if len(hints) != len(text) or ... in hints or _plain(kind) is list else list(hints)
-    return tuple(_read(one, part) for one, part in zip(kinds, text, strict=True))
+    return tuple(_read(member_type, part) for member_type, part in zip(kinds, text, strict=True))
 
 
 def _truth(text: str) -> bool:
@@ -127,15 +130,15 @@ def _truth(text: str) -> bool:
 
 
 def number(kind: type, text: str) -> Any:
-    """The int or float that a text is: the rule for fields, lists, search spaces and config files alike.
+    """Convert a text to an int or float, by one rule for fields, lists, search spaces and config files.
 
-    It is decimal, as Python's ``int`` and ``float`` read it: ``12``, ``+1_000``, of a float also ``.5`` and ``1e-3``;
-    digits may be those of any script, and spaces around it do not count. ``.inf`` and ``.nan`` are floats, as in YAML;
-    ``inf`` and ``nan`` are words. What else YAML reads, such as 16 of 0x10 or 90 of 1:30, is none, nor 1e3 an int.
+    The text is decimal, as for Python's ``int`` and ``float``: ``12``, ``+1_000``; for a float also ``.5``, ``1e-3``.
+    Digits of any script are allowed, and surrounding spaces are ignored. ``.inf`` and ``.nan`` are floats, as in YAML;
+    ``inf`` and ``nan`` are words. Other YAML numbers, such as 0x10 (16) or 1:30 (90), are rejected, also 1e3 as an int.
 
     Raises:
-        ValueError: it is none.
-        OverflowError: it is too large a float.
+        ValueError: the text is no such number.
+        OverflowError: the float is too large.
     """
     if kind is int:
         return int(text)

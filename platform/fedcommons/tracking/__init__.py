@@ -1,1 +1,1 @@
-"""Where a run is recorded: always in the run folder, in Weights & Biases if it is on, and by a tracker of one's own."""
+"""Records of a run: the run folder (always), Weights & Biases (if enabled) and an optional further tracker."""

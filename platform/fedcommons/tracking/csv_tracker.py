@@ -1,4 +1,4 @@
-"""A CSV file beside the run folder's own record: a line for each round and metric."""
+"""A tracker that writes a CSV file into the run folder, with one line per round and metric."""
 
 import csv
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ FILE = "metrics.csv"
 
 @dataclass
 class CsvTracker:
-    """Writes metrics.csv: round, name, value."""
+    """Write metrics.csv with the columns round, name and value."""
 
     folder: Path
 
@@ -28,4 +28,4 @@ class CsvTracker:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Nothing is left to do."""
+        """Do nothing: all lines are already written."""

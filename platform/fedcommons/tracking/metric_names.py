@@ -1,4 +1,4 @@
-"""Names of all convergence parameters; ``laboratory`` says what they are."""
+"""Names of all convergence parameters, which ``laboratory`` defines."""
 
 NAMES = (
     "gradient_sq",

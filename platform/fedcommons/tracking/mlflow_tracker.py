@@ -1,4 +1,4 @@
-"""MLflow: a file store in the run folder's ``mlflow/``, without a server."""
+"""A tracker that writes to an MLflow file store in the run folder's ``mlflow/``, without a server."""
 
 import os
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class MlflowTracker:
-    """Writes metrics by round into the file store mlflow/; the experiment is the project, the run the folder's name."""
+    """Write metrics by round into the file store mlflow/. The experiment is the project, the run the folder's name."""
 
     folder: Path
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else MLflow asks for a data base
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow requires a database
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
         self.client = MlflowClient(tracking_uri=(self.folder / "mlflow").absolute().as_uri())
         project = self.config["tracking.project"]
-        known = self.client.get_experiment_by_name(project)
-        of = known.experiment_id if known else self.client.create_experiment(project)
-        for earlier in self.client.search_runs([of]):  # the store is this run's own, and it is told all rounds again
+        experiment = self.client.get_experiment_by_name(project)
+        experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(project)
+        for earlier in self.client.search_runs([experiment_id]):  # a resumed run logs all rounds again
             self.client.delete_run(earlier.info.run_id)
-        self.run = self.client.create_run(of, run_name=self.folder.name).info.run_id
+        self.run = self.client.create_run(experiment_id, run_name=self.folder.name).info.run_id
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         """See ``Tracker``."""

@@ -1,7 +1,7 @@
-"""What a run folder records: its lines, and whether numbers and texts are such as a run writes.
+"""The schema of a run folder's records: readers of lines, and checks of the types of numbers and texts.
 
-Tables and pictures rest on them, and somebody else may have written them. What is of another type, or a number that no
-table can add up, is found here once, so that nobody who reads a frame has to ask again.
+Tables and pictures are computed from the records, which another program may have written. This module rejects values of
+a wrong type and numbers too large to be added up, so that readers of data frames need no checks.
 """
 
 import json
@@ -18,16 +18,16 @@ from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
 
 LARGEST = 1e100
-"""The largest number of a table: its square, and sums of squares, are floats."""
+"""The largest number allowed in a table: its square, and sums of squares, are finite floats."""
 
 LONGEST = 4096
-"""The most characters of a text, as in options."""
+"""The largest number of characters of a text, as for options."""
 
 _NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
-"""A key that each line must have, besides ``round``; its value is a number or a list of numbers."""
+"""By file, a key that each line must have besides ``round``; its value is a number or a list of numbers."""
 
 _LISTS = ("late", "partial")
-"""What stands in rounds.jsonl beside numbers: lists of clients."""
+"""Keys of rounds.jsonl whose values are lists of clients; all other values are numbers."""
 
 _TEXTS = ("dataset", "algorithm", "setting", "partition")
 _WHOLE = ("n_clients", "rounds", "rounds_to_target", "seed")
@@ -35,20 +35,20 @@ _NUMBERS = (
     "participation", "learning_rate", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
-_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # and names that begin so
+_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of names
 
 
 def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong with a summary, as a part of a sentence; None if it has the types that a run writes."""
+    """Return what is wrong with a summary, as part of a sentence; None if all types are those that a run writes."""
     config = summary.get("config")
     is_own = isinstance(config, Mapping) and ":" in str(config.get("partition.name"))
     for name, value in summary.items():
-        if name != "config" and too_large(value):  # what somebody's own field may be is theirs
+        if name != "config" and too_large(value):  # user-defined components may have fields of any type
             return f"{quote(name)} has a number above {LARGEST:g}"
         if isinstance(value, str) and len(value) > LONGEST:
             return f"{quote(name)} has {len(value):,} characters"
         kinds = (str,) if name in _TEXTS else (int,) if name in _WHOLE else (int, float) if name in _NUMBERS else None
-        if name == "alpha" and not is_own:  # of somebody's own partition it may be any value
+        if name == "alpha" and not is_own:  # for a user-defined partition, alpha may have any type
             kinds = (int, float)
         if kinds and value is not None and type(value) not in kinds:
             return f"{name} is {quote(value)}"
@@ -60,21 +60,22 @@ def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
 def _flaw_of_rejected(summary: Mapping[str, Any]) -> str | None:
     rejected, types = summary.get("rejected", []), {"client": int, "replies": int, "why": str}
     is_right = isinstance(rejected, list) and all(
-        isinstance(one, dict) and all(type(one.get(name)) is kind for name, kind in types.items()) for one in rejected
+        isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in types.items())
+        for entry in rejected
     )
     return None if is_right else f"rejected is {quote(rejected)}"
 
 
 def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
-    said = summary.get("privacy", {})
-    if not isinstance(said, dict):
-        return f"privacy is {quote(said)}"
-    for name, value in said.items():
+    statement = summary.get("privacy", {})
+    if not isinstance(statement, dict):
+        return f"privacy is {quote(statement)}"
+    for name, value in statement.items():
         if name.startswith(_EPSILONS) and "_of_each_" not in name and type(value) not in (int, float, type(None)):
             return f"privacy.{name} is {quote(value)}"
-    if not isinstance(said.get("commons", ""), str):
-        return f"privacy.commons is {quote(said['commons'])}"
-    tables = said.get("mechanisms", {})
+    if not isinstance(statement.get("commons", ""), str):
+        return f"privacy.commons is {quote(statement['commons'])}"
+    tables = statement.get("mechanisms", {})
     is_right = isinstance(tables, dict) and all(
         isinstance(of_kind, list) and all(map(_is_table, of_kind)) for of_kind in tables.values()
     )
@@ -95,20 +96,20 @@ def _is_table(table: Any) -> bool:
 
 
 def flaw_of_config(found: Any) -> str | None:
-    """What is wrong with dotted fields and their values; None if their types are those of the fields."""
+    """Return what is wrong with dotted fields and their values; None if the types match the fields."""
     if not isinstance(found, Mapping):
         return f"config is {quote(found)}"
-    known = _known(found)
+    fields = _chosen_fields(found)
     for name, value in found.items():
         many = value if isinstance(value, list | tuple) else [value]
-        if any(type(one) not in (int, float, str, bool, type(None)) for one in many):
+        if any(type(item) not in (int, float, str, bool, type(None)) for item in many):
             return f"{quote(name)} is {quote(value)}"
-        kinds = known[name].kinds if name in known else (Any,)
+        kinds = fields[name].kinds if name in fields else (Any,)
         if Any not in kinds and (tuple if isinstance(value, list) else type(value)) not in kinds:
             return f"{name} is {quote(value)}"
         if name == "target" and not _is_target(value):
             return f"{name} is {quote(value)}"
-        if any(isinstance(one, str) and len(one) > LONGEST for one in many):
+        if any(isinstance(item, str) and len(item) > LONGEST for item in many):
             return f"{quote(name)} is longer than {LONGEST} characters"
     return None
 
@@ -120,9 +121,9 @@ def _is_target(value: Any) -> bool:
         return False
 
 
-def _known(found: Mapping[str, Any]) -> Mapping[str, Field]:
-    """The fields of the chosen parts of the package; of one that is not there any more nothing is known."""
-    chosen = {kind: found.get(k.field) for kind, k in KINDS.items()}
+def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
+    """Return the fields of the package's chosen components; a component that no longer exists has no fields."""
+    chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
     return {
         **own_fields(),
         **fields_for({k: [n] for k, n in chosen.items() if isinstance(n, str) and n in KINDS[k].known}, reread=False),
@@ -130,7 +131,7 @@ def _known(found: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
-    """What is wrong with a line of rounds.jsonl, or of clients.jsonl; None if tables can add its numbers up."""
+    """Return what is wrong with a line of rounds.jsonl or clients.jsonl; None if tables can add up its numbers."""
     for name, value in line.items():
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
@@ -142,7 +143,7 @@ def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
 
 
 def too_large(value: Any) -> bool:
-    """Whether a plain value has a number above ``LARGEST``."""
+    """Return whether a plain value contains a number whose magnitude exceeds ``LARGEST``."""
     if isinstance(value, Mapping):
         return any(map(too_large, value.values()))
     if isinstance(value, list | tuple):
@@ -151,36 +152,37 @@ def too_large(value: Any) -> bool:
 
 
 def written(value: Any) -> Any:
-    """What a run writes of a metric: null for a number that is none, or that no table could add up."""
+    """Return the value that a run writes for a metric: null for a NaN and for a number too large for tables."""
     return value if not isinstance(value, float) or -LARGEST <= value <= LARGEST else None
 
 
 def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of rounds 0, 1, ... up to the first that is not whole, and whether these are all lines.
+    """Return the lines of rounds 0, 1, ... before the first damaged line, and whether the file has no further lines.
 
     Raises:
-        UserError: it is no regular file, or too large.
+        UserError: the file is no regular file, or too large.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     try:
         with safe_read.open_file(path, safe_read.LARGEST_LINES) as file:
             while file and (part := file.readline(safe_read.LONGEST_LINE)):
-                line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None  # a killed run leaves half
-                if line is None or line["round"] != len(found):
-                    return found, False
-                found.append(line)
+                # a killed run may leave an incomplete last line
+                line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None
+                if line is None or line["round"] != len(records):
+                    return records, False
+                records.append(line)
     except safe_read.UnreadableError as error:
         raise UserError(f"{error}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    return found, True
+    return records, True
 
 
 def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """A line of numbers and nulls with ``round`` and a number under ``needed``; None if it is anything else."""
+    """Return a line of numbers and nulls that has the keys ``round`` and ``needed``; None for any other content."""
     try:
         line = json.loads(part.decode())
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or JSON of very many brackets
+    except (ValueError, RecursionError):  # the line is not UTF-8, not JSON, or too deeply nested
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
         return None

@@ -1,8 +1,8 @@
-"""A run folder in a storage besides the local disk: brought before a run goes on, sent with each checkpoint.
+"""Copies of a run folder in a remote storage: downloaded before a run resumes, uploaded with each checkpoint.
 
-What is sent are the files of a run that ``run_folder`` lists, but for W&B's folder, locks and temporary files. The
-hidden file ``.storage.json`` names the snapshot that the folder here was last equal to. Whoever writes a snapshot has
-seen the one before, so another one in the storage is a later one of the same run, unless somebody has removed that.
+The upload contains the files of a run that ``run_folder`` lists, without W&B's folder, locks and temporary files. The
+hidden file ``.storage.json`` names the snapshot that last equalled the local folder. A process reads the previous
+snapshot before it writes the next. So a different snapshot in the storage is later, unless the run was removed there.
 """
 
 import re
@@ -25,19 +25,19 @@ from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, 
 
 SEEN = ".storage.json"
 BEGINS = {"config.yaml", "environment.json"}
-"""Files that make a folder a run's; see ``is_run``."""
+"""Files that every run folder has; see ``is_run``."""
 
 
 def name_of(*folders: Path) -> str:
-    """What folders, one in another, are called in a storage."""
+    """Return the storage's name for nested folders, listed from the outermost to the innermost."""
     return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
 
 
 def require_apart(storage: str, folder: Path) -> None:
-    """Check that the storage is no folder in ``folder``, whose files are kept there, nor the folder itself.
+    """Check that the storage is neither ``folder``, whose files it stores, nor a folder inside ``folder``.
 
     Raises:
-        UserError: it is.
+        UserError: the storage lies there.
     """
     if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"storage must be outside of --out, {folder}, got {quote_value(storage)}.")
@@ -46,8 +46,8 @@ def require_apart(storage: str, folder: Path) -> None:
 class RunMirror:
     """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
 
-    late: why the storage lacks the newest snapshot; empty where it has it. ``say`` is told that in a sentence.
-    has_lost: whether somebody else has written there since.
+    late: why the storage lacks the newest snapshot; empty if the storage has it. ``say`` is called with this reason.
+    has_lost: whether another process has written to the storage since.
 
     Raises:
         UserError: the storage cannot be reached or written, or lies in the folder.
@@ -67,15 +67,15 @@ class RunMirror:
             raise UserError(f"storage: {error}.") from None
 
     def bring(self, resume: bool = True, patience: float = 0) -> None:
-        """Make the folder the storage's snapshot, unless there is none or the folder is further on.
+        """Replace the folder by the storage's snapshot, unless there is no snapshot or the folder has more rounds.
 
         patience: see ``file_lock.locked``.
 
         Raises:
-            ClientError: somebody else writes there.
-            UserError: the storage has a run already and ``resume`` is not asked for, the folder here has another run,
-                somebody holds it, or what makes a run folder is damaged there.
-            OSError: the disk here is full.
+            ClientError: another process writes to the storage.
+            UserError: the storage has a run already and ``resume`` is false, the local folder has another run,
+                another process has locked the folder, or a file of ``BEGINS`` is damaged in the storage.
+            OSError: the local disk is full.
         """
         if self.there.tag == object_store.NEW:
             return
@@ -96,28 +96,28 @@ class RunMirror:
                 if self._is_further():
                     self.say(f"{self.folder} has more rounds than {place}, and goes on.")
                     return
-                self._see("")  # killed here, it is brought again
+                self._see("")  # a process killed from here on downloads the snapshot again
                 flaws = self.there.bring(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
             if not self.there.whole >= BEGINS:
-                said = "; ".join(flaws) or "it has no config.yaml and environment.json"
-                raise UserError(f"{place} holds no run that can go on ({said}); choose another --out or --storage.")
+                reason = "; ".join(flaws) or "it has no config.yaml and environment.json"
+                raise UserError(f"{place} holds no run that can go on ({reason}); choose another --out or --storage.")
             for flaw in flaws:
                 self.say(Warned(f"{flaw}; the run goes on from what is whole."))
             self.there.remove_others(self.folder)
             self._see(self.there.tag)
             if flaws:
-                self.send()  # so that no list names them any more
+                self.send()  # the next snapshot no longer lists the damaged files
         self.say(f"{self.folder} was brought from {place}.")
 
     def _stranger(self, path: Path) -> str | None:
         return None if self._seen() == "" else stranger(path)
 
     def _is_other(self) -> bool:
-        """Whether the run here has another config, data or secret salt than that of the snapshot.
+        """Return whether the local run has another config, data set or secret salt than the snapshot.
 
-        So it is where somebody removed a run from the storage, and another one of the same name was sent.
+        They differ if a run was removed from the storage and another run of the same name was uploaded.
         """
         if (self.folder / "partition.json").exists() and not self.there.is_same(self.folder, "partition.json"):
             return True
@@ -131,17 +131,19 @@ class RunMirror:
         return True
 
     def _is_further(self) -> bool:
-        """Whether the run here has played more rounds than the snapshot: its lines are the same, and more."""
-        there, here = self.there.held.get("rounds.jsonl"), self.folder / "rounds.jsonl"
-        return is_run(self.folder) and here.is_file() and here.stat().st_size > (there.size if there else 0)
+        """Return whether the local run has more rounds than the snapshot: the same lines and further lines."""
+        stored, local_file = self.there.held.get("rounds.jsonl"), self.folder / "rounds.jsonl"
+        return (
+            is_run(self.folder) and local_file.is_file() and local_file.stat().st_size > (stored.size if stored else 0)
+        )
 
     def send(self) -> None:
-        """Send the folder as it is; where the storage cannot take it, this is said once, and tried again later.
+        """Upload the folder. If the upload fails, report the failure once; later calls try again.
 
-        Trying takes at most a tenth of the time, however long the storage makes us wait.
+        Failed attempts take at most a tenth of the time, however slow the storage is.
 
         Raises:
-            ClientError: somebody else has written there since.
+            ClientError: another process has written to the storage since.
         """
         if (began := time.monotonic()) < self._not_before:
             return
@@ -161,10 +163,10 @@ class RunMirror:
             self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
 
     def end(self, lacking: str = "") -> None:
-        """The last ``send``. lacking: why the storage lacks something else of the run, if it does.
+        """Upload the folder for the last time. lacking: why the storage lacks another part of the run, or empty.
 
         Raises:
-            ClientError: the storage lacks something of the run.
+            ClientError: the storage lacks a part of the run.
         """
         self._not_before = 0
         self.send()
@@ -175,10 +177,10 @@ class RunMirror:
             )
 
     def _seen(self) -> str | None:
-        """The tag of the snapshot that the folder goes back to; None if nobody knows, or it is of another storage."""
+        """Return the tag of the snapshot from which the folder comes; None if unknown or from another storage."""
         try:
-            found = safe_read.json_of(self.folder / SEEN)
-            return str(found["tag"]) if found["storage"] == self.storage else None
+            record = safe_read.json_of(self.folder / SEEN)
+            return str(record["tag"]) if record["storage"] == self.storage else None
         except (ValueError, KeyError, TypeError):
             return None
 

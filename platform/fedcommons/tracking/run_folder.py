@@ -1,12 +1,12 @@
-"""The run folder: the record from which tables are made.
+"""The run folder: the files that record a run, from which tables are computed.
 
 config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
 clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
-``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not these),
+``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not the salts),
 model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
-``runs/model_files.py``), summary.json (written last), messages.log (the run's messages), error.txt (what stopped it),
+``runs/model_files.py``), summary.json (written last), messages.log (the run's messages), error.txt (the error),
 checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes), .storage.json (with
-``storage``: see ``run_mirror``). Other files in the folder are never changed or removed.
+``storage``: see ``remote_run``). Other files in the folder are never changed or removed.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ FILES = (
 """Files that are first written under a temporary name."""
 
 STOPPED = "stopped-by-scheduler"
-"""A file in the folder of a run that its sweep's scheduler stopped: resumption does not run it again."""
+"""A file in the folder of a run that the sweep's scheduler stopped; a resumed sweep skips the run."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")
 """Files that a run may write before its config.yaml."""
@@ -54,24 +54,24 @@ def open_run(
     patience: float = 0,
     data: str | None = None,
 ) -> Iterator["RunFolder"]:
-    """The folder ``path`` for a run of ``config``, locked while it is open.
+    """Open the folder ``path`` for a run of ``config``, and lock the folder while it is open.
 
-    patience: seconds to wait for another process to release it. data: see ``RunFolder``.
+    patience: seconds to wait for another process to release the lock. data: see ``RunFolder``.
 
     Raises:
-        UserError: another process holds it, it is neither empty nor a run folder, or see ``RunFolder``.
+        UserError: another process has the lock, the folder is neither empty nor a run folder, or see ``RunFolder``.
     """
     with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a run folder: it has the two names that every run writes first, whatever stands there."""
+    """Return whether ``path`` is a run folder: the two files that every run writes first exist, with any content."""
     return os.path.lexists(path / "config.yaml") and os.path.lexists(path / "environment.json")
 
 
 def stranger(path: Path) -> str | None:
-    """A file that shows that ``path`` is not ours: neither a run folder nor the beginning of one. None: it is ours."""
+    """Return the name of a foreign file in ``path``; None if ``path`` is a run folder or the beginning of one."""
     if is_run(path):
         return None
     names = [n for n in file_lock.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
@@ -83,19 +83,19 @@ def _is_half_written(name: str) -> bool:
 
 
 class RunFolder:
-    """The record of a run of ``config`` in ``path``: a new one, or with ``resume`` the one that is there.
+    """The record of a run of ``config`` in ``path``: a new record or, with ``resume``, the existing one.
 
-    The run that is there may have been planned with another number of rounds; it has this one from now on.
-    data: the digest of the run's data set, if that is to be compared.
+    The number of rounds in ``config`` replaces the number of an existing run.
+    data: the hash of the run's data set; None skips the comparison with the existing run.
 
     Raises:
-        UserError: the folder cannot be written, holds a run already, or a run of another experiment, on other data, or
-            that began where libraries round otherwise, or has more rounds already.
+        UserError: the folder cannot be written, or contains a run without ``resume``. Or the existing run has another
+            experiment, other data or more rounds, or began where libraries round otherwise.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
         self.path = path
-        self._told = defaultdict(hashlib.sha256)  # by file, of the lines that are in it
+        self._told = defaultdict(hashlib.sha256)  # by file, the hash of the written lines
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
         self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
         try:
@@ -109,12 +109,12 @@ class RunFolder:
             remove_unfinished(path, FILES)
             remove_unfinished(self.checkpoints, rf"{CHECKPOINT_FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{MEMORY_FILE}(\.json)?")
-            (path / "summary.json").unlink(missing_ok=True)  # of a run that goes on, or whose rounds.jsonl was damaged
+            (path / "summary.json").unlink(missing_ok=True)  # outdated: the run continues, or rounds.jsonl was damaged
             if is_run(path):
                 self._forget_ends(config)
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
-            here = environment(gpus, _facts(path / "environment.json"))
-            write_json(path / "environment.json", {**here, **_sources(config)})
+            current = environment(gpus, _facts(path / "environment.json"))
+            write_json(path / "environment.json", {**current, **_sources(config)})
             write_text(path / "config.yaml", yaml.safe_dump(dotted.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
@@ -124,24 +124,24 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The whole lines of rounds.jsonl: rounds 0, 1, ..."""
+        """Return the undamaged lines of rounds.jsonl: rounds 0, 1, ..."""
         return read_rounds(self.path)
 
     def whole(self) -> int:
-        """Number of rounds, from round 0 on, with whole lines in all files that have one line per round."""
+        """Return the number of rounds, from round 0 on, with undamaged lines in all files with one line per round."""
         return min(len(record_schema.lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
-        """Drop the lines after this round (-1: all lines); a resumed run writes them again."""
+        """Remove the lines after round ``after_round`` (-1: all lines); a resumed run writes the lines again."""
         for name in self._courses:
-            kept = self._text(name, after_round)
-            write_text(self.path / name, kept)
-            self._told[name] = hashlib.sha256(kept.encode())
+            text = self._text(name, after_round)
+            write_text(self.path / name, text)
+            self._told[name] = hashlib.sha256(text.encode())
 
     def _forget_ends(self, config: Experiment) -> None:
-        """Drop the round that is the last one in one plan only, old or new: more is observed in a last round.
+        """Remove the round that is last only in the old or only in the new plan: a last round has more metrics.
 
-        It is played again. Before config.yaml changes, so that a run that is killed here has the rounds of its plan.
+        The round runs again. The call precedes the change of config.yaml, so that a killed run keeps its old plan.
         """
         observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
         plans = {read_config(self.path).federation.rounds, config.federation.rounds}
@@ -150,11 +150,11 @@ class RunFolder:
             self.rewind(min(odd) - 1)
 
     def _text(self, name: str, after_round: int) -> str:
-        kept = record_schema.lines(self.path / name)[0][: after_round + 1]
-        return "".join(json.dumps(line) + "\n" for line in kept)
+        remaining_lines = record_schema.lines(self.path / name)[0][: after_round + 1]
+        return "".join(json.dumps(line) + "\n" for line in remaining_lines)
 
     def digest(self, after_round: int | None = None) -> str:
-        """Of all lines that are written, or of those up to a round; not of times, which differ from run to run."""
+        """Return the hash of all written lines, or of the lines up to a round, without times, which differ by run."""
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
             each = [self._told[name].hexdigest() for name in names]
@@ -163,10 +163,10 @@ class RunFolder:
         return sha256("".join(each).encode())
 
     def require_rounds(self, last: int) -> None:
-        """Check that rounds.jsonl holds rounds 0 to ``last``, each once and in order, and nothing else.
+        """Check that rounds.jsonl contains rounds 0 to ``last``, each once and in order, and nothing else.
 
         Raises:
-            ClientError: it holds something else.
+            ClientError: the file contains something else.
         """
         lines, is_all = record_schema.lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
@@ -180,11 +180,11 @@ class RunFolder:
         self._append("rounds.jsonl", line_of(round, metrics))
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Write how long the parts of a round took; in a file of its own, as times differ from run to run."""
+        """Write the seconds per part of a round, into a separate file because times differ from run to run."""
         self._append("timing.jsonl", {"round": round, **{k: float(f"{v:.4f}") for k, v in seconds.items()}})
 
     def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
-        """Metrics of each client, lists by client; what is not finite is written as null."""
+        """Write the metrics of each client, as lists by client; values that are not finite are written as null."""
         clean = {name: [record_schema.written(value) for value in values] for name, values in clients.items()}
         self._append("clients.jsonl", {"round": round, **clean})
 
@@ -201,35 +201,35 @@ class RunFolder:
 
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """A round's line of rounds.jsonl; what is not finite is null."""
+    """Return a round's line of rounds.jsonl; values that are not finite become null."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
 
 def read_config(path: Path) -> Experiment:
-    """The experiment of a run folder.
+    """Return the experiment of a run folder.
 
     Raises:
-        UserError: its config.yaml cannot be read.
+        UserError: the folder's config.yaml cannot be read.
     """
     file = path / "config.yaml"
     try:
-        if (found := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
+        if (content := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
             raise ValueError("it is not there")
-        return dotted.from_dict(safe_yaml.yaml_of(found.decode()))
+        return dotted.from_dict(safe_yaml.yaml_of(content.decode()))
     except UserError as error:
         raise UserError(f"{file} is of another version: {error}") from None
     except safe_read.UnreadableError as error:
         raise UserError(f"{error}; remove that run or choose another --out.") from None
     except (ValueError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{file} is damaged ({why}); remove that run or choose another --out.") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file} is damaged ({reason}); remove that run or choose another --out.") from None
 
 
 def require_plain(path: Path) -> None:
-    """Check that what a run writes to is no link to elsewhere, no pipe, and no folder in the place of a file.
+    """Check that no path that a run writes is a link to elsewhere, a pipe, or a folder in the place of a file.
 
     Raises:
-        UserError: something is.
+        UserError: such a path exists.
     """
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
@@ -242,41 +242,41 @@ def require_plain(path: Path) -> None:
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
-    held = read_config(path)
-    differ = dotted.same_results(held, config)
+    existing = read_config(path)
+    differ = dotted.same_results(existing, config)
     if differ == ["federation.rounds"] and (done := len(read_rounds(path)) - 1) > config.federation.rounds:
         raise UserError(
             f"{path} has {done} rounds already, so federation.rounds cannot be {config.federation.rounds}; choose "
             "another --out."
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
-        found, now = (kept.get("sources") for kept in (_facts(path / "environment.json"), _sources(config)))
-        names = [name + _changed(found, now, name.removeprefix("source.")) for name in differ]
+        old, new = (record.get("sources") for record in (_facts(path / "environment.json"), _sources(config)))
+        names = [name + _changed(old, new, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
     if data is not None:
         require_same_data(path, config.data.name, data)
 
 
 def require_same_data(path: Path, name: str, data: str) -> None:
-    """Check that the run in ``path`` began with this data set: its name and the digest of its content.
+    """Check that the run in ``path`` began with the data set ``name``, whose content has the hash ``data``.
 
     Raises:
-        UserError: it began with other examples. A run of an earlier version has no digest, and any are taken.
+        UserError: the run began with other examples. A run of an earlier version has no hash and passes the check.
     """
-    held = _facts(path / "partition.json").get("data")
-    if isinstance(held, str) and held != data:
-        drawn = " (one that draws numbers asks for `seed`)" if registry.is_own(name) else ""
+    old_hash = _facts(path / "partition.json").get("data")
+    if isinstance(old_hash, str) and old_hash != data:
+        advice = " (one that draws numbers asks for `seed`)" if registry.is_own(name) else ""
         raise UserError(
             f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
-            f"{drawn}; bring them back or choose another --out."
+            f"{advice}; bring them back or choose another --out."
         )
 
 
 def require_same_rounding(path: Path) -> None:
-    """Check that libraries round as they did where the run in ``path`` began.
+    """Check that libraries round now as they did when the run in ``path`` began.
 
     Raises:
-        UserError: they do not. A run of an earlier version does not say how they did, and any way is taken.
+        UserError: libraries round otherwise. A run of an earlier version has no such record and passes the check.
     """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
@@ -284,15 +284,15 @@ def require_same_rounding(path: Path) -> None:
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
-    """The files of the chosen parts of somebody's own, by kind of part, with their digests."""
+    """Return the files of the chosen user-defined components and the hashes of the files, by kind of component."""
     names = config.chosen
     files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
     return {"sources": files} if files else {}
 
 
-def _changed(found: Any, now: Any, kind: str) -> str:
-    """Which files of this kind of part differ, in words; nothing where that is not known."""
-    old, new = (of.get(kind) if isinstance(of, dict) else None for of in (found, now))
+def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
+    """Return the names of the changed files of this kind of component, in words; an empty text if unknown."""
+    old, new = (sources.get(kind) if isinstance(sources, dict) else None for sources in (old_sources, new_sources))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
@@ -300,10 +300,10 @@ def _changed(found: Any, now: Any, kind: str) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """What the file holds; None if it is not there or damaged.
+    """Return the content of the JSON file; None if the file is missing or damaged.
 
     Raises:
-        UserError: it is no regular file, or too large.
+        UserError: the file is no regular file, or too large.
     """
     try:
         return safe_read.json_of(path)
@@ -314,15 +314,15 @@ def _read_json(path: Path) -> Any:
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
-    """The same of a file that holds names and values; none if it holds anything else."""
-    return found if isinstance(found := _read_json(path), dict) else {}
+    """Return the names and values of a JSON file; an empty mapping if the file contains anything else."""
+    return content if isinstance(content := _read_json(path), dict) else {}
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
-    """How many training images of each class each client of a run holds; empty where labels are no classes.
+    """Return the number of training images per client and class; an empty list if labels are no classes.
 
     Raises:
-        UserError: its partition.json does not say it.
+        UserError: the partition.json has no valid counts.
     """
     file = path / "partition.json"
     facts = _facts(file)
@@ -338,29 +338,29 @@ def read_class_counts(path: Path) -> list[list[int]]:
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The lines of rounds 0, 1, ... of a run folder, up to the first line that is damaged or out of order."""
+    """Return the lines of rounds 0, 1, ... of a run folder, before the first line that is damaged or out of order."""
     return record_schema.lines(path / "rounds.jsonl")[0]
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """The lines of clients.jsonl, as ``read_rounds``; none where nobody asked for them."""
+    """Return the lines of clients.jsonl, as ``read_rounds`` does; an empty list if the file was not requested."""
     return record_schema.lines(path / "clients.jsonl")[0]
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run or central training; None if there is none or it is damaged.
+    """Return the summary of a finished run or central training; None if the summary is missing or damaged.
 
-    A run counts as finished only if rounds.jsonl holds exactly the rounds of its summary.
+    A run counts as finished only if rounds.jsonl contains exactly the rounds of the summary.
     """
     summary = read_run(path)[0]
     return None if summary is None or record_schema.flaw_of_summary(summary) else summary
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Summary and rounds of a run folder; see ``read_summary`` and ``read_rounds``. Texts of the summary are ``clean``.
+    """Return a run's summary, with ``clean`` texts, and its rounds; see ``read_summary`` and ``read_rounds``.
 
     Raises:
-        UserError: one of the two is no regular file, or too large.
+        UserError: one of the two files is no regular file, or too large.
     """
     lines, is_all = record_schema.lines(path / "rounds.jsonl")
     try:
@@ -374,21 +374,21 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(round, test accuracy) of the rounds from 1 on; empty where the model is judged by other metrics."""
-    played = [line for line in lines if line["round"] >= 1]
-    return [(line["round"], line["test/accuracy"]) for line in played if line.get("test/accuracy") is not None]
+    """Return (round, test accuracy) for rounds 1, 2, ...; an empty list if the model has other metrics."""
+    rounds = [line for line in lines if line["round"] >= 1]
+    return [(line["round"], line["test/accuracy"]) for line in rounds if line.get("test/accuracy") is not None]
 
 
 def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """A metric in the last round that has it, as ``evaluate.every`` may leave rounds out; None if none has."""
+    """Return a metric of the last round that has the metric (``evaluate.every`` may skip rounds), or None."""
     return next((line[name] for line in reversed(lines) if name in line), None)
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
-    """The summary of the run if it is finished, else None; with other rounds it is not. ``data``: see ``RunFolder``.
+    """Return the summary of a finished run with the number of rounds of ``config``, or None. data: see ``RunFolder``.
 
     Raises:
-        UserError: the run is of another experiment, or on other data, or its config.yaml is damaged.
+        UserError: the run has another experiment, or other data, or its config.yaml is damaged.
     """
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder's ``tensorboard/``; ``tensorboard --logdir runs`` finds those of all."""
+"""A tracker that writes TensorBoard events into the run folder; ``tensorboard --logdir runs`` shows all runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class TensorBoardTracker:
-    """Writes scalars by round into tensorboard/."""
+    """Write scalars by round into tensorboard/."""
 
     folder: Path
 
     def __post_init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # a resumed run tells its earlier rounds again: what an earlier file has of them does not count
+        # a resumed run logs its earlier rounds again, so TensorBoard must discard the earlier events
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=0)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:

@@ -1,18 +1,18 @@
-"""The interface of everything that records a run."""
+"""The interface of trackers, which record the metrics of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Metric = float | Sequence[int] | None
-"""A number, numbers of clients, or no value."""
+"""The value of a metric: a number, a list of client numbers, or None (no value)."""
 
 
 class Tracker(Protocol):
-    """Gets each round's metrics in order, then the summary. A resumed run tells it the earlier rounds again.
+    """Record each round's metrics in order, then the summary. A resumed run logs the earlier rounds again.
 
-    A tracker of somebody's own is a class, or a function that makes one. It gets what it asks for of ``folder``, that
-    of the run, and ``config``, dotted names to values. What it raises is told in one sentence, and the run goes on
-    without it.
+    A user-defined tracker is a class, or a function that returns a tracker. It may have the parameters ``folder`` (the
+    run folder) and ``config`` (dotted names to values). If the tracker raises an error, the error is reported in one
+    sentence, and the run continues without the tracker.
     """
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
@@ -25,5 +25,5 @@ class Tracker(Protocol):
 
 
 def numbers(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Those metrics that are numbers: lists of clients stay in the run folder."""
+    """Return the metrics that are numbers. Lists of clients are recorded in the run folder only."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""trackio: a local data base in the folder that TRACKIO_DIR names, without a server or a login."""
+"""A tracker that uses trackio: a local database in the folder TRACKIO_DIR, without a server or a login."""
 
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -12,9 +12,9 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class TrackioTracker:
-    """Logs metrics by round; the project is tracking.project, the run has the folder's name.
+    """Log metrics by round. The project is tracking.project; the run has the folder's name.
 
-    A run that was resumed is one more run there, as its earlier rounds are told again. Nothing is sent anywhere.
+    A resumed run becomes a second trackio run, because its earlier rounds are logged again. No data leave the machine.
     """
 
     folder: Path
@@ -23,7 +23,7 @@ class TrackioTracker:
     def __post_init__(self) -> None:
         import trackio  # pyright: ignore[reportMissingImports]  (an extra)
 
-        with redirect_stdout(StringIO()):  # it says on stdout where to look
+        with redirect_stdout(StringIO()):  # trackio prints instructions on stdout
             self.run = trackio.init(
                 project=self.config["tracking.project"], name=self.folder.name, resume="never", embed=False,
                 auto_log_gpu=False, auto_log_cpu=False,

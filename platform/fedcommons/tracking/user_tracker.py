@@ -1,4 +1,4 @@
-"""A tracker of somebody's own beside the run folder: its failures are told, and stop neither the run nor its record."""
+"""A wrapper of a user-defined tracker. Its failures are reported; they stop neither the run nor the run folder."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class OwnTracker:
-    """The tracker ``name`` that ``make`` gives.
+    """The user-defined tracker ``name``, created by ``make``.
 
-    ``say`` is told in one sentence what it raises, also while it is made; after that nothing more is told to it.
+    If the tracker or ``make`` raises an error, ``say`` is called with one sentence. The tracker is not called again.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker], say: Callable[[str], None]) -> None:
@@ -21,10 +21,10 @@ class OwnTracker:
         self.tracker = self._done(make)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``; values that are not finite are None, as in the run folder."""
+        """See ``Tracker``; values that are not finite become None, as in the run folder."""
         if tracker := self.tracker:
-            known = {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in metrics.items()}
-            self._done(lambda: tracker.log(round, known))
+            finite_metrics = {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in metrics.items()}
+            self._done(lambda: tracker.log(round, finite_metrics))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """See ``Tracker``."""
@@ -32,7 +32,7 @@ class OwnTracker:
             self._done(lambda: tracker.finish(None if summary is None else dict(summary)))
 
     def _done(self, call: Callable[[], T]) -> T | None:
-        """What a call of somebody's gives; None where it fails."""
+        """Return the result of a call of user code; None if the call fails."""
         try:
             with user_code_context(f"tracking.tracker {self.name}"):
                 return call()

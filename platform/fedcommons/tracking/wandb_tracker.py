@@ -1,7 +1,7 @@
-"""Weights & Biases beside the run folder: one W&B run per trial, opened inside the trial.
+"""A tracker for Weights & Biases (W&B): one W&B run per trial, opened inside the trial.
 
-W&B never asks for input here, and its failures do not stop a run. No path of this machine is uploaded. (W&B's own
-command ``wandb sync`` tells its path, unless the variable WANDB_PROGRAM has another name for it.)
+W&B never asks for input here, and failures of W&B do not stop a run. No path of this machine is uploaded. (The command
+``wandb sync`` uploads its path, unless the variable WANDB_PROGRAM sets another name.)
 """
 
 import netrc
@@ -28,26 +28,25 @@ from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
-"""The alpha by which W&B draws runs whose clients have data of one distribution: Dirichlet's limit, and no infinity."""
+"""The alpha that W&B shows for runs with iid clients: a finite number for the limit of the Dirichlet partition."""
 
 
 class WandbTracker:
-    """A W&B run in the run folder, its id kept in wandb-id.txt so that a resumed run continues it.
+    """A W&B run in the run folder. Its id is stored in wandb-id.txt, so that a resumed run continues the W&B run.
 
-    config: nested as in config.yaml, of the chosen parts only, and ``effective/alpha``, ``effective/p``,
-    ``effective/rho``, ``effective/noise_multiplier``, ``effective/lr`` (see ``flat.effective``; ``p``: the share of
-    shared data that resulted). A run without generators or DP-SGD has 0 there, and one with iid clients ``IID``: W&B's
-    parallel coordinates leave out runs that lack a value; other partitions without an alpha do. ``preset``: that of
-    the command line. tags: the preset, the chosen parts, and dp with DP-SGD. group: the sweep's name; of a run alone
-    data set and partition.
+    config: nested as in config.yaml, with the chosen components only, and ``effective/alpha``, ``effective/p``,
+    ``effective/rho``, ``effective/noise_multiplier``, ``effective/lr`` (see ``dotted.effective``; ``p``: the resulting
+    share of shared data). Without generators or DP-SGD the value is 0, with iid clients the alpha is ``IID``, because
+    W&B's parallel coordinates omit runs without a value. Other partitions without an alpha stay without a value.
+    ``preset``: preset of the command line. tags: the preset, the chosen components, and dp with DP-SGD. group: the
+    sweep's name; data set and partition for a run outside a sweep.
     summary: the numbers and texts of summary.json, the mean over rounds of each convergence parameter
-    (``zeta_hat_sq_mean``), ``rounds_used`` (to the target, or all where it was not reached), ``target_reached``,
-    ``privacy/overall`` (epsilon of all messages, or none) and the other values and notes of ``statement.in_short``, and
-    where the pool was audited the numbers of all clients together, as ``audit/pixels/closer``. A run that ended
-    without reaching its target has ``target_reached`` false and no ``rounds_to_target``, so that this column holds
-    numbers only.
-    pictures: see ``wandb_media``, with the last round; ``pool``: images for them.
-    ``say`` is told in one sentence what W&B cannot do; after a failure nothing more is logged.
+    (``zeta_hat_sq_mean``), ``rounds_used`` (rounds to the target; all rounds if it was missed), ``target_reached``,
+    ``privacy/overall`` (epsilon of all messages, or none) and the other values and notes of ``statement.in_short``. If
+    the pool was audited, the numbers over all clients follow, as ``audit/pixels/closer``. If a run misses its target,
+    ``target_reached`` is false and ``rounds_to_target`` is absent, so that this column holds numbers only.
+    pictures: see ``wandb_media``; they are logged with the last round. ``pool``: images for the pictures.
+    ``say`` is called with one sentence if W&B fails; after a failure nothing more is logged.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class WandbTracker:
         self.say, self.run = say, None
         self.folder, self.pool, self.last = folder, pool, 0
         mode = config.tracking.wandb
-        # Set by a process that started this one, a sweep's: W&B would keep our run in that one's service, where the run
-        # of a trial that was killed stays open, so that the trial after it, with the same id, would write nothing.
+        # A sweep's process sets this variable, and W&B would then open the run in the sweep's W&B service. There the
+        # run of a killed trial stays open, so that the next trial with the same id would write nothing.
         os.environ.pop("WANDB_SERVICE", None)
         try:
             with tempdirs.tempdir():
@@ -71,7 +70,7 @@ class WandbTracker:
                 if mode != "online":
                     raise
                 say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
-                wandb.teardown()  # its service holds the run's id since it failed
+                wandb.teardown()  # after the failure W&B's service still holds the run's id
                 self.run = _init(folder, config, p, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
@@ -79,12 +78,12 @@ class WandbTracker:
             self._give_up(error)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``; numbers of clients stay in the run folder."""
+        """See ``Tracker``; lists of clients are recorded in the run folder only."""
         if self.run is None:
             return
         try:
-            known = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-            self.run.log({"round": round, **known}, step=round)
+            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+            self.run.log({"round": round, **numbers}, step=round)
             self.last = round
         except Exception as error:
             self._give_up(error)
@@ -102,12 +101,12 @@ class WandbTracker:
             self._give_up(error)
 
     def _log_pictures(self, summary: Mapping[str, Any]) -> None:
-        """Into the last round's row; a run without them is a whole run all the same."""
+        """Log the pictures in the last round's row. A failure is only reported, as the run is complete without them."""
         import wandb
 
         try:
-            found = pictures(self.folder, summary, self.pool)
-            images = {name: wandb.Image(picture) for name, picture in found.items()}
+            drawn_pictures = pictures(self.folder, summary, self.pool)
+            images = {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
         except Exception as error:
             self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run is kept there without its pictures."))
             return
@@ -120,26 +119,26 @@ class WandbTracker:
 
 
 def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B's summary of a run holds besides the last value of each metric; see ``WandbTracker``."""
-    kept = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
-    courses = {k: [v for _, v in found if v is not None] for k, found in summary.items() if _is_course(found)}
+    """Return the entries that W&B's summary of a run has besides each metric's last value; see ``WandbTracker``."""
+    entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
+    courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
-    said = summary["privacy"]
-    noise = columns(said.get("mechanisms", {}))
-    private = {f"privacy/{name}": value for name, value in {**in_short(said), **noise}.items()}
+    statement = summary["privacy"]
+    noise = columns(statement.get("mechanisms", {}))
+    private = {f"privacy/{name}": value for name, value in {**in_short(statement), **noise}.items()}
     audit = {f"audit/{name}": value for name, value in _numbers(summary.get("audit", {}))}
     to_target = summary.get("rounds_to_target")
     used = summary["rounds"] if to_target is None else to_target
-    return {**kept, **means, **private, **audit, "target_reached": to_target is not None, "rounds_used": used}
+    return {**entries, **means, **private, **audit, "target_reached": to_target is not None, "rounds_used": used}
 
 
-def _is_course(found: Any) -> bool:
-    """Whether a value of the summary is pairs of a round and a number: a convergence parameter."""
-    return isinstance(found, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in found)
+def _is_course(value: Any) -> bool:
+    """Return whether a value of the summary is a convergence parameter: a list of pairs (round, number)."""
+    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:
-    """What W&B is told of an experiment: nothing about this machine's folders, nor W&B's own settings."""
+    """Return the config that is sent to W&B, without this machine's folders and without the settings of W&B."""
     fields = dotted.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
     fields.pop("storage", None)
@@ -147,14 +146,16 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     if config.partition.name == "iid":
         effective["alpha"] = IID
     sigma = effective.pop("sigma")
-    if config.dp.target_epsilon is None:  # else clients differ in it: the summary has the range
+    if (
+        config.dp.target_epsilon is None
+    ):  # with a target, the multiplier differs by client, and the summary has the range
         effective["noise_multiplier"] = sigma
-    known = {"preset": preset} if (preset := config.tracking.preset) else {}
-    return _without_folders(fields | known) | {f"effective/{name}": value for name, value in effective.items()}
+    preset_field = {"preset": preset} if (preset := config.tracking.preset) else {}
+    return _without_folders(fields | preset_field) | {f"effective/{name}": value for name, value in effective.items()}
 
 
 def _without_folders(value: Any) -> Any:
-    """The value, with every text that holds a slash cut to its last component: paths, and import paths of own parts."""
+    """Return the value with every path, also import paths of user-defined components, cut to its last component."""
     if isinstance(value, dict):
         return {name: _without_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -162,9 +163,9 @@ def _without_folders(value: Any) -> Any:
     return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
 
-def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of nested mappings, each with the names that lead to it, separated by slashes."""
-    for name, value in found.items():
+def _numbers(nested: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of nested mappings, each with its path of names, separated by slashes."""
+    for name, value in nested.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{rest}", number) for rest, number in _numbers(value))
         elif isinstance(value, int | float):
@@ -172,9 +173,11 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _tags(config: Experiment) -> list[str]:
-    """What runs are filtered by: preset, data set, algorithm, sharing setting and the other parts."""
-    found = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
-    names = [label(name) for name in found.values() if name not in ("independent", "constant")]  # of every run
+    """Return the tags that filter runs: preset, data set, algorithm, sharing strategy and the other components."""
+    components = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
+    names = [
+        label(name) for name in components.values() if name not in ("independent", "constant")
+    ]  # the defaults of most runs distinguish nothing
     preset = _without_folders(config.tracking.preset)
     return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
@@ -190,7 +193,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
-        dir=folder.absolute(),  # W&B's process keeps the working folder that it was started in
+        dir=folder.absolute(),  # W&B's process stays in the working folder in which it was started
         config=_config(config, p),
         tags=_tags(config),
         job_type="federation",
@@ -203,14 +206,14 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             x_disable_stats=True,
             x_disable_meta=True,  # the program and its arguments, the host, the folder
             host="",
-            program="fedcommons",  # else the script's path
+            program="fedcommons",  # the default would be the script's path
         ),
     )
 
 
 @tempdirs.tempdir()
 def logged_in() -> bool:
-    """Whether there is a key for W&B's server, looked for where W&B looks, without asking."""
+    """Return whether W&B would find a key for its server, without asking the user."""
     import wandb
 
     if os.environ.get("WANDB_API_KEY"):
@@ -223,11 +226,11 @@ def logged_in() -> bool:
 
 
 def _run_id(folder: Path) -> str:
-    """The id in wandb-id.txt; a new one if there is none, or it is none of ours."""
+    """Return the id in wandb-id.txt; store and return a new id if the file is missing or has another format."""
     path = folder / "wandb-id.txt"
     with suppress(safe_read.UnreadableError):
-        if re.fullmatch("[0-9a-z]{8}", found := (safe_read.text_of(path) or "").strip()):
-            return found
+        if re.fullmatch("[0-9a-z]{8}", run_id := (safe_read.text_of(path) or "").strip()):
+            return run_id
     new = secrets.token_hex(4)
     write_text(path, new + "\n")
     return new
