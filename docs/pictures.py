@@ -37,11 +37,11 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
     train = data.train
     groups = None if train.groups is None else train.groups.numpy()
     factors = {factor: values.numpy() for factor, values in train.factors.items()}
-    dealt = load_data.partition_rows(
+    client_data = load_data.partition_rows(
         config.partition, train.y.numpy(), data.n_classes, 0, groups=groups, factors=factors, origin=data.origin
     )
-    assert dealt.class_counts is not None
-    return dealt.class_counts
+    assert client_data.class_counts is not None
+    return client_data.class_counts
 
 
 def bubbles(axes: Axes, held: np.ndarray, title: str) -> None:
@@ -117,10 +117,10 @@ def b() -> None:
 def p() -> None:
     shares = (0.0, 0.1, 0.3, 0.5)
     config = experiment("small", "digits", {"alpha": 0.1, "setting": "shuffled_synthetic", **OFF})
-    dealt = prepare(config).dealt
-    n_own = dealt.own.sizes[0]
+    client_data = prepare(config).client_data
+    n_own = client_data.own.sizes[0]
     figure, (row,) = panels(1, 2, (9.3, 2.6), sharey=True)
-    made = [contributions(share, dealt)[0] if share else 0 for share in shares]
+    made = [contributions(share, client_data)[0] if share else 0 for share in shares]
     swapped = [n_swapped(share, n_own) for share in shares]
     for axes, kept, others, title, name in (
         (row[0], [n_own] * 4, made, "shuffled_synthetic: images join", "from the pool of synthetic images"),

@@ -11,7 +11,17 @@ from typing import Annotated
 
 import torch
 
-from fedcommons import Assigned, ClientData, Contribution, Contributions, Dealt, Examples, Release, experiment, run
+from fedcommons import (
+    Assigned,
+    ClientData,
+    ClientDatasets,
+    Contribution,
+    Contributions,
+    Examples,
+    Release,
+    experiment,
+    run,
+)
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure.every": 0, "wandb": "off"}
 
@@ -23,8 +33,8 @@ class MeanImages:
     least: Annotated[int, "[1, 1e6]"] = 2
     """smallest number of examples of a class whose mean a client sends"""
 
-    def make(self, dealt: Dealt, made: Sequence[Contribution]) -> Contributions:
-        return Contributions.of_made(dealt, [self.means(client) for client in dealt.own])
+    def make(self, client_data: ClientDatasets, made: Sequence[Contribution]) -> Contributions:
+        return Contributions.of_made(client_data, [self.means(client) for client in client_data.own])
 
     def means(self, client: ClientData) -> Contribution:
         labels, counts = client.y.unique(return_counts=True)
@@ -33,11 +43,13 @@ class MeanImages:
         x = torch.stack(means) if means else client.x[:0]
         return Contribution(Examples(x, labels), seen=len(client))
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         return contributed, contributed.releases("mean images")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return Assigned(dealt.own.rows, [released.rows] * len(dealt.own))
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        return Assigned(client_data.own.rows, [released.rows] * len(client_data.own))
 
 
 if __name__ == "__main__":

@@ -111,9 +111,12 @@ def test_the_wheel_has_every_module_the_licence_and_the_list(builds: list[list[P
     for folder, name in (("lightning_modules", "lightning_modules"), ("sweeps", "fedcommons_sweeps")):
         expected |= {f"{name}/{path.relative_to(ROOT / folder).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in modules if name.endswith(".py")} == expected
-    others = {f"fedcommons/reports/template/page.{end}" for end in ("html", "css", "js")} | {"fedcommons/py.typed"}
+    others = {f"fedcommons/reports/template/page.{end}" for end in ("html", "css", "js")} | {
+        "fedcommons/py.typed",
+        "fedcommons/__init__.pyi",
+    }
     assert others <= modules
-    assert {Path(name).suffix for name in modules} <= {".py", ".typed", ".csv", ".html", ".css", ".js"}
+    assert {Path(name).suffix for name in modules} <= {".py", ".pyi", ".typed", ".csv", ".html", ".css", ".js"}
     with tarfile.open(source) as files:
         assert {"LICENSE", "README.md"} <= {name.partition("/")[2] for name in files.getnames()}
 

@@ -10,7 +10,7 @@ methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
-sharing     Stage, Generating, TakesLong, Dealt, Contribution, Contributions, Assigned, GeneratorRecipe, Need
+sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe, Need
 generators  Generator, TrainedGenerator, Receipt
 late ones   Rule
 watching    Tracker, Measure, RunData
@@ -20,10 +20,22 @@ Everything else may change in any version. docs/own_parts.md, docs/notebook.ipyn
 """
 
 from logging import NullHandler, getLogger
+from typing import Any
+from warnings import warn
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # torch alone takes seconds to import
+_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # torch alone takes seconds to import
+
+_OLD_NAMES = {"Dealt": "ClientDatasets"}
+"""Names of version 0.2, which work with a warning for one version."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        warn(f"fedcommons.{name} is fedcommons.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
+    return _attribute(_OLD_NAMES.get(name, name))
+
 
 __version__ = "0.2.0"
 

@@ -45,7 +45,7 @@ from .data.clients import ClientData as ClientData
 from .data.clients import Clients as Clients
 from .data.examples import Examples as Examples
 from .data.examples import Source as Source
-from .data.federated import Dealt as Dealt
+from .data.federated import ClientDatasets as ClientDatasets
 from .data.partition import Partition as Partition
 from .errors import ClientError as ClientError
 from .errors import UserError as UserError

@@ -12,7 +12,7 @@ from fedcommons.algorithms.fedmix import FedMix, mean_images
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.flat_tensors import flat
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share, share_by_method
@@ -117,7 +117,7 @@ def test_means_weighted_by_their_images_are_the_clients_mean(size: int, digits: 
 
 
 def test_means_are_keyed_and_of_what_clients_train_on_counted_once_and_covered_by_nothing(digits: Digits) -> None:
-    shared, method = share(ShuffledReal(0.5), Dealt(digits().data.clients, 10, False, 0)), FedMix(mean_size=4)
+    shared, method = share(ShuffledReal(0.5), ClientDatasets(digits().data.clients, 10, False, 0)), FedMix(mean_size=4)
     assert share_by_method(shared, FedAvg(), 10, 0) is shared
     clients, ours = shared.data.clients, share_by_method(shared, method, 10, 0)
     means, other = (mean_images(clients, 4, 10, seed) for seed in (0, 1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcommons import Dealt, Examples, Facts, LocalSGD, Receipt, generator, seed_for
+from fedcommons import ClientDatasets, Examples, Facts, LocalSGD, Receipt, generator, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
@@ -81,7 +81,7 @@ def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
     for _ in range(len(federation.data.own)):
         x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
         contributions.append(Contribution(Examples(x, torch.arange(N) % 10), receipt, 1, of_labels))
-    shared = share(ServerSynthetic(), Dealt(federation.data.own, 10, False, 0), contributions)
+    shared = share(ServerSynthetic(), ClientDatasets(federation.data.own, 10, False, 0), contributions)
     of_pool = replace(shared.data, sets=federation.data.sets, n_classes=10)
     federation = replace(federation, data=of_pool).training(LocalSGD(2, 16))
     plan = federation.plan(2)

@@ -89,7 +89,7 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     kept = found.shared.data.pool
     assert kept is not None
     store = kept.store
-    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.dealt.own.store)]}
+    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.client_data.own.store)]}
     assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
     sizes = [len(n.examples) for n in found.prepared.needs]
     assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
@@ -107,9 +107,9 @@ def test_held_out_images_are_what_generators_did_not_see() -> None:
     found = made_by(experiment(sharing__audit=True), same)
     assert found.audited is not None
     data, prepared = found.prepared.dataset, found.prepared
-    for one, need in zip(subjects(prepared.dealt, prepared.needs, data.validation), prepared.needs, strict=True):
+    for one, need in zip(subjects(prepared.client_data, prepared.needs, data.validation), prepared.needs, strict=True):
         seen = {x.numpy().tobytes() for x in need.examples.x}
-        own = {x.numpy().tobytes() for x in data.train.x[prepared.dealt.own.rows[need.client]]}
+        own = {x.numpy().tobytes() for x in data.train.x[prepared.client_data.own.rows[need.client]]}
         allowed = own - seen | {x.numpy().tobytes() for x in data.validation.x}
         held = {x.numpy().tobytes() for x in one.held_out.x}
         assert held <= allowed

@@ -251,7 +251,7 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     for clients in (data.clients, data.own, *([data.pool] if data.pool else [])):
         assert not once & {x.numpy().tobytes() for x in clients.store.x}
         assert len(clients.store) == 160
-    assert ready.prepared.dealt.n_total == 160
+    assert ready.prepared.client_data.n_total == 160
     assert assembled(**stage, **{"data.client_test": 0.0}).data.tests is None
 
 

@@ -12,7 +12,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.data import user_data
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
@@ -87,7 +87,7 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
     assert summary["last_accuracy"] is None
     assert read_class_counts(tmp_path / "run") == []
     store = Examples(torch.zeros(80, 30), torch.linspace(-1, 1, 80))
-    client_data = Dealt(Clients(store, list(np.arange(80).reshape(4, 20))), None, False, 0)
+    client_data = ClientDatasets(Clients(store, list(np.arange(80).reshape(4, 20))), None, False, 0)
     assert share(ShuffledReal(0.5), client_data).traffic.once == 2 * 40 * (4 * 30 + 4)
 
 

@@ -52,7 +52,7 @@ def test_a_copy_has_the_same_hashes_wherever_it_lies_and_other_ones_for_what_was
         shutil.copytree(clone / old, wheel / new)
     shutil.copytree(clone / "lightning_modules", wheel / "lightning_modules")
     assert hashes_of(wheel) == ours
-    (wheel / "fedcommons" / "seeds.py").write_text("# other\n")
+    (wheel / "fedcommons" / "seeding.py").write_text("# other\n")
     (wheel / "fedcommons_sweeps" / "papers" / "agc" / "curves.py").unlink()
     (wheel / "lightning_modules" / "more.py").touch()
     theirs = hashes_of(wheel)

@@ -12,7 +12,7 @@ import torch
 from five_clients import DATASET, dealt
 from torch import Tensor
 
-from fedcommons import Clients, Dealt, Examples, Experiment, GeneratorRecipe, Need, UserError
+from fedcommons import ClientDatasets, Clients, Examples, Experiment, GeneratorRecipe, Need, UserError
 from fedcommons.config.dotted import override, part_of
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
@@ -56,7 +56,11 @@ class Fake:
 
 
 def needed(
-    p: float | None = None, start: Dealt = START, receipt: Receipt | None = None, noise: float = 0.0, **constants: int
+    p: float | None = None,
+    start: ClientDatasets = START,
+    receipt: Receipt | None = None,
+    noise: float = 0.0,
+    **constants: int,
 ) -> list[Need]:
     kind: Any = type("Fake", (Fake,), {"receipt": receipt})
     return list(ShuffledSynthetic(p).needs(start, GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise)))
@@ -188,7 +192,7 @@ FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "parti
 def needs_of(changes: Mapping[str, object] = {}) -> list[Need]:
     c = override(Experiment(), {**FIVE, **changes})
     rows = load_data.partition_rows(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
-    start = Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
+    start = ClientDatasets(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
     return list(part_of(c, "sharing").needs(start, build.recipe(c)))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from five_clients import DATASET
 
-from fedcommons import Clients, Contribution, Dealt, Examples, Receipt, generator
+from fedcommons import ClientDatasets, Clients, Contribution, Examples, Receipt, generator
 from fedcommons.config.schema import Partition
 from fedcommons.runs import load_data
 
@@ -18,13 +18,13 @@ def some(n: int, seed: int = 0) -> Examples:
     return Examples(x, torch.randint(10, (n,), generator=draws))
 
 
-def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> Dealt:
-    return Dealt(Clients(data or some(n), np.split(np.arange(n), cuts)), 10, False, 0, False)
+def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> ClientDatasets:
+    return ClientDatasets(Clients(data or some(n), np.split(np.arange(n), cuts)), 10, False, 0, False)
 
 
-def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> Dealt:
+def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> ClientDatasets:
     rows = load_data.partition_rows(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
-    return Dealt(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
+    return ClientDatasets(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
 
 
 def numbered(receipt: Receipt | None = None) -> list[Contribution]:

@@ -8,7 +8,7 @@ import torch
 from fedcommons.config.schema import Data, Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
@@ -22,11 +22,11 @@ RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
 ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0, "client.epochs": 1}
 
 
-def dealt() -> Dealt:
+def dealt() -> ClientDatasets:
     """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
     rows = load_data.partition_rows(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
-    return Dealt(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
+    return ClientDatasets(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
 
 
 def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:

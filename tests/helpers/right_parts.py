@@ -54,15 +54,15 @@ class Tells(Method):
 
 
 class Plain:
-    def make(self, dealt, drawn):
-        return fc.Contributions.of_own(dealt, [rows[:2] for rows in dealt.own.rows])
+    def make(self, client_data, drawn):
+        return fc.Contributions.of_own(client_data, [rows[:2] for rows in client_data.own.rows])
 
-    def release(self, dealt, contributed):
+    def release(self, client_data, contributed):
         return contributed, contributed.releases("examples")
 
-    def assign(self, dealt, released):
-        given = released.of_each(len(dealt.own))
-        return fc.Assigned(dealt.own.rows, [given[i - 1] for i in range(len(given))])
+    def assign(self, client_data, released):
+        given = released.of_each(len(client_data.own))
+        return fc.Assigned(client_data.own.rows, [given[i - 1] for i in range(len(given))])
 
 
 class Long(Plain):
@@ -71,11 +71,11 @@ class Long(Plain):
 
 
 class Needing(Plain):
-    def make(self, dealt, drawn):
-        return fc.Contributions.of_made(dealt, drawn)
+    def make(self, client_data, drawn):
+        return fc.Contributions.of_made(client_data, drawn)
 
-    def needs(self, dealt, recipe):
-        return needs(0.2, dealt, recipe)
+    def needs(self, client_data, recipe):
+        return needs(0.2, client_data, recipe)
 
 
 @dataclass(frozen=True)

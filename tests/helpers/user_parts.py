@@ -14,7 +14,7 @@ from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.flat_tensors import Payload
 from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.generators.requests import GeneratorRecipe, Need
@@ -63,8 +63,8 @@ class Peeks(ShuffledSynthetic):
 
     sees: str = "its own"
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        first, *rest = super().needs(dealt, recipe)
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
+        first, *rest = super().needs(client_data, recipe)
         if self.sees == "another's":
             first = replace(first, examples=rest[0].examples)
         if self.sees == "one eight times":
@@ -76,8 +76,8 @@ class Peeks(ShuffledSynthetic):
 class ManyTimes(Real):
     """Every client trains twice on its first image."""
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return Assigned(dealt.own.rows, [rows[:1] for rows in dealt.own.rows])
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        return Assigned(client_data.own.rows, [rows[:1] for rows in client_data.own.rows])
 
 
 @dataclass(frozen=True)

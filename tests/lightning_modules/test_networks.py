@@ -221,7 +221,7 @@ def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
         ready = prepare(experiment("smoke", values={**base, "sharing.norm_bias": bias}))
         stage = ready.stage
         assert isinstance(stage, MERF)
-        messages.append(stage.message(ready.dealt, 0, stage.phi(ready.dealt)).values)
+        messages.append(stage.message(ready.client_data, 0, stage.phi(ready.client_data)).values)
     assert torch.equal(*messages)
 
 

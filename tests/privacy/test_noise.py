@@ -20,7 +20,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Payload, flat, flatten
 from fedcommons.generators import requests
@@ -40,7 +40,7 @@ FULL = 1000
 def counted(y: Tensor, x: Tensor, seed: int = 0, sigma: float = 2.0) -> Tensor:
     """Return the noisy class shares of 200 examples of two classes, as the labels of 20,000 synthetic images."""
     store = Examples(x, y)
-    given = Dealt(Clients(store, [np.arange(200)]), 2, False, seed)
+    given = ClientDatasets(Clients(store, [np.arange(200)]), 2, False, seed)
     recipe = requests.GeneratorRecipe("", DDPM(), 1.0, label_noise=sigma)
     (need,) = requests.needs(0.99, given, recipe)
     return torch.bincount(need.labels, minlength=2) / len(need.labels)

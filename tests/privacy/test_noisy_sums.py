@@ -10,7 +10,7 @@ import torch
 from cut_clients import SHAPE, clients, some
 from torch import Tensor
 
-from fedcommons import Contributions, Dealt, Examples, generator
+from fedcommons import ClientDatasets, Contributions, Examples, generator
 from fedcommons.generators import condensation
 from fedcommons.generators.condensation import Networks, clipped
 from fedcommons.privacy import gaussian
@@ -33,7 +33,7 @@ SERVER, SECURE = "the server without it", "the server under secure aggregation"
 OUTSIDERS, ANOTHER = "outsiders, who see images", "another client, which knows its own noise"
 
 
-def total(stage: MERF, start: Dealt, phi: Features = PHI) -> Tensor:
+def total(stage: MERF, start: ClientDatasets, phi: Features = PHI) -> Tensor:
     return sum((stage.message(start, i, phi).values for i in range(len(start.own))), torch.zeros(()))
 
 
@@ -202,7 +202,7 @@ SENT: list[NoisySum] = []
 
 
 class Sent(MERF):
-    def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
+    def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
         return SENT[client]
 
 

@@ -22,7 +22,9 @@ def _of(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the effective values of an experiment before its first round, and its clients' sizes."""
     prepared = prepare(experiment("smoke", values={**QUICK, **values}))
     ready, line = assemble(prepared), {"round": 0, "comm/total_bytes": 0}
-    return summarise(ready, [line], ready.start(ClientMemory()), is_secret=False)["effective"], prepared.dealt.own.sizes
+    return summarise(ready, [line], ready.start(ClientMemory()), is_secret=False)[
+        "effective"
+    ], prepared.client_data.own.sizes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcommons.config.dotted import choose
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
@@ -31,22 +31,22 @@ STAGES: dict[str, Any] = {
 SERVER = "the server without it"
 
 
-def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: Any = None) -> Dealt:
+def clients(*cuts: int, seed: int = 0, is_secret: bool = False, n: int = 60, x: Any = None) -> ClientDatasets:
     """The same images, cut into clients at these places."""
     draws = generator("images of the test")
     images = torch.randint(256, (n, 1, 8, 8), generator=draws, dtype=torch.uint8)
     examples = Examples(images if x is None else x(images), torch.randint(10, (n,), generator=draws))
-    return Dealt(Clients(examples, np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
+    return ClientDatasets(Clients(examples, np.split(np.arange(n), cuts)), 10, False, seed, is_secret)
 
 
-def message(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+def message(stage: Any, start: ClientDatasets, client: int = 0, step: int = 0) -> Tensor:
     """What a client sends: once, or in each step."""
     if isinstance(stage, MERF):
         return stage.message(start, client, stage.phi(start)).values
     return stage.sender(start, client).message(stage.networks(start).at(step), step).values
 
 
-def noise(stage: Any, start: Dealt, client: int = 0, step: int = 0) -> Tensor:
+def noise(stage: Any, start: ClientDatasets, client: int = 0, step: int = 0) -> Tensor:
     return message(stage, start, client, step) - message(replace(stage, noise_multiplier=0.0), start, client, step)
 
 
@@ -110,8 +110,8 @@ class LouderNDPDC(NDPDC):
 
 
 class OtherFeatures(MERF):
-    def phi(self, dealt: Dealt) -> Features:
-        return Fourier(super().phi(dealt).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
+    def phi(self, client_data: ClientDatasets) -> Features:
+        return Fourier(super().phi(client_data).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, OtherFeatures])
@@ -241,8 +241,8 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
     prepared = build.prepare(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))
     for sigma, covered in ((0.0, False), (9e-5, False), (1e-4, True)):
         stage: Any = replace(prepared.stage, noise_multiplier=sigma)  # type: ignore[type-var]
-        _, events = stage.release(prepared.dealt, Contributions.none(prepared.dealt))
-        sizes = prepared.dealt.own.sizes
+        _, events = stage.release(prepared.client_data, Contributions.none(prepared.client_data))
+        sizes = prepared.client_data.own.sizes
         assert [(event.covered, event.seen) for event in events] == [(covered, 0 if covered else n) for n in sizes]
 
 
@@ -255,7 +255,7 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
         (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2"),
     ],
 )
-def test_other_examples_are_refused(stage: Any, start: Dealt, words: str) -> None:
+def test_other_examples_are_refused(stage: Any, start: ClientDatasets, words: str) -> None:
     STAGES["ndpdc"].check_dealt(clients(x=lambda x: x[..., :2, :2].contiguous()))
     with pytest.raises(UserError, match=words):
         stage.check_dealt(start)

@@ -15,7 +15,7 @@ from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Common
 from fedcommons.data.clients import Clients
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.accountants import epsilon
@@ -42,7 +42,7 @@ FLAWS: list[tuple[str, Any]] = [
 class Declares(ShuffledSynthetic):
     events: tuple[Any, ...] | Callable[[], Iterator[Any]] = ()
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Any]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         return contributed, self.events if isinstance(self.events, tuple) else self.events()
 
 
@@ -160,9 +160,9 @@ class AmongTheMade(ShuffledSynthetic):
 
     of: int | None = None
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        made = Contributions.of_made(dealt, drawn)
-        real = [dealt.own.rows[client][:3] for client in (1, 3)]
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+        made = Contributions.of_made(client_data, drawn)
+        real = [client_data.own.rows[client][:3] for client in (1, 3)]
         owners = np.repeat([1, 3] if self.of is None else [self.of] * 2, 3)
         return replace(made, rows=np.concatenate([made.rows, *real]), owners=np.concatenate([made.owners, owners]))
 
@@ -195,13 +195,15 @@ class Beside(ShuffledSynthetic):
     where: str = "received"
     seen: int | None = None
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        _, events = super().release(dealt, contributed)
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
+        _, events = super().release(client_data, contributed)
         return contributed, [*events, *(Release(3, ("the weather",), seen=n) for n in [self.seen] if n)]
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        whole = super().assign(dealt, released)
-        rows = dealt.own.rows[3][:2]
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        whole = super().assign(client_data, released)
+        rows = client_data.own.rows[3][:2]
         if self.where == "pool":
             return replace(whole, pool=[rows, *whole.pool])
         parts = list(getattr(whole, self.where))

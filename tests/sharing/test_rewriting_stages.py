@@ -10,7 +10,7 @@ import pytest
 import torch
 from five_clients import ONE_ROUND, N, dealt, images
 
-from fedcommons import Clients, Common, Dealt, Examples, Release, UserError
+from fedcommons import ClientDatasets, Clients, Common, Examples, Release, UserError
 from fedcommons.config import presets
 from fedcommons.generators.requests import Contribution
 from fedcommons.runs.experiment import run
@@ -20,21 +20,23 @@ from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contributions, share, share_by_method
 
 
-def _swapped(start: Dealt, store: Examples) -> Examples:
+def _swapped(start: ClientDatasets, store: Examples) -> Examples:
     mine, theirs = start.own.rows[0], start.own.rows[1]
     mine[0], theirs[0] = theirs[0], mine[0]
     return store
 
 
-def _written(write: Callable[[Examples], object], of_start: bool = True) -> Callable[[Dealt, Examples], Examples]:
-    def change(start: Dealt, store: Examples) -> Examples:
+def _written(
+    write: Callable[[Examples], object], of_start: bool = True
+) -> Callable[[ClientDatasets, Examples], Examples]:
+    def change(start: ClientDatasets, store: Examples) -> Examples:
         write(start.own.store if of_start else store)
         return store
 
     return change
 
 
-REWRITES: dict[str, Callable[[Dealt, Examples], Examples]] = {
+REWRITES: dict[str, Callable[[ClientDatasets, Examples], Examples]] = {
     "through numpy": _written(lambda e: np.bitwise_xor(e.x.numpy()[7], 1, out=e.x.numpy()[7])),
     "labels": _written(lambda e: e.y[7:8].add_(1).remainder_(10)),
     "the owners of rows": _swapped,
@@ -48,8 +50,10 @@ REWRITES: dict[str, Callable[[Dealt, Examples], Examples]] = {
 class Rewrites(ShuffledSynthetic):
     how: str = ""
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
-        store = REWRITES[self.how](dealt, contributed.store)
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
+        store = REWRITES[self.how](client_data, contributed.store)
         if self.how == "a shorter store":
             contributed = replace(contributed, rows=contributed.rows[:0], owners=contributed.owners[:0])
         return replace(contributed, store=store), contributed.releases("synthetic images")
@@ -63,9 +67,9 @@ def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> N
 
 @dataclass(frozen=True)
 class RewritesEarly(Real):
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        dealt.own.store.x[:] = dealt.own.store.x.float().mean(0).to(torch.uint8)
-        return Contributions.none(dealt)
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+        client_data.own.store.x[:] = client_data.own.store.x.float().mean(0).to(torch.uint8)
+        return Contributions.none(client_data)
 
 
 @pytest.mark.long
@@ -95,12 +99,14 @@ class Assigns(ShuffledSynthetic):
     contribution: Callable[[Contributions], Contributions] = lambda c: c
     change: Callable[[Assigned, Contributions], Assigned] = lambda assigned, c: assigned
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         return self.contribution(contributed), contributed.releases("synthetic images")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        parts = np.split(np.arange(len(dealt.own.store), len(released.store)), N)
-        return self.change(Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts), released)
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        parts = np.split(np.arange(len(client_data.own.store), len(released.store)), N)
+        return self.change(Assigned(client_data.own.rows, parts, n_own=client_data.own.sizes, pool=parts), released)
 
 
 def _without_owner(c: Contributions) -> Contributions:
@@ -153,9 +159,9 @@ def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
 class Chooses(Real):
     rule: str = "labels"
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        brightness, labels = dealt.own.store.x.float().mean((1, 2, 3)).numpy(), dealt.own.store.y.numpy()
-        kept, weights = [np.asarray(rows) for rows in dealt.own.rows], None
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        brightness, labels = client_data.own.store.x.float().mean((1, 2, 3)).numpy(), client_data.own.store.y.numpy()
+        kept, weights = [np.asarray(rows) for rows in client_data.own.rows], None
         if self.rule == "kept":
             kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
         elif self.rule == "weights":

@@ -13,7 +13,7 @@ from cut_clients import SIZES, numbered, of_digits
 from five_clients import DATASET, RECEIPT, N, dealt
 from torch import Tensor
 
-from fedcommons import ClientError, Clients, Common, Dealt, Examples, Receipt, UserError
+from fedcommons import ClientDatasets, ClientError, Clients, Common, Examples, Receipt, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import OnPool
 from fedcommons.config import presets
@@ -38,9 +38,9 @@ from lightning_modules.networks import Linear
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 
 
-def sized(*sizes: int) -> Dealt:
+def sized(*sizes: int) -> ClientDatasets:
     rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return Dealt(Clients(DATASET.train, rows), 10, False, 0)
+    return ClientDatasets(Clients(DATASET.train, rows), 10, False, 0)
 
 
 POOLED = torch.cat([one.examples.x for one in numbered()])
@@ -151,19 +151,23 @@ class Means:
     declared: int = N
     change: Callable[[Assigned], Assigned] = lambda rows: rows
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in dealt.own]
-        return Contributions.of_made(dealt, [Contribution(Examples(x, torch.zeros(1).long())) for x in means])
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+        means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in client_data.own]
+        return Contributions.of_made(client_data, [Contribution(Examples(x, torch.zeros(1).long())) for x in means])
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         noise: dict[str, Any] = {"mechanism": SAMPLED_GAUSSIAN, "sigma": 1.0, "sensitivity": 0.1, "steps": 1}
         return contributed, [Release(i, ("mean image",), **noise) for i in range(self.declared)]
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         m = len(released.rows)
-        weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in dealt.own.sizes]
-        every = [released.rows] * len(dealt.own)
-        return self.change(Assigned(dealt.own.rows, every, weights, n_own=dealt.own.sizes, pool=[released.rows]))
+        weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in client_data.own.sizes]
+        every = [released.rows] * len(client_data.own)
+        return self.change(
+            Assigned(client_data.own.rows, every, weights, n_own=client_data.own.sizes, pool=[released.rows])
+        )
 
 
 def test_a_users_stage_has_owners_releases_and_weights() -> None:
@@ -199,17 +203,17 @@ def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], ki
 class Moves(Real):
     """Hands out rows as ``how`` says, and states no bytes; client i contributes two copies of its rows."""
 
-    how: Callable[[Dealt, Contributions], Assigned]
+    how: Callable[[ClientDatasets, Contributions], Assigned]
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        each = [dealt.own.store[rows[:2]] for rows in dealt.own.rows]
-        return Contributions.of_made(dealt, [*map(Contribution, each)])
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+        each = [client_data.own.store[rows[:2]] for rows in client_data.own.rows]
+        return Contributions.of_made(client_data, [*map(Contribution, each)])
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return self.how(dealt, released)
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        return self.how(client_data, released)
 
 
-MOVES: dict[str, tuple[Callable[[Dealt, Contributions], Assigned], int]] = {
+MOVES: dict[str, tuple[Callable[[ClientDatasets, Contributions], Assigned], int]] = {
     "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
     "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
     "nowhere": (lambda d, r: Assigned(d.own.rows, r.of_each(5)), 0),

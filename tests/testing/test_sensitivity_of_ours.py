@@ -13,7 +13,7 @@ from fedcommons.config.registry import KINDS, constants, make
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.generator import Receipt, TrainedGenerator
 from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, needs
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
@@ -86,28 +86,30 @@ class Means:
     sigma: float = 0.2
     noise: float = 0.2
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
-        means = [client.x.float().mean(0, keepdim=True).to(client.x.dtype) for client in dealt.own]
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+        means = [client.x.float().mean(0, keepdim=True).to(client.x.dtype) for client in client_data.own]
         each = [Contribution(Examples(x, torch.tensor([i]))) for i, x in enumerate(means)]
-        return Contributions.of_made(dealt, each)
+        return Contributions.of_made(client_data, each)
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         releases, x = [], contributed.store.x.clone()
         for row, client in zip(contributed.rows.tolist(), contributed.owners.tolist(), strict=True):
-            moves = 8 / dealt.own.sizes[client]
+            moves = 8 / client_data.own.sizes[client]
             event = Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=moves, steps=1)
             releases.append(replace(event, client=client, what=("mean",)))
-            normal = numpy_generator(dealt.seed, "noise", client).standard_normal((1, 8, 8))
+            normal = numpy_generator(client_data.seed, "noise", client).standard_normal((1, 8, 8))
             x[row] = (x[row] + 255 * self.noise * moves * torch.from_numpy(normal)).clamp(0, 255).to(x.dtype)
         return replace(contributed, store=Examples(x, contributed.store.y)), releases
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        return Assigned(dealt.own.rows, [released.rows] * len(dealt.own), n_own=dealt.own.sizes)
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        return Assigned(client_data.own.rows, [released.rows] * len(client_data.own), n_own=client_data.own.sizes)
 
 
 class AlsoRealOnes(Means):
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
-        whole, rows = super().assign(dealt, released), dealt.own.rows
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        whole, rows = super().assign(client_data, released), client_data.own.rows
         given = [rows[i - 1][:1] for i in range(len(rows))]
         return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
 
@@ -115,8 +117,8 @@ class AlsoRealOnes(Means):
 class NoisyLabels(Means):
     """It asks for synthetic images, whose labels are those of the recipe."""
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
-        return needs(0.8, dealt, recipe)
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
+        return needs(0.8, client_data, recipe)
 
 
 @pytest.mark.long

@@ -17,7 +17,9 @@ from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 
 
-def hold_out(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> tuple[Partitioned, Examples, Clients]:
+def hold_out(
+    client_data: Partitioned, dataset: Dataset, share: float, seed: int
+) -> tuple[Partitioned, Examples, Clients]:
     """Hold out a random ``share`` of each client's rows as the client's test set.
 
     Returns the partition and the training examples, both without the test rows, and the clients' test sets.
@@ -25,12 +27,12 @@ def hold_out(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> t
     Raises:
         UserError: a client has fewer than two rows.
     """
-    rows, train = Rows.of(dealt.rows), dataset.train
+    rows, train = Rows.of(client_data.rows), dataset.train
     if (small := np.flatnonzero(rows.sizes < 2)).size:
         client = int(small[0])
         raise UserError(
             f"data.client_test needs at least two examples of each client, and client {client}"
-            f"{_group(dealt.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have. "
+            f"{_group(client_data.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have. "
             "Use fewer clients or join groups."
         )
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
@@ -48,7 +50,7 @@ def hold_out(dealt: Partitioned, dataset: Dataset, share: float, seed: int) -> t
     return Partitioned.of(training_rows, training.y.numpy(), dataset.n_classes), training, tests
 
 
-def of_groups(dealt: Partitioned, dataset: Dataset) -> Clients | None:
+def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
     """Return the test rows of each client's groups; None if a group is divided between clients or there are no groups.
 
     A client whose groups have no test rows gets an empty test set.
@@ -56,7 +58,7 @@ def of_groups(dealt: Partitioned, dataset: Dataset) -> Clients | None:
     train, test = dataset.train.groups, dataset.test.groups
     if train is None or test is None:
         return None
-    rows = Rows.of(dealt.rows)
+    rows = Rows.of(client_data.rows)
     owner, groups = np.repeat(np.arange(len(rows)), rows.sizes), train[rows.flat].numpy()
     of_group = np.full(1 + max(int(train.max()), int(test.max())), -1)
     of_group[groups] = owner

@@ -7,7 +7,7 @@ from fedcommons.data.clients import Clients
 
 
 @dataclass(frozen=True)
-class Dealt:
+class ClientDatasets:
     """The clients' real data after the partition, and public facts.
 
     own: the clients' rows of all training images. n_classes: None if the labels are not classes. flip: mirrored images

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, require_type, user_code_context
 from fedcommons.generators.generator import Generator, Receipt, for_client
 from fedcommons.privacy import salts
@@ -174,28 +174,28 @@ def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> i
     return round(p * n_own / (1 - p))
 
 
-def contributions(p: float | None, dealt: Dealt) -> list[int]:
+def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
     """Return n~ of each client."""
-    return [contribution(p, dealt.n_total, len(dealt.own), n) for n in dealt.own.sizes]
+    return [contribution(p, client_data.n_total, len(client_data.own), n) for n in client_data.own.sizes]
 
 
-def check_contributions(p: float | None, dealt: Dealt) -> None:
+def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
     """Check that a p > 0 gives at least one client an image, and that all images fit into memory.
 
     Raises:
         UserError: no client would have an image, or the images do not fit into memory.
     """
-    sizes, largest = contributions(p, dealt), max(dealt.own.sizes)
+    sizes, largest = contributions(p, client_data), max(client_data.own.sizes)
     if p and max(sizes) < 1:
         least = 1 / (2 * largest + 1)
         raise UserError(
             f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
         )
-    n, numbers = sum(sizes), int(np.prod(dealt.shape))
-    memory_limit.require(f"{n:,} synthetic images", n * (numbers * dealt.itemsize + 8), "sharing.p")  # 8: a label
+    n, numbers = sum(sizes), int(np.prod(client_data.shape))
+    memory_limit.require(f"{n:,} synthetic images", n * (numbers * client_data.itemsize + 8), "sharing.p")  # 8: a label
 
 
-def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
+def needs(p: float | None, client_data: ClientDatasets, recipe: GeneratorRecipe) -> list[Need]:
     """Return one generation request per client.
 
     The requested images are the same for every learning rate, and for every p with at most n_total/N images per client.
@@ -204,27 +204,27 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
     Raises:
         UserError: a client's share rho of images is less than one image.
     """
-    if dealt.n_classes is None:
+    if client_data.n_classes is None:
         raise UserError("generators draw examples of given classes, and the labels of this data set are no classes.")
-    paper = -(-dealt.n_total // len(dealt.own))
+    paper = -(-client_data.n_total // len(client_data.own))
     result = []
-    for client, (rows, wanted) in enumerate(zip(dealt.own.rows, contributions(p, dealt), strict=True)):
+    for client, (rows, wanted) in enumerate(zip(client_data.own.rows, contributions(p, client_data), strict=True)):
         seen = n_seen(recipe.rho, len(rows))
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
-        order = numpy_generator(dealt.seed, "generator subset", client).permutation(len(rows))
-        examples = dealt.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
+        order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
+        examples = client_data.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
         n_drawn = paper * max(1, -(-wanted // paper))  # the same images for every p up to 1/2
-        counts = _counts(examples, client, dealt, recipe)
-        labels = np.repeat(np.arange(dealt.n_classes), largest_remainder(counts, n_drawn))
+        counts = _counts(examples, client, client_data, recipe)
+        labels = np.repeat(np.arange(client_data.n_classes), largest_remainder(counts, n_drawn))
         need = Need(
             client=client,
             recipe=replace(recipe, generator=for_client(recipe.generator, seen)),
-            flip=dealt.flip,
-            n_classes=dealt.n_classes,
+            flip=client_data.flip,
+            n_classes=client_data.n_classes,
             examples=examples,
             labels=torch.from_numpy(labels),
-            seed=seed_for(dealt.seed, "generator", client),
+            seed=seed_for(client_data.seed, "generator", client),
             n=wanted,
         )
         if recipe.is_secret and takes_noise(recipe.generator):
@@ -233,7 +233,7 @@ def needs(p: float | None, dealt: Dealt, recipe: GeneratorRecipe) -> list[Need]:
     return result
 
 
-def _counts(examples: Examples, client: int, client_data: Dealt, recipe: GeneratorRecipe) -> np.ndarray:
+def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
     """Return the class counts (classes,) for a client's labels; all ones if the noisy counts are all zero."""
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:

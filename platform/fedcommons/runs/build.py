@@ -29,7 +29,7 @@ from fedcommons.core.returned import require_state
 from fedcommons.core.worker import RunData, fresh_torch, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import UserError, before_any_work, require_type, user_code_context
 from fedcommons.federation.client_memory import ClientMemory
@@ -93,16 +93,16 @@ class Prepared:
     notes: Sequence[str] = ()  # notes to the user about data and model
 
     @property
-    def dealt(self) -> Dealt:
+    def client_data(self) -> ClientDatasets:
         """Return the input of the sharing stage: the client data sets and facts about them."""
         data = self.dataset
         client_data, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
-        return Dealt(client_data, data.n_classes, data.flip, self.config.seed, is_secret)
+        return ClientDatasets(client_data, data.n_classes, data.flip, self.config.seed, is_secret)
 
     @property
     def salts(self) -> list[str]:
         """Return the names of all secret salts that are used before round 1; empty if the noise is seeded."""
-        client_data, stage = self.dealt, self.stage
+        client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.needs), *map(salts.name_of, stage_salts)]
 
@@ -113,7 +113,7 @@ class Prepared:
         if not isinstance(stage, Forewarning):
             return self.notes
         with before_any_work(), user_code_context(stage, "beforehand"):
-            return [*self.notes, *(require_type(str, sentence) for sentence in stage.beforehand(self.dealt))]
+            return [*self.notes, *(require_type(str, sentence) for sentence in stage.beforehand(self.client_data))]
 
     @property
     def needs(self) -> Sequence[Need]:
@@ -122,7 +122,7 @@ class Prepared:
         if not isinstance(stage, Generating):
             return ()
         with before_any_work(), user_code_context(stage, "needs"):
-            requests = list(stage.needs(self.dealt, recipe(self.config)))
+            requests = list(stage.needs(self.client_data, recipe(self.config)))
             return [require_type(Need, request) for request in requests]
 
 
@@ -183,7 +183,7 @@ def prepare(config: Experiment) -> Prepared:
     rule = None if components["straggler"] == Independent() else components["straggler"]
     prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)
-    refuse(prepared.stage, "check_dealt", prepared.dealt)
+    refuse(prepared.stage, "check_dealt", prepared.client_data)
     if config.generator is not None:
         refuse(components["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(
@@ -194,7 +194,7 @@ def prepare(config: Experiment) -> Prepared:
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
-        pool_audit.subjects(prepared.dealt, prepared.needs, dataset.validation)
+        pool_audit.subjects(prepared.client_data, prepared.needs, dataset.validation)
     # A built-in network is built on the meta device (names and shapes only), where an algorithm can already refuse it.
     is_user_defined = registry.is_own(config.model.name) or registry.is_own(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
@@ -234,7 +234,7 @@ def prepare(config: Experiment) -> Prepared:
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
         }  # fmt: skip
-    facts = plan_of(config, prepared.algorithm, rule, prepared.dealt.own, about).facts
+    facts = plan_of(config, prepared.algorithm, rule, prepared.client_data.own, about).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
     if "model" not in begin(prepared.algorithm, model, facts, config.seed):
         options = {
@@ -366,7 +366,7 @@ class Assembled:
 def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
     """Run the sharing stage and plan the rounds; ``made``: the result of ``synthetic_images``."""
     set_up_process()
-    return assemble_contributed(prepared, contribute(prepared.stage, prepared.dealt, made))
+    return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, made))
 
 
 @fresh_torch()
@@ -376,9 +376,11 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     if c.sharing.is_audited and (needs := prepared.needs):
         module = build_module(c, dataset)
         withhold = c.sharing.withhold == "near_copies"
-        audited = pool_audit.audited(prepared.dealt, contributed, needs, dataset.validation, module, withhold=withhold)
+        audited = pool_audit.audited(
+            prepared.client_data, contributed, needs, dataset.validation, module, withhold=withhold
+        )
         contributed = audited.kept
-    shared = share_contributed(prepared.stage, prepared.dealt, contributed)
+    shared = share_contributed(prepared.stage, prepared.client_data, contributed)
     if audited and c.sharing.withhold != "none":
         shared = pool_audit.uncovered(shared)
     if judged := prepared.stage if c.dp.local else None:
@@ -387,7 +389,7 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
-    leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.dealt, contributed)
+    leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.client_data, contributed)
     plan = replace(plan_of(c, prepared.algorithm, prepared.late, data.clients, about), leaks=leaks)
     shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.own))])
     return Assembled(prepared, shared, plan, audited)

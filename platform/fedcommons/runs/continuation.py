@@ -64,7 +64,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
     Built-in straggler rules do not read ``Facts.rounds``, so only a user-defined rule is called, for each round.
     """
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
-    plan = plan_of(config, algorithm, rule, prepared.dealt.own, prepared.about)
+    plan = plan_of(config, algorithm, rule, prepared.client_data.own, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
     model = flatten(trained(build_module(config, prepared.dataset)))
     first, second = (begin(algorithm, model, facts, config.seed) for facts in plans)

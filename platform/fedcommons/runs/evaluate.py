@@ -152,7 +152,7 @@ def summarise(
     used = effective.of_data(flat, ready.prepared.dataset, ready.plan)
     if trains_locally(ready.algorithm):
         used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
-    used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.dealt))
+    used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.client_data))
     used |= effective.of_generators(flat, ready.prepared.needs, shared.releases)
     if hasattr(ready.algorithm, "effective_constants"):
         model, section = flatten(trained(build_module(c, ready.facts))), registry.section("algorithm", c.algorithm)

@@ -152,7 +152,7 @@ def _run(
         for sentence in prepared.told:
             say(sentence)
         images = synthetic_images(prepared, store, jobs, say, on_step)
-        require_own(prepared.stage, prepared.dealt, prepared.needs, images)
+        require_own(prepared.stage, prepared.client_data, prepared.needs, images)
         ready = assemble(prepared, images)
         for note in ready.shared.notes:
             say(note)

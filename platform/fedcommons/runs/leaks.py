@@ -9,7 +9,7 @@ import torch
 from fedcommons.core.digests import is_users
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.privacy.release import Release
 from fedcommons.runs.early_stopping import Stop
 from fedcommons.sharing.stage import Contributions, Stage
@@ -22,7 +22,7 @@ STATE: Mapping[str, str] = {
 
 
 def leaks_of(
-    computed: Sequence[str], stop: Stop, stage: Stage | None, dealt: Dealt, contributed: Contributions
+    computed: Sequence[str], stop: Stop, stage: Stage | None, client_data: ClientDatasets, contributed: Contributions
 ) -> dict[str, str]:
     """Return the leaks of a run by name, each with the reason why no epsilon covers the run's rounds.
 
@@ -30,14 +30,14 @@ def leaks_of(
         computed: see ``Dataset``.
         stop: the run's stopping rule.
         stage: the run's sharing stage under DP-SGD, else None.
-        dealt: the client data sets, the stage's input.
+        client_data: the client data sets, the stage's input.
         contributed: the result of the stage's ``make``.
     """
     reason = "computed from all clients' examples, without noise"
     leaks = {what: f"{reason} ({STATE.get(what, 'state it in the data set')})" for what in computed}
     if metric := stop.private:
         leaks["number of rounds"] = f"it follows {metric}, and so clients' examples (stop by test/ or validation/)"
-    if stage and is_users(type(stage)) and _follows_examples(stage, dealt, contributed):
+    if stage and is_users(type(stage)) and _follows_examples(stage, client_data, contributed):
         name = type(stage).__name__
         leaks["rows and weights"] = f"sharing stage {name} decides them by what examples show (blank ones give others)"
     return leaks
@@ -48,7 +48,7 @@ def computed_by_all(computed: Sequence[str], n_clients: int) -> list[Release]:
     return [Release(what=(what,), commons=True) for what in computed] * n_clients
 
 
-def _follows_examples(stage: Stage, client_data: Dealt, contributed: Contributions) -> bool:
+def _follows_examples(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> bool:
     """Check whether the stage's assignment of rows and weights to clients depends on the content of real examples.
 
     The stage is called again with blank real examples, with the same labels and synthetic rows. If that call fails,

@@ -151,7 +151,7 @@ def _read_only(value: Any) -> Any:
 
 
 def as_held(
-    dealt: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
+    client_data: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
 ) -> tuple[Partitioned, Examples, Clients | None]:
     """Return the clients' rows, the training examples, and the clients' test examples (None: no client has any).
 
@@ -162,10 +162,10 @@ def as_held(
     Raises:
         UserError: a client has too few rows, or this shift cannot be applied to the examples.
     """
-    train, tests = dataset.train, client_test_sets.of_groups(dealt, dataset) if not share else None
+    train, tests = dataset.train, client_test_sets.of_groups(client_data, dataset) if not share else None
     if share:
-        dealt, train, tests = client_test_sets.hold_out(dealt, dataset, share, seed)
+        client_data, train, tests = client_test_sets.hold_out(client_data, dataset, share, seed)
     if shift != "none":
-        train = shift_features(Clients(train, dealt.rows), shift, size, seed, "train")
+        train = shift_features(Clients(train, client_data.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
-    return dealt, train, tests
+    return client_data, train, tests

@@ -13,7 +13,7 @@ from fedcommons.audits.copies import audit
 from fedcommons.audits.distances import Space, feature_space, pixel_space
 from fedcommons.audits.nearest_neighbours import Subject, subject
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import Need
 from fedcommons.sharing.stage import Contributions, Shared
 from fedcommons.storage.atomic_files import write_json
@@ -22,7 +22,7 @@ WHY = "near-copies were withheld by a look at the data that it was made from"
 
 
 def subjects(
-    dealt: Dealt, needs: Sequence[Need], others: Examples, contributed: Sequence[Examples] | None = None
+    client_data: ClientDatasets, needs: Sequence[Need], others: Examples, contributed: Sequence[Examples] | None = None
 ) -> list[Subject]:
     """Return an audit subject per client: its synthetic images, its generator's training images, held-out images.
 
@@ -35,11 +35,11 @@ def subjects(
     """
     result = []
     for i, need in enumerate(needs):
-        client_examples = dealt.own.store[dealt.own.rows[need.client]]
+        client_examples = client_data.own.store[client_data.own.rows[need.client]]
         held_out = client_examples[_unseen(client_examples, need.examples)]
         unseen = Examples(torch.cat([held_out.x, others.x]), torch.cat([held_out.y, others.y]))
         images = need.examples[:0] if contributed is None else contributed[i]
-        result.append(subject(need.client, images, need.examples, unseen, dealt.seed))
+        result.append(subject(need.client, images, need.examples, unseen, client_data.seed))
     return result
 
 
@@ -108,17 +108,17 @@ def power(space: str, found: Mapping[str, Any]) -> str:
 
 
 def audited(
-    dealt: Dealt, contributed: Contributions, needs: Sequence[Need], others: Examples, module: LightningModule,
-    *, withhold: bool,
+    client_data: ClientDatasets, contributed: Contributions, needs: Sequence[Need], others: Examples,
+    module: LightningModule, *, withhold: bool,
 ) -> PoolAudit:  # fmt: skip
     """Compare the synthetic images with the generators' training images; with ``withhold``, remove near-copies.
 
     module: the run's untrained module, whose features do not depend on any client's data.
     """
-    positions = {need.client: np.flatnonzero((contributed.owners == need.client) & _is_synthetic(dealt, contributed))
-            for need in needs}  # fmt: skip
+    synthetic = _is_synthetic(client_data, contributed)
+    positions = {need.client: np.flatnonzero((contributed.owners == need.client) & synthetic) for need in needs}
     contributions = [contributed.store[contributed.rows[at]] for at in positions.values()]
-    compared = audit(subjects(dealt, needs, others, contributions), spaces(module), dealt.seed)
+    compared = audit(subjects(client_data, needs, others, contributions), spaces(module), client_data.seed)
     is_released, withheld = np.full(len(contributed.rows), True), dict.fromkeys(positions, 0)
     if withhold:
         for client, near in compared.near().items():
@@ -128,8 +128,8 @@ def audited(
     return PoolAudit(rest, compared.record(), withheld)
 
 
-def _is_synthetic(dealt: Dealt, contributed: Contributions) -> np.ndarray:
-    return contributed.rows >= len(dealt.own.store)
+def _is_synthetic(client_data: ClientDatasets, contributed: Contributions) -> np.ndarray:
+    return contributed.rows >= len(client_data.own.store)
 
 
 def uncovered(shared: Shared) -> Shared:

@@ -16,7 +16,7 @@ import torch
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, quote
 from fedcommons.generators.requests import Need
 from fedcommons.privacy.release import Release
@@ -25,18 +25,18 @@ RAW = "raw examples"
 """The ledger's name of real examples that left a client unchanged."""
 
 
-def require_unchanged(stage: str, dealt: Dealt, store: Examples) -> None:
+def require_unchanged(stage: str, client_data: ClientDatasets, store: Examples) -> None:
     """Check that the clients' real data are unchanged, in place and as the first rows of a strategy's ``store``.
 
     Raises:
         UserError: the real data changed, or ``store`` does not begin with them.
     """
-    if dealt.now != dealt.before:
+    if client_data.now != client_data.before:
         raise UserError(
             f"sharing stage {stage} must not change the clients' real examples or rows, and it did, or a part that ran "
             "before it in this process: contribute changed copies instead."
         )
-    real = dealt.own.store
+    real = client_data.own.store
     if store is not real and store[slice(0, len(real))].digest != real.digest:
         raise UserError(
             f"sharing stage {stage} must give a store that begins with the clients' {len(real):,} real examples as "
@@ -44,7 +44,7 @@ def require_unchanged(stage: str, dealt: Dealt, store: Examples) -> None:
         )
 
 
-def owners_of(stage: str, dealt: Dealt, store: Examples, rows: np.ndarray, owners: Any) -> np.ndarray:
+def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np.ndarray, owners: Any) -> np.ndarray:
     """Return the owner of each row of the store, the client that it came from; -1 if unknown.
 
     rows: the contributed rows; owners: their stated owners. The partition decides a real row's owner, whatever the
@@ -53,15 +53,15 @@ def owners_of(stage: str, dealt: Dealt, store: Examples, rows: np.ndarray, owner
     Raises:
         UserError: owners do not exist, or their number differs from the number of rows.
     """
-    stated = numbers(stage, "owners", owners, len(dealt.own))
+    stated = numbers(stage, "owners", owners, len(client_data.own))
     if len(rows) != len(stated):
         raise UserError(
             f"sharing stage {stage} gives {len(rows):,} contributed rows and {len(stated):,} owners of them."
         )
     result = np.full(len(store), -1)
     result[rows] = stated
-    result[: len(dealt.own.store)] = -1
-    real_rows = dealt.own.rows
+    result[: len(client_data.own.store)] = -1
+    real_rows = client_data.own.rows
     result[real_rows.flat.numpy()] = np.repeat(np.arange(len(real_rows)), real_rows.sizes)
     return result
 
@@ -111,14 +111,14 @@ def sent(
     return int((owners[np.union1d(sent_up, at_server)] >= 0).sum()) + len(once_each)
 
 
-def nbytes(stage: str, dealt: Dealt, stated: Any, examples: Callable[[], int]) -> int:
+def nbytes(stage: str, client_data: ClientDatasets, stated: Any, examples: Callable[[], int]) -> int:
     """Return the bytes of the exchange: the stated number, or the bytes of the counted ``examples``.
 
     Raises:
         UserError: the stated value is not a number of bytes.
     """
     if stated is None:
-        return images_nbytes(examples(), dealt.shape, dealt.itemsize, dealt.label_nbytes)
+        return images_nbytes(examples(), client_data.shape, client_data.itemsize, client_data.label_nbytes)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
     raise UserError(f"sharing stage {stage} must give once as a whole number of bytes, or None, got {quote(stated)}.")
@@ -150,13 +150,13 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
     return np.array([row for row in met if (store.x[row] != store.x[row].reshape(-1)[0]).any()], np.int64)
 
 
-def require_known(stage: str, dealt: Dealt, given: np.ndarray, owners: np.ndarray) -> None:
+def require_known(stage: str, client_data: ClientDatasets, given: np.ndarray, owners: np.ndarray) -> None:
     """Check that every synthetic row of ``given`` has a known owner, whose data it contains.
 
     Raises:
         UserError: some rows of ``given`` have no known owner.
     """
-    unknown = np.unique(given[(given >= len(dealt.own.store)) & (owners[given] < 0)])
+    unknown = np.unique(given[(given >= len(client_data.own.store)) & (owners[given] < 0)])
     if len(unknown):
         raise UserError(
             f"sharing stage {stage} gives out {len(unknown):,} made rows that no client contributed (such as row "
@@ -229,7 +229,7 @@ def require_once(stage: str, rows: Rows, own: Rows) -> None:
         )
 
 
-def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequence[bool]) -> None:
+def require_own(stage: str, client_data: ClientDatasets, needs: Sequence[Need], private: Sequence[bool]) -> None:
     """Check that private generators see only their client's own examples, each at most once.
 
     A receipt covers the examples that a generator sees, and the ledger charges it to one client. An example of another
@@ -240,7 +240,7 @@ def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequen
         UserError: a private generator sees other examples, or an example more than once.
     """
     clients = [need.client for need in needs]
-    if any(private) and clients != list(range(len(dealt.own))):
+    if any(private) and clients != list(range(len(client_data.own))):
         raise UserError(
             f"sharing stage {stage} must need one private generator a client, in the order of the clients, as the "
             f"ledger charges each once, and needs those of clients {quote(clients)}."
@@ -248,7 +248,7 @@ def require_own(stage: str, dealt: Dealt, needs: Sequence[Need], private: Sequen
     for need, is_private in zip(needs, private, strict=True):
         if not is_private:
             continue
-        if not _contents(need.examples) <= _contents(dealt.own.store[dealt.own.rows[need.client]]):
+        if not _contents(need.examples) <= _contents(client_data.own.store[client_data.own.rows[need.client]]):
             raise UserError(
                 f"sharing stage {stage} must train client {need.client}'s private generator on examples of its own, "
                 "each at most once, as its receipt speaks of no others."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import (
     Contribution,
     GeneratorRecipe,
@@ -27,23 +27,25 @@ class LocalSynthetic:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        check_contributions(self.p, dealt)
+        check_contributions(self.p, client_data)
 
-    def sizes(self, dealt: Dealt) -> list[int]:
+    def sizes(self, client_data: ClientDatasets) -> list[int]:
         """Return the number of images that each client contributes."""
-        return contributions(self.p, dealt)
+        return contributions(self.p, client_data)
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
         """See ``Generating``."""
-        return needs(self.p, dealt, recipe)
+        return needs(self.p, client_data, recipe)
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(dealt, drawn)
+        return Contributions.of_made(client_data, drawn)
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Record releases as if the synthetic images left the clients, although no image does.
 
         A real image influences many synthetic images, and private training counts these as separate examples. So the
@@ -51,6 +53,6 @@ class LocalSynthetic:
         """
         return contributed, [replace(event, seen=0) for event in contributed.releases("synthetic images")]
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its own synthetic images."""
-        return Assigned(dealt.own.rows, released.of_each(len(dealt.own)), n_own=dealt.own.sizes)
+        return Assigned(client_data.own.rows, released.of_each(len(client_data.own)), n_own=client_data.own.sizes)

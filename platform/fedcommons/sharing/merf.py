@@ -33,7 +33,7 @@ import torch
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy import gaussian, salts
@@ -92,24 +92,26 @@ class MERF:
 
     check = privacy_target.check
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
         if not self.norm_bias and self.fit != "generator":
             raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
-        if dealt.n_classes is None:
+        if client_data.n_classes is None:
             raise UserError("setting merf sums features by class, and the labels of this data set are no classes.")
-        if dealt.own.store.x.dtype != torch.uint8:
+        if client_data.own.store.x.dtype != torch.uint8:
             raise UserError(
                 "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
             )
-        if self.fit == "generator" and len(dealt.shape) != 3:
+        if self.fit == "generator" and len(client_data.shape) != 3:
             raise UserError(
-                f"sharing.fit generator is for images (C, H, W), and these examples have the shape {dealt.shape}."
+                f"sharing.fit generator is for images (C, H, W), and these examples have the shape {client_data.shape}."
             )
         if self.may_miss and self.noise != "summed":
             raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
-        if self.may_miss >= len(dealt.own):
-            raise UserError(f"sharing.may_miss must be below the number of clients, {len(dealt.own)}: some must send.")
+        if self.may_miss >= len(client_data.own):
+            raise UserError(
+                f"sharing.may_miss must be below the number of clients, {len(client_data.own)}: some must send."
+            )
 
     @property
     def sigma(self) -> float:
@@ -119,42 +121,42 @@ class MERF:
         assert self.target_epsilon is not None
         return gaussian.noise_for(self.target_epsilon, self.delta)
 
-    def effective_constants(self, dealt: Dealt) -> dict[str, float]:
+    def effective_constants(self, client_data: ClientDatasets) -> dict[str, float]:
         """Return the noise multiplier and the squared length scales that were used."""
-        scale = self.scale or SCALE * prod(dealt.shape)
+        scale = self.scale or SCALE * prod(client_data.shape)
         return {"noise_multiplier": self.sigma, "scale": scale, "second_scale": self.second_scale or scale}
 
     def sigma_of_each(self, n_clients: int) -> float:
         """Return sigma_i, the noise multiplier of one message."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
 
-    def phi(self, dealt: Dealt) -> Features:
+    def phi(self, client_data: ClientDatasets) -> Features:
         """Return the features, which are public: every party can draw them."""
-        d = prod(dealt.shape)
+        d = prod(client_data.shape)
         scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
-        return Fourier.draw(d, self.features, scales, dealt.seed)
+        return Fourier.draw(d, self.features, scales, client_data.seed)
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """Compute the clients' messages, their sum and the images; the assignment of images to owners is arbitrary."""
-        phi, classes, n = self.phi(dealt), dealt.n_classes or 0, len(dealt.own)
+        phi, classes, n = self.phi(client_data), client_data.n_classes or 0, len(client_data.own)
         total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
         for client in range(n):
-            total += self.message(dealt, client, phi).values.float()  # messages are sent as float32
-        seed = seed_for(dealt.seed, "merf")
+            total += self.message(client_data, client, phi).values.float()  # messages are sent as float32
+        seed = seed_for(client_data.seed, "merf")
         fit = partial(generate_images, norm_bias=self.norm_bias) if self.fit == "generator" else fit_images
-        images = fit(phi, total, dealt.shape, self.per_class, self.steps, seed)
-        images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
-        return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        images = fit(phi, total, client_data.shape, self.per_class, self.steps, seed)
+        images = Examples(images.x.to(client_data.own.store.x.dtype), images.y)
+        return Contributions.of_made(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
-    def message(self, dealt: Dealt, client: int, phi: Features) -> NoisySum:
+    def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
         """Return the message S_i (classes, D + 1)."""
-        examples = dealt.own.store[dealt.own.rows[client]]
-        exact = sums(phi, examples, dealt.n_classes or 0)
+        examples = client_data.own.store[client_data.own.rows[client]]
+        exact = sums(phi, examples, client_data.n_classes or 0)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
         total.add(exact, norm=1.0)
-        if sigma := self.sigma_of_each(len(dealt.own)):
-            salt = self._salt(dealt, client, phi) if dealt.is_secret else dealt.salt
-            source = Source(wide_key("merf", self._key(dealt, client)), salt)
+        if sigma := self.sigma_of_each(len(client_data.own)):
+            salt = self._salt(client_data, client, phi) if client_data.is_secret else client_data.salt
+            source = Source(wide_key("merf", self._key(client_data, client)), salt)
             total.blur(sigma, Noise(source).call("sums of features", examples.x, examples.y).hiding(exact))
         return total
 
@@ -163,12 +165,12 @@ class MERF:
         few = min(self.steps, 20)
         return replace(self, steps=few), self.steps / few
 
-    def salts(self, dealt: Dealt) -> list[bytes]:
+    def salts(self, client_data: ClientDatasets) -> list[bytes]:
         """Return the salt of each client's message, see ``Salted``."""
-        phi = self.phi(dealt)
-        return [self._salt(dealt, client, phi) for client in range(len(dealt.own))] if self.sigma else []
+        phi = self.phi(client_data)
+        return [self._salt(client_data, client, phi) for client in range(len(client_data.own))] if self.sigma else []
 
-    def _key(self, client_data: Dealt, client: int) -> str:
+    def _key(self, client_data: ClientDatasets, client: int) -> str:
         """Return the key of the requested message, which seeds its noise."""
         examples = client_data.own.store[client_data.own.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
@@ -177,7 +179,7 @@ class MERF:
             {"seed": client_data.seed, "client": client, "clients": len(client_data.own), "own": content, **decides}
         )
 
-    def _salt(self, client_data: Dealt, client: int, phi: Features) -> bytes:
+    def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
         """Return the salt of the actual message.
 
         Salts outlive the code: the same noise on two different messages would reveal their difference.
@@ -185,33 +187,36 @@ class MERF:
         really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.own)), "features": phi.digest}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release one noisy value per client. With summed noise the release is that of the sum, as its name states."""
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
-        sizes = dealt.own.sizes
+        sizes = client_data.own.sizes
         return contributed, [replace(event, client=i, seen=0 if event.covered else n) for i, n in enumerate(sizes)]
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all images to all clients: the clients send sums and receive images."""
-        n, phi = len(dealt.own), self.phi(dealt)
-        up = 4 * (phi.size + 1) * (dealt.n_classes or 0)
-        down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
+        n, phi = len(client_data.own), self.phi(client_data)
+        up = 4 * (phi.size + 1) * (client_data.n_classes or 0)
+        down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down),
+            client_data.own.rows, [released.rows] * n, n_own=client_data.own.sizes, pool=released.of_each(n),
+            once=n * (up + down),
             views=self.views(n) if self.sigma else {},
         )  # fmt: skip
 
-    def beforehand(self, dealt: Dealt) -> list[str]:
+    def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise ratio of a class's mean features, sqrt(2 D) sigma_S/n_c, and the accuracy to expect.
 
         sigma_S: standard deviation of the sum's noise; n_c: images per class if the classes were equally large.
         """
         if not self.sigma:
             return []
-        n, classes = len(dealt.own), dealt.n_classes or 1
+        n, classes = len(client_data.own), client_data.n_classes or 1
         noise = self.sigma_of_each(n) * sqrt(n)
-        ratio = sqrt(2 * self.features) * noise * classes / sum(dealt.own.sizes)
+        ratio = sqrt(2 * self.features) * noise * classes / sum(client_data.own.sizes)
         (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
         result = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
         if not least <= ratio <= most:

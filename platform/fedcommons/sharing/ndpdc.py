@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, fit_images
 from fedcommons.generators.requests import Contribution
@@ -83,15 +83,19 @@ class NDPDC:
 
     check = privacy_target.check
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``. Solve for every client's noise, so that an unreachable target is refused at once."""
-        if dealt.n_classes is None:
+        if client_data.n_classes is None:
             raise UserError("setting ndpdc sums features by class, and the labels of this data set are no classes.")
-        if dealt.own.store.x.dtype != torch.uint8 or len(dealt.shape) != 3 or min(dealt.shape[1:]) < 2:
+        if (
+            client_data.own.store.x.dtype != torch.uint8
+            or len(client_data.shape) != 3
+            or min(client_data.shape[1:]) < 2
+        ):
             what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
             raise UserError(f"setting ndpdc fits {what}, and these examples are others.")
-        for n in {*dealt.own.sizes}:
-            self.sigma(n, dealt.n_classes)
+        for n in {*client_data.own.sizes}:
+            self.sigma(n, client_data.n_classes)
 
     def rate(self, n: int, classes: int) -> float:
         """Return q of a client with n examples, computed from public numbers."""
@@ -109,52 +113,58 @@ class NDPDC:
         require_reachable(self.target_epsilon, *course)
         return noise_for(self.target_epsilon, *course)
 
-    def effective_constants(self, dealt: Dealt) -> dict[str, Any]:
+    def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
         """Return the noise multiplier and the class size of each client, and the depth that was used."""
-        sizes, classes = dealt.own.sizes, dealt.n_classes or 1
+        sizes, classes = client_data.own.sizes, client_data.n_classes or 1
         return {
             "noise_multiplier": [self.sigma(n, classes) for n in sizes],
             "class_size": [self.class_size or n / classes for n in sizes],
-            "depth": self.networks(dealt).blocks,
+            "depth": self.networks(client_data).blocks,
         }
 
-    def networks(self, dealt: Dealt) -> Networks:
+    def networks(self, client_data: ClientDatasets) -> Networks:
         """Return phi_1, ..., phi_T, which are public: every party can draw them."""
         return Networks(
-            shape=dealt.shape,
-            n_classes=dealt.n_classes or 0,
+            shape=client_data.shape,
+            n_classes=client_data.n_classes or 0,
             width=self.width,
             depth=self.depth,
             augment=self.augment,
-            flip=dealt.flip,
-            seed=seed_for(dealt.seed, "ndpdc"),
+            flip=client_data.flip,
+            seed=seed_for(client_data.seed, "ndpdc"),
         )
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """Compute messages, totals and images step by step; the assignment of images to owners is arbitrary."""
-        n = len(dealt.own)
-        senders = [self.sender(dealt, client) for client in range(n)]
+        n = len(client_data.own)
+        senders = [self.sender(client_data, client) for client in range(n)]
 
         def total(phi: Phi, step: int) -> Tensor:
             return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(0)  # as sent
 
         images = fit_images(
-            self.networks(dealt), total, self.iterations, self.per_class, self.expected(dealt), self.batch, self.lr
+            self.networks(client_data),
+            total,
+            self.iterations,
+            self.per_class,
+            self.expected(client_data),
+            self.batch,
+            self.lr,
         )
-        images = Examples(images.x.to(dealt.own.store.x.dtype), images.y)
-        return Contributions.of_made(dealt, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        images = Examples(images.x.to(client_data.own.store.x.dtype), images.y)
+        return Contributions.of_made(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
-    def expected(self, dealt: Dealt) -> float:
+    def expected(self, client_data: ClientDatasets) -> float:
         """Return R, computed from public numbers."""
-        classes = dealt.n_classes or 1
-        return sum(self.rate(n, classes) * n / classes for n in dealt.own.sizes)
+        classes = client_data.n_classes or 1
+        return sum(self.rate(n, classes) * n / classes for n in client_data.own.sizes)
 
-    def sender(self, dealt: Dealt, client: int) -> Sender:
+    def sender(self, client_data: ClientDatasets, client: int) -> Sender:
         """Return the client's sender of T messages (classes, D)."""
-        examples, classes = dealt.own.store[dealt.own.rows[client]], dealt.n_classes or 0
+        examples, classes = client_data.own.store[client_data.own.rows[client]], client_data.n_classes or 0
         sigma = self.sigma(len(examples), classes)
-        salt = self._salt(dealt, client) if dealt.is_secret and sigma else dealt.salt
-        source = Source(wide_key("ndpdc", self._key(dealt, client)), salt)
+        salt = self._salt(client_data, client) if client_data.is_secret and sigma else client_data.salt
+        source = Source(wide_key("ndpdc", self._key(client_data, client)), salt)
         draws = Noise(source).call("sums of features of networks", examples.x, examples.y)
         return Sender(examples, classes, self.rate(len(examples), classes), sigma, draws)
 
@@ -163,19 +173,19 @@ class NDPDC:
         few = min(self.iterations, 3)
         return replace(self, iterations=few), self.iterations / few
 
-    def salts(self, dealt: Dealt) -> list[bytes]:
+    def salts(self, client_data: ClientDatasets) -> list[bytes]:
         """Return the salt of each client's messages, see ``Salted``."""
         has_noise = self.noise_multiplier != 0
-        return [self._salt(dealt, client) for client in range(len(dealt.own))] if has_noise else []
+        return [self._salt(client_data, client) for client in range(len(client_data.own))] if has_noise else []
 
-    def _key(self, client_data: Dealt, client: int) -> str:
+    def _key(self, client_data: ClientDatasets, client: int) -> str:
         """Return the key of the requested messages, which seeds the samples and the noise."""
         examples = client_data.own.store[client_data.own.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
         return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
 
-    def _salt(self, client_data: Dealt, client: int) -> bytes:
+    def _salt(self, client_data: ClientDatasets, client: int) -> bytes:
         """Return the salt of the actual messages.
 
         Salts outlive the code: the same noise on two different messages would reveal their difference.
@@ -190,32 +200,35 @@ class NDPDC:
         }
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-ndpdc")
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release T noisy values per client."""
-        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), dealt.n_classes or 0
+        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), client_data.n_classes or 0
         events = []
-        for client, n in enumerate(dealt.own.sizes):
+        for client, n in enumerate(client_data.own.sizes):
             how = {"q": self.rate(n, classes), "sigma": self.sigma(n, classes), "steps": self.iterations}
             sent = replace(event, client=client, **how)
             events.append(replace(sent, seen=0 if sent.covered else n))
         return contributed, events
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all images to all clients: each client sends T messages and receives images."""
-        n = len(dealt.own)
-        up = 4 * self.iterations * (dealt.n_classes or 0) * self.networks(dealt).size
-        down = images_nbytes(len(released.rows), dealt.shape, dealt.itemsize, dealt.label_nbytes)
+        n = len(client_data.own)
+        up = 4 * self.iterations * (client_data.n_classes or 0) * self.networks(client_data).size
+        down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
         return Assigned(
-            dealt.own.rows, [released.rows] * n, n_own=dealt.own.sizes, pool=released.of_each(n), once=n * (up + down)
+            client_data.own.rows, [released.rows] * n, n_own=client_data.own.sizes, pool=released.of_each(n),
+            once=n * (up + down),
         )  # fmt: skip
 
-    def beforehand(self, dealt: Dealt) -> list[str]:
+    def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise of a total divided by the total's largest norm, and this ratio divided by sqrt(T)."""
         if self.noise_multiplier == 0:
             return []
-        classes = dealt.n_classes or 0
-        noise = sqrt(sum(self.sigma(n, classes) ** 2 for n in dealt.own.sizes) * self.networks(dealt).size)
-        ratio = noise / self.expected(dealt)
+        classes = client_data.n_classes or 0
+        noise = sqrt(sum(self.sigma(n, classes) ** 2 for n in client_data.own.sizes) * self.networks(client_data).size)
+        ratio = noise / self.expected(client_data)
         return [
             f"ndpdc: the noise in a step's sum of a class is {ratio:.2g} times as long as that sum can be, and in the "
             f"mean of {self.iterations:,} steps {ratio / sqrt(self.iterations):.2g} times."

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
@@ -43,9 +43,9 @@ class RawCopies:
         if self.c is None:
             raise UserError("sharing.c must be set for setting raw_copies: the share of images that is not private.")
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        c, n, n_clients = self.c or 0.0, sum(dealt.own.sizes), len(dealt.own)
+        c, n, n_clients = self.c or 0.0, sum(client_data.own.sizes), len(client_data.own)
         if n_clients < 2:
             raise UserError("setting raw_copies needs at least 2 clients, got N = 1: nobody could get a copy.")
         if self.d > n_clients - 1:
@@ -54,9 +54,9 @@ class RawCopies:
             raise UserError(
                 f"sharing.c = {c:g} of {n} images is not one image; it must be 0 or at least {0.5 / n:.2g}."
             )
-        if self.placement == "optimal" and dealt.n_classes is None:
+        if self.placement == "optimal" and client_data.n_classes is None:
             raise UserError("sharing.placement optimal evens out classes, and the labels of this data set are none.")
-        counts = np.bincount(self._labels(dealt), minlength=dealt.n_classes or 0)
+        counts = np.bincount(self._labels(client_data), minlength=client_data.n_classes or 0)
         if self.placement == "optimal" and not counts.all():
             raise UserError(
                 f"sharing.placement optimal needs images of every class, and no client has one of class "
@@ -64,34 +64,42 @@ class RawCopies:
             )
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
-    def holdings(self, dealt: Dealt) -> np.ndarray:
+    def holdings(self, client_data: ClientDatasets) -> np.ndarray:
         """Return whether a client holds an image: (images, N) bool, with the images in the order of the clients."""
-        labels, owners = self._labels(dealt), _owners(dealt)
-        return holdings(labels, owners, len(dealt.own), self.c or 0.0, self.d, self.placement, _draws(dealt))
+        labels, owners = self._labels(client_data), _owners(client_data)
+        return holdings(
+            labels, owners, len(client_data.own), self.c or 0.0, self.d, self.placement, _draws(client_data)
+        )
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """Contribute the images that at least one other client gets."""
-        copied, ends = self.holdings(dealt).sum(1) > 1, np.cumsum(dealt.own.sizes)[:-1]
-        parts = zip(dealt.own.rows, np.split(copied, ends), strict=True)
-        return Contributions.of_own(dealt, [rows[some] for rows, some in parts])
+        copied, ends = self.holdings(client_data).sum(1) > 1, np.cumsum(client_data.own.sizes)[:-1]
+        parts = zip(client_data.own.rows, np.split(copied, ends), strict=True)
+        return Contributions.of_own(client_data, [rows[some] for rows, some in parts])
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release the contributed raw images without protection; other images stay with their clients."""
         return contributed, contributed.releases("raw examples")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign copies beyond a client's own images; for equal work a client counts as sum_j 1/d_j images."""
         if not len(released.rows):
-            return Assigned(dealt.own.rows)
-        is_held, owners, rows = self.holdings(dealt), _owners(dealt), np.concatenate(list(dealt.own.rows))
+            return Assigned(client_data.own.rows)
+        is_held, owners, rows = (
+            self.holdings(client_data),
+            _owners(client_data),
+            np.concatenate(list(client_data.own.rows)),
+        )
         weight, received, weights = 1 / is_held.sum(1), [], []
-        for client in range(len(dealt.own)):
+        for client in range(len(client_data.own)):
             new = np.flatnonzero(is_held[:, client] & (owners != client))
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
-        return Assigned(dealt.own.rows, received, weights, notes=self._notes(dealt))
+        return Assigned(client_data.own.rows, received, weights, notes=self._notes(client_data))
 
-    def _notes(self, client_data: Dealt) -> list[str]:
+    def _notes(self, client_data: ClientDatasets) -> list[str]:
         """Report how evenly the optimal placement spreads the classes, and the lower bound of all placements."""
         if self.placement != "optimal":
             return []
@@ -110,16 +118,16 @@ class RawCopies:
         ]
 
     @staticmethod
-    def _labels(client_data: Dealt) -> np.ndarray:
+    def _labels(client_data: ClientDatasets) -> np.ndarray:
         """Return the labels of the images, in the order of the clients; all zero if the labels are not classes."""
         if client_data.n_classes is None:
             return np.zeros(sum(client_data.own.sizes), np.int64)
         return client_data.own.store.y.numpy()[np.concatenate(list(client_data.own.rows))]
 
 
-def _owners(client_data: Dealt) -> np.ndarray:
+def _owners(client_data: ClientDatasets) -> np.ndarray:
     return np.repeat(np.arange(len(client_data.own)), client_data.own.sizes)
 
 
-def _draws(client_data: Dealt) -> np.random.Generator:
+def _draws(client_data: ClientDatasets) -> np.random.Generator:
     return numpy_generator(client_data.seed, "copies")

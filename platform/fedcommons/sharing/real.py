@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import Assigned, Contributions
@@ -13,14 +13,16 @@ from fedcommons.sharing.stage import Assigned, Contributions
 class Real:
     """A strategy without sharing: no client contributes, and no data leave a client."""
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.none(dealt)
+        return Contributions.none(client_data)
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """See ``Stage``."""
         return contributed, ()
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """See ``Stage``."""
-        return Assigned(dealt.own.rows)
+        return Assigned(client_data.own.rows)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, check_contributions, needs
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import Assigned, Contributions
@@ -26,22 +26,24 @@ class ServerSynthetic:
     p: Annotated[float | None, "(0, 1)"] = None
     """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        check_contributions(self.p, dealt)
+        check_contributions(self.p, client_data)
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
         """See ``Generating``."""
-        return needs(self.p, dealt, recipe)
+        return needs(self.p, client_data, recipe)
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(dealt, drawn)
+        return Contributions.of_made(client_data, drawn)
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release all images to the server; an image is as well protected as the generator that drew it."""
         return contributed, contributed.releases("synthetic images")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign clients their own data and the server the pool, with one part for each client's contribution."""
-        return Assigned(dealt.own.rows, pool=released.of_each(len(dealt.own)))
+        return Assigned(client_data.own.rows, pool=released.of_each(len(client_data.own)))

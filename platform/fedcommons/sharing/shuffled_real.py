@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import Release
@@ -30,36 +30,42 @@ class ShuffledReal:
         if self.p is None:
             raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        n = max(dealt.own.sizes)
+        n = max(client_data.own.sizes)
         if self.p and n_swapped(self.p, n) < 1:
             raise UserError(
                 f"sharing.p = {self.p:g} of {n} images is not one image; it must be 0 or more than {1 / n:.2g}."
             )
 
-    def sizes(self, dealt: Dealt) -> list[int]:
+    def sizes(self, client_data: ClientDatasets) -> list[int]:
         """Return the number of images that each client gives and receives."""
-        return [n_swapped(self.p or 0, n) for n in dealt.own.sizes]
+        return [n_swapped(self.p or 0, n) for n in client_data.own.sizes]
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        sizes = self.sizes(dealt)
+        sizes = self.sizes(client_data)
         return Contributions.of_own(
-            dealt, [rows[_order(dealt, client)[: sizes[client]]] for client, rows in enumerate(dealt.own.rows)]
+            client_data,
+            [rows[_order(client_data, client)[: sizes[client]]] for client, rows in enumerate(client_data.own.rows)],
         )
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release real images without protection."""
         return contributed, contributed.releases("real images")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its remaining images and a part of the shuffled pool, as large as its contribution."""
-        sizes, parts = self.sizes(dealt), released.shuffled(len(dealt.own), dealt.seed)
-        rest = [rows[np.sort(_order(dealt, client)[sizes[client] :])] for client, rows in enumerate(dealt.own.rows)]
+        sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.own), client_data.seed)
+        rest = [
+            rows[np.sort(_order(client_data, client)[sizes[client] :])]
+            for client, rows in enumerate(client_data.own.rows)
+        ]
         return Assigned(rest, parts, pool=parts)
 
 
-def _order(client_data: Dealt, client: int) -> np.ndarray:
+def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
     """Return the order in which images leave a client: a larger p includes the images of a smaller p."""
     return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.own.rows[client]))

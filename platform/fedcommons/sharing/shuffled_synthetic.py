@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import (
     Contribution,
     GeneratorRecipe,
@@ -30,27 +30,29 @@ class ShuffledSynthetic:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, dealt: Dealt) -> None:
+    def check_dealt(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        check_contributions(self.p, dealt)
+        check_contributions(self.p, client_data)
 
-    def sizes(self, dealt: Dealt) -> list[int]:
+    def sizes(self, client_data: ClientDatasets) -> list[int]:
         """Return the number of images that each client contributes and receives."""
-        return contributions(self.p, dealt)
+        return contributions(self.p, client_data)
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
         """See ``Generating``."""
-        return needs(self.p, dealt, recipe)
+        return needs(self.p, client_data, recipe)
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(dealt, drawn)
+        return Contributions.of_made(client_data, drawn)
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Release all images to the pool; an image is as well protected as the generator that drew it."""
         return contributed, contributed.releases("synthetic images")
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Permute the pool once and assign each client a part as large as its contribution; all images are sent."""
-        parts = released.shuffled(len(dealt.own), dealt.seed)
-        return Assigned(dealt.own.rows, parts, n_own=dealt.own.sizes, pool=parts)
+        parts = released.shuffled(len(client_data.own), client_data.seed)
+        return Assigned(client_data.own.rows, parts, n_own=client_data.own.sizes, pool=parts)

@@ -23,7 +23,7 @@ from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, name_of, quote, require_type, user_code_context
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
@@ -50,29 +50,31 @@ class Contributions:
     of_labels: Mapping[int, Receipt | None] = field(default_factory=dict)
 
     @staticmethod
-    def none(dealt: Dealt) -> "Contributions":
+    def none(client_data: ClientDatasets) -> "Contributions":
         """Return contributions without rows: no client contributes."""
-        return Contributions(dealt.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
+        return Contributions(client_data.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
-    def of_own(dealt: Dealt, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
+    def of_own(client_data: ClientDatasets, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
         """Return the contributions if client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
         owners = np.repeat(np.arange(len(rows_of_each)), [len(rows) for rows in rows_of_each])
         seen = {client: len(rows) for client, rows in enumerate(rows_of_each)}
-        return Contributions(dealt.own.store, np.concatenate(rows_of_each), owners, {}, seen)
+        return Contributions(client_data.own.store, np.concatenate(rows_of_each), owners, {}, seen)
 
     @staticmethod
-    def of_made(dealt: Dealt, drawn: Sequence[Contribution]) -> "Contributions":
+    def of_made(client_data: ClientDatasets, drawn: Sequence[Contribution]) -> "Contributions":
         """Return the contributions if client i contributes ``drawn[i]``, which the store has after the real data.
 
         Raises:
             ValueError: contributed examples have another type or shape than the real examples.
         """
-        real, new = dealt.own.store, [contribution.examples for contribution in drawn]
+        real, new = client_data.own.store, [contribution.examples for contribution in drawn]
         for examples in new:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
-                raise ValueError(f"contributions must be {real.x.dtype} {dealt.shape} like real examples, not {kind}")
+                raise ValueError(
+                    f"contributions must be {real.x.dtype} {client_data.shape} like real examples, not {kind}"
+                )
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: contribution.receipt for client, contribution in enumerate(drawn)}
@@ -161,15 +163,17 @@ class Stage(Protocol):
 
     Optional functions: ``needs`` (see ``Generating``), ``shorter`` (``TakesLong``), ``salts`` (``Salted``) and
     ``beforehand`` (``Forewarning``). ``check(fields)`` refuses an experiment by its fields (dotted names to values);
-    ``check_dealt(dealt)`` refuses data for which the strategy is not defined; both raise ``UserError``.
+    ``check_dealt(client_data)`` refuses data for which the strategy is not defined; both raise ``UserError``.
     The attribute ``serves_pool = True`` states that the server holds the pool and may train on it.
     """
 
-    def make(self, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
         """Return the clients' contributions; ``drawn``: images for ``needs`` (see ``Generating``), in that order."""
         ...
 
-    def release(self, dealt: Dealt, contributed: Contributions) -> tuple[Contributions, Sequence[Release]]:
+    def release(
+        self, client_data: ClientDatasets, contributed: Contributions
+    ) -> tuple[Contributions, Sequence[Release]]:
         """Return the contributions that leave the clients, and the releases that state their protection.
 
         A client that contributes synthetic examples without a release counts as unprotected. Real rows that are
@@ -177,7 +181,7 @@ class Stage(Protocol):
         """
         ...
 
-    def assign(self, dealt: Dealt, released: Contributions) -> Assigned:
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign rows of the released contributions to clients."""
         ...
 
@@ -186,7 +190,7 @@ class Stage(Protocol):
 class Generating(Protocol):
     """A strategy that uses generators' images; generators are trained beforehand, once for all trials of a sweep."""
 
-    def needs(self, dealt: Dealt, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
         """Return the generation requests to run before ``make``: one ``Need`` per client, in client order."""
         ...
 
@@ -195,7 +199,7 @@ class Generating(Protocol):
 class Salted(Protocol):
     """A strategy that draws noise itself, without a generator."""
 
-    def salts(self, dealt: Dealt) -> Sequence[bytes]:
+    def salts(self, client_data: ClientDatasets) -> Sequence[bytes]:
         """Return the salts of all noise if the noise is secret; each salt is stored as the salt of an artifact."""
         ...
 
@@ -204,7 +208,7 @@ class Salted(Protocol):
 class Forewarning(Protocol):
     """A strategy that can report messages before ``make``, which may take long."""
 
-    def beforehand(self, dealt: Dealt) -> Sequence[str]:
+    def beforehand(self, client_data: ClientDatasets) -> Sequence[str]:
         """Return messages to the user, which depend on public numbers only and not on any client's examples."""
         ...
 
@@ -245,19 +249,19 @@ def serves_pool(stage: Stage) -> bool:
     return getattr(stage, "serves_pool", False) is True
 
 
-def share(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution] = ()) -> Shared:
+def share(stage: Stage, client_data: ClientDatasets, drawn: Sequence[Contribution] = ()) -> Shared:
     """Apply a sharing strategy; ``drawn``: the images for its ``needs``."""
-    return share_contributed(stage, dealt, contribute(stage, dealt, drawn))
+    return share_contributed(stage, client_data, contribute(stage, client_data, drawn))
 
 
-def contribute(stage: Stage, dealt: Dealt, drawn: Sequence[Contribution]) -> Contributions:
+def contribute(stage: Stage, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
     """Return the result of the strategy's ``make``.
 
     Raises:
         ClientError: ``make`` failed or did not return contributions.
     """
     with user_code_context(stage, "make"):
-        return _contributions(stage.make(dealt, drawn))
+        return _contributions(stage.make(client_data, drawn))
 
 
 def _contributions(contributed: Any) -> Contributions:
@@ -276,7 +280,7 @@ def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
     return _contributions(result[0]), tuple(events)  # an iterator can be read only once
 
 
-def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) -> Shared:
+def share_contributed(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> Shared:
     """Apply ``release`` and ``assign`` of a strategy to the clients' contributions.
 
     Real rows that leave a client count as unprotected, whatever the strategy declares (see ``disclosure``).
@@ -286,14 +290,18 @@ def share_contributed(stage: Stage, dealt: Dealt, contributed: Contributions) ->
         ClientError: a function of the strategy failed or returned another type.
     """
     with user_code_context(stage, "release"):
-        contributed, releases = _released(stage.release(dealt, contributed))
+        contributed, releases = _released(stage.release(client_data, contributed))
     with user_code_context(stage, "assign"):
-        assigned = require_type(Assigned, stage.assign(dealt, contributed), "an Assigned")
-        return _shared(stage, dealt, contributed, releases, assigned)
+        assigned = require_type(Assigned, stage.assign(client_data, contributed), "an Assigned")
+        return _shared(stage, client_data, contributed, releases, assigned)
 
 
 def _shared(
-    stage: Stage, client_data: Dealt, contributed: Contributions, releases: Sequence[Release], assigned: Assigned
+    stage: Stage,
+    client_data: ClientDatasets,
+    contributed: Contributions,
+    releases: Sequence[Release],
+    assigned: Assigned,
 ) -> Shared:
     name = type(stage).__name__
     releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.own))
@@ -354,10 +362,12 @@ def require_once(stage: Stage, shared: Shared) -> None:
         disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
 
 
-def require_own(stage: Stage, dealt: Dealt, needs: Sequence[Need], drawn: Sequence[Contribution]) -> None:
+def require_own(
+    stage: Stage, client_data: ClientDatasets, needs: Sequence[Need], drawn: Sequence[Contribution]
+) -> None:
     """Check that private generators were trained on their own client's examples only (see ``disclosure``)."""
     private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in drawn]
-    disclosure.require_own(type(stage).__name__, dealt, needs, private)
+    disclosure.require_own(type(stage).__name__, client_data, needs, private)
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:

@@ -10,7 +10,7 @@ import torch
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
@@ -85,8 +85,8 @@ class StagePlay:
         sentences = self._compared(lambda side, seed: _labels(needs[side](seed)))
         return sentences or self._compared(lambda side, seed: self._sent(self._client_data(side, seed), contributions))
 
-    def _client_data(self, side: int, seed: int) -> Dealt:
-        return Dealt(self.both[side], N_CLASSES, False, seed)
+    def _client_data(self, side: int, seed: int) -> ClientDatasets:
+        return ClientDatasets(self.both[side], N_CLASSES, False, seed)
 
     def _needs(self, side: int) -> Callable[[int], Sequence[Need]]:
         stage = self.stage
@@ -113,7 +113,7 @@ class StagePlay:
         spread = spread_of(lambda other: played(0, Side(self.seed + other)).tensors, first_sent.tensors)
         return faults(first_sent, second_sent, (first, second), self.kind, spread, SLACK)
 
-    def _sent(self, client_data: Dealt, contributions: Sequence[Contribution]) -> Left:
+    def _sent(self, client_data: ClientDatasets, contributions: Sequence[Contribution]) -> Left:
         """Return the tensors that leave client 0, and their releases."""
         released, events = self.stage.release(client_data, self.stage.make(client_data, contributions))
         assigned, n_real = self.stage.assign(client_data, released), len(client_data.own.store)

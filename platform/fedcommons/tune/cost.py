@@ -286,7 +286,7 @@ def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contribut
     """Return the clients' contributions and the seconds that they take; a long stage is timed by a shorter variant."""
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
-    seconds = _once(lambda: results.append(stages.contribute(stage, ready.dealt, made)))
+    seconds = _once(lambda: results.append(stages.contribute(stage, ready.client_data, made)))
     return results[0], times * seconds
 
 

@@ -70,7 +70,7 @@ def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> Shown | None:
     """Audit images fitted to clients' noisy sums; the images are fitted again, with one thread as in the runs."""
     torch.set_num_threads(1)  # on a busy machine two threads take up to a hundred times as long
     prepared = prepare(choose(dict(fields)))
-    pool = prepared.stage.make(prepared.dealt, ())
+    pool = prepared.stage.make(prepared.client_data, ())
     return _against_all(prepared, pool.store[pool.rows])
 
 

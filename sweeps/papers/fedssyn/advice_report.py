@@ -35,8 +35,8 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
     """Return the mean number of images that a client sends, and MB of all clients, up and down."""
-    images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.dealt)
-    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.dealt.itemsize) / 1e6
+    images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.client_data)
+    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
 
 
 @dataclass(frozen=True)

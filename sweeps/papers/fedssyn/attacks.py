@@ -92,7 +92,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool_audit.subjects(prepared.dealt, needs, held_out)  # raises before any work where an audit is impossible
+    pool_audit.subjects(prepared.client_data, needs, held_out)  # raises before any work where an audit is impossible
     return prepared, client
 
 
@@ -106,8 +106,8 @@ def audited(
         set_up_process()
         pool = synthetic_images(prepared, store, image_cache.missing(store, needs), say, on_step)
         images = [contribution.examples for contribution in pool]
-        subjects = pool_audit.subjects(prepared.dealt, needs, prepared.dataset.test, images)
-        result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.dealt.seed)
+        subjects = pool_audit.subjects(prepared.client_data, needs, prepared.dataset.test, images)
+        result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.client_data.seed)
         attacks = attacked(prepared, subjects[one], options.shadows, say)
         say("two generators with and without canaries")
         bound = bounded(prepared, subjects[one], options.canaries)

@@ -22,7 +22,7 @@ from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.privacy.noise import of_audit
 from fedcommons.privacy.release import Release
@@ -39,28 +39,32 @@ DRAWS, DIRECTIONS = 25, 4
 """Draws of each world (merf), and canaries in the run (ndpdc), per unit of ``--canaries``."""
 
 
-def of_merf(stage: MERF, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
+def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
     """Return the estimate from draws of a message (or the sum of all messages) with one image and with none."""
-    phi, classes, seeds = stage.phi(dealt), dealt.n_classes or 0, count(seed_for(dealt.seed, "audit of sums"))
-    image, senders = dealt.own.store[np.arange(1)], len(dealt.own) if stage.noise == "summed" else 1
+    phi, classes, seeds = (
+        stage.phi(client_data),
+        client_data.n_classes or 0,
+        count(seed_for(client_data.seed, "audit of sums")),
+    )
+    image, senders = client_data.own.store[np.arange(1)], len(client_data.own) if stage.noise == "summed" else 1
     added = sums(phi, image, classes).flatten()
 
     def draw(present: bool) -> np.ndarray:
         rows = [np.arange(int(present and i == 0)) for i in range(senders)]
         seed = next(seeds)
-        world = Dealt(Clients(image, rows), classes, dealt.flip, seed, salt=of_audit(seed).salt)
+        world = ClientDatasets(Clients(image, rows), classes, client_data.flip, seed, salt=of_audit(seed).salt)
         return torch.stack([stage.message(world, i, phi).values for i in range(senders)]).sum(0).flatten().numpy()
 
     return of_release(draw, (added / added.norm()).numpy(), stated, delta, DRAWS * canaries)
 
 
-def of_ndpdc(stage: NDPDC, dealt: Dealt, stated: Release, canaries: int, delta: float) -> Estimate:
+def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
     """Return the estimate from one run of T messages of the client, which has canaries in place of its examples."""
-    seed, canaries = seed_for(dealt.seed, "audit of sums"), DIRECTIONS * canaries
+    seed, canaries = seed_for(client_data.seed, "audit of sums"), DIRECTIONS * canaries
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
     has_canaries = Examples(numbers.view(-1, 1, 1, 1), torch.zeros(len(numbers), dtype=torch.long))
-    of_world = replace(dealt, seed=seed, is_secret=False, salt=of_audit(seed).salt)
+    of_world = replace(client_data, seed=seed, is_secret=False, salt=of_audit(seed).salt)
     sender = replace(stage.sender(of_world, stated.client), own=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
@@ -77,7 +81,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     Raises:
         UserError: the release is not covered, or there is no such client.
     """
-    stage, client_data = prepared.stage, prepared.dealt
+    stage, client_data = prepared.stage, prepared.client_data
     client = int(np.argmax(client_data.own.sizes)) if attacked is None else attacked
     if not 0 <= client < len(client_data.own):
         raise UserError(f"--attacked must be one of 0 ... {len(client_data.own) - 1}, got {client}.")

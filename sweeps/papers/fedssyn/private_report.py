@@ -55,7 +55,7 @@ def releases(cell: sweep.Trial) -> "Sequence[Release]":
     from fedcommons.sharing.stage import Contributions
 
     prepared = prepare(cell.config)
-    return prepared.stage.release(prepared.dealt, Contributions.of_made(prepared.dealt, []))[1]
+    return prepared.stage.release(prepared.client_data, Contributions.of_made(prepared.client_data, []))[1]
 
 
 @lru_cache(maxsize=16)
@@ -66,7 +66,7 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 
     set_up_process()
     prepared = prepare(cell.config)
-    return contribute(prepared.stage, prepared.dealt, []).store[slice(len(prepared.train), None)]
+    return contribute(prepared.stage, prepared.client_data, []).store[slice(len(prepared.train), None)]
 
 
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":

@@ -116,8 +116,8 @@ def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
     set_up_process()
     if (prepared := enough(config)) is None:
         return None
-    pool = contribute(prepared.stage, prepared.dealt, ())
-    event = prepared.stage.release(prepared.dealt, pool)[1][0]
+    pool = contribute(prepared.stage, prepared.client_data, ())
+    event = prepared.stage.release(prepared.client_data, pool)[1][0]
     return pool.store[slice(len(prepared.train), None)], event.sigma, prepared.dataset
 
 

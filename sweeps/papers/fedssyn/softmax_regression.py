@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.data.federated import Dealt
+from fedcommons.data.federated import ClientDatasets
 from fedcommons.runs.load_data import partition_rows
 from fedcommons.seeding import generator, numpy_generator
 from fedcommons.sharing.shuffled_real import ShuffledReal
@@ -68,7 +68,7 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     """
     cut = Partition(name, n_clients=dataset.classes)
     before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
-    client_data = Dealt(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
+    client_data = ClientDatasets(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), client_data).data.clients.rows
     return Labelled.of(dataset.train, dataset.classes, np.stack(list(rows)))
 
