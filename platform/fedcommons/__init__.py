@@ -1,6 +1,6 @@
-"""fedcommons: federated learning when clients' data differ and clients may put something into a commons.
+"""fedcommons: federated learning when clients' data differ and clients may share more than model weights.
 
-``from fedcommons import ...`` gives all that experiments and parts of one's own need:
+``from fedcommons import ...`` imports what experiments and user-defined components need:
 
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
@@ -12,11 +12,11 @@ draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
 sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe, Need
 generators  Generator, TrainedGenerator, Receipt
-late ones   Rule
-watching    Tracker, Measure, RunData
+stragglers  Rule
+tracking    Tracker, Measure, RunData
 
-These names are stable, and so are the fields of an experiment with their defaults, and the files of a run folder.
-Everything else may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how they are used.
+The names, the fields of an experiment with their defaults, and the files of a run folder are stable. Everything else
+may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how the names are used.
 """
 
 from logging import NullHandler, getLogger
