@@ -91,7 +91,7 @@ def main() -> None:
     names = (
         ["fedavg", *options.only.split(",")]
         if options.only
-        else [n for n in KINDS["algorithm"].known if n not in OTHER_WORK]
+        else [n for n in KINDS["algorithm"].components if n not in OTHER_WORK]
     )
     chosen = [*names, *(n for n in CONSTANTS if n.partition(",")[0] in names)]
     torch.set_num_threads(1)

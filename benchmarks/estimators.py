@@ -66,7 +66,7 @@ def federation(name: str) -> Serial:
 
 def plain(executor: Serial, n_clients: int = N_CLIENTS) -> None:
     """Forward and backward over the first clients' examples; the last gradients are kept."""
-    work, clients = executor.worker.work, executor.worker.data.own
+    work, clients = executor.worker.work, executor.worker.data.real
     work.module.eval()
     for i in range(n_clients):
         examples = clients[i]
@@ -99,7 +99,7 @@ def in_turns(*acts: Callable[[], object], repeats: int) -> list[float]:
 
 def lanczos(executor: Serial, most: int) -> tuple[float, int]:
     """Seconds and steps until L of the first client is found."""
-    module, examples, steps = executor.worker.work.module, executor.worker.data.own[0], 0
+    module, examples, steps = executor.worker.work.module, executor.worker.data.real[0], 0
     batches = list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
 
     def apply(v: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def times(name: str, repeats: int, most: int) -> dict[str, float]:
 
 def one_batch(executor: Serial) -> None:
     """The mean gradient and the squared norms of per-sample gradients of one batch."""
-    examples = executor.worker.data.own[0]
+    examples = executor.worker.data.real[0]
     gradients(executor.worker.work.module, (examples.x[:BATCH], examples.y[:BATCH]))
 
 

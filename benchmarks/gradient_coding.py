@@ -28,7 +28,7 @@ from fedcommons.runs.load_data import load
 
 sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
 
-from papers.agc.gradient_coding import Draws, Problem, Setting, chosen, draw, play
+from papers.agc.gradient_coding import Draws, Problem, Setting, draw, play, select_examples
 
 GOAL = 6 * 60 * 2 / 9000  # processor seconds a repetition
 
@@ -36,7 +36,7 @@ GOAL = 6 * 60 * 2 / 9000  # processor seconds a repetition
 def loop(problem: Problem, setting: Setting, drawn: Draws) -> tuple[list[float], list[float]]:
     """Accuracy and second moment before each round."""
     x, test_x = problem.x[:, :-1].float(), problem.test_x[:, :-1].float()
-    layer, held = nn.Linear(x.shape[1], problem.n_classes), torch.from_numpy(drawn.held).float()
+    layer, held = nn.Linear(x.shape[1], problem.n_classes), torch.from_numpy(drawn.holds).float()
     with torch.no_grad():
         layer.weight.copy_(drawn.start[:-1].T)
         layer.bias.copy_(drawn.start[-1])
@@ -72,7 +72,7 @@ def main() -> None:
     print(f"{date.today()}, {cpu_name()}, {os.cpu_count()} cores, torch {torch.__version__}")
 
     dataset, setting = load(Data("mnist", options.data_dir, validation=0)), Setting("single_class", 0.5, 3, 0.2)
-    problem = Problem.of(chosen(dataset, 30, True, 0), dataset.test[slice(0, 500)], 10, 255.0)
+    problem = Problem.build(select_examples(dataset, 30, True, 0), dataset.test[slice(0, 500)], 10, 255.0)
     drawn = [draw(problem, setting, r, 0) for r in range(options.plain)]
     found = {}
     start = time.process_time()

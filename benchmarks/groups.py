@@ -53,7 +53,7 @@ def main(n: int) -> None:
         write, _ = best(
             lambda: experiment._write_partition(Path(folder), prepared.partition, prepared.tests, "digest", b"")
         )
-        assert len(np.asarray(ready.data.own.sizes)) == len(prepared.tests or ()) == n
+        assert len(np.asarray(ready.data.real.sizes)) == len(prepared.tests or ()) == n
         told = f"prepare {prepare:.2f} (with the data read {first:.2f}), assemble {assemble:.2f}, write {write:.2f}"
         print(f"{n:,} clients: {told}")
 

@@ -85,9 +85,9 @@ def query(ways: int, steps: int) -> float:
         )
         for k in range(ways)
     ]
-    ledger = Ledger.of(events)
+    ledger = Ledger.before_rounds(events)
     start = time.process_time()
-    ledger.of_all(0, 1e-5)
+    ledger.epsilon_of_all(0, 1e-5)
     return time.process_time() - start
 
 

@@ -118,7 +118,7 @@ def p() -> None:
     shares = (0.0, 0.1, 0.3, 0.5)
     config = experiment("small", "digits", {"alpha": 0.1, "setting": "shuffled_synthetic", **OFF})
     client_data = prepare(config).client_data
-    n_own = client_data.own.sizes[0]
+    n_own = client_data.clients.sizes[0]
     figure, (row,) = panels(1, 2, (9.3, 2.6), sharey=True)
     made = [contributions(share, client_data)[0] if share else 0 for share in shares]
     swapped = [n_swapped(share, n_own) for share in shares]
@@ -151,7 +151,7 @@ def rho() -> None:
     seen = []
     for share in shares:
         values = {"alpha": 0.1, "setting": "shuffled_synthetic", "rho": share, **OFF}
-        seen.append(len(prepare(experiment("small", "digits", values)).needs[0].examples))
+        seen.append(len(prepare(experiment("small", "digits", values)).requests[0].examples))
     axes.barh(range(3), seen, 0.6, color=BLUE, label="its generator is trained on these")
     axes.barh(range(3), [129 - s for s in seen], 0.6, left=seen, color=GREY, label="never seen by its generator")
     for y, some in enumerate(seen):

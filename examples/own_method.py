@@ -49,7 +49,7 @@ class FedAvgM:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
         y, metrics, spent = work.local(x, data, seed)
-        return Reply({"delta": sub(y, x)}, metrics=metrics, releases=[spent.of("delta")])
+        return Reply({"delta": sub(y, x)}, metrics=metrics, releases=[spent.with_names("delta")])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         v = add(scale(flat(state, "velocity"), self.beta), flat(total, "delta"), 1 / len(replies))

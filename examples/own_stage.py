@@ -34,14 +34,14 @@ class MeanImages:
     """smallest number of examples of a class whose mean a client sends"""
 
     def make(self, client_data: ClientDatasets, made: Sequence[Contribution]) -> Contributions:
-        return Contributions.of_made(client_data, [self.means(client) for client in client_data.own])
+        return Contributions.from_generated(client_data, [self.means(client) for client in client_data.clients])
 
     def means(self, client: ClientData) -> Contribution:
         labels, counts = client.y.unique(return_counts=True)
         labels = labels[counts >= self.least]
         means = [client.x[client.y == label].float().mean(0).round().to(client.x.dtype) for label in labels]
         x = torch.stack(means) if means else client.x[:0]
-        return Contribution(Examples(x, labels), seen=len(client))
+        return Contribution(Examples(x, labels), n_sources=len(client))
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -49,7 +49,7 @@ class MeanImages:
         return contributed, contributed.releases("mean images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        return Assigned(client_data.own.rows, [released.rows] * len(client_data.own))
+        return Assigned(client_data.clients.rows, [released.rows] * len(client_data.clients))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import asked
+from fedcommons.cli.display import create_display
 from fedcommons.config.dotted import choose, override
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, unknown
@@ -92,7 +92,7 @@ def advise(argv: Sequence[str]) -> int:
     options = arguments(argv)
     out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
     several = [run for each in runs.values() for run in each]
-    with asked(options) as display:
+    with create_display(options) as display:
         if options.dry_run:
             probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
             main.dry_run([*probes, *several], out, display, options.on_cores)

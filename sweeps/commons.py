@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.dotted import own_fields
+from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main, sweep
 from papers.commons import ways
@@ -56,7 +56,7 @@ def entries(options: parse.Options) -> list[Entry]:
         if name not in WAYS:
             raise unknown("way", name, WAYS)
     alphas, seeds = parse.split("--alphas", options.alphas, float), parse.split("--seeds", options.seeds, int)
-    rates = parse.split("--lrs", options.lrs, float, own_fields()["client.lr"].allowed)
+    rates = parse.split("--lrs", options.lrs, float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
     sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
     result = []
@@ -87,17 +87,17 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
     return Entry(name, alpha, rates, seed, cell)
 
 
-def expected(found: Sequence[Entry]) -> list[sweep.Trial]:
+def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
     """Return the trials to run: all learning rates with the first seed, and one trial per row for each other seed.
 
     The trials of other seeds are placeholders for the best rates, which are unknown before the first seed has run.
     """
-    first = found[0].seed
-    per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(found) if e.seed != first}
-    return _cells([e for e in found if e.seed == first] + list(per_seed.values()))
+    first = entries[0].seed
+    per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(entries) if e.seed != first}
+    return _cells([e for e in entries if e.seed == first] + list(per_seed.values()))
 
 
-def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
     """Run the first seed at every learning rate, then all seeds at the best rates, until no trial fails there.
 
     See ``measured``. Trials that failed in an earlier call are tried again first. A failure at rates that the table
@@ -105,18 +105,18 @@ def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) 
     """
     from papers.commons.measured import at_rates, best_rates, failed
 
-    remaining = _cells([e for e in found if e.seed == found[0].seed or failed(e, out)])
+    remaining = _cells([e for e in entries if e.seed == entries[0].seed or failed(e, out)])
     outcomes: list[sweep.Outcome] = []
     tried: set[str] = set()
     at_best: list[Entry] = []
     while remaining:
         outcomes.append(sweep.run_cells(sweep.todo(remaining, out, display), out, display))
         tried |= {cell.name for cell in remaining}
-        at_best = at_rates(found, best_rates(found, grid.finished(_cells(found), out, display.say), out))
+        at_best = at_rates(entries, best_rates(entries, grid.finished(_cells(entries), out, display.say), out))
         remaining = [cell for cell in _cells(at_best) if cell.name not in tried and not sweep.is_done(cell, out)]
     outcome = sweep.together(outcomes)
     has_row = {(e.way, e.alpha) for e in at_best}
-    needed = {cell.name for cell in _cells(at_best + [e for e in found if (e.way, e.alpha) not in has_row])}
+    needed = {cell.name for cell in _cells(at_best + [e for e in entries if (e.way, e.alpha) not in has_row])}
     for name in outcome.failures.keys() - needed:
         display.say(f"Passed over, with its rates: {name}: {outcome.failures[name]}")
     return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
@@ -130,7 +130,7 @@ def _cells(rows: Sequence[Entry]) -> list[sweep.Trial]:
 def commons(argv: Sequence[str]) -> int:
     options = arguments(argv)
     rows = entries(options)
-    return main.run(options, "commons", expected(rows), partial(report, rows, options), play=partial(play, rows))
+    return main.run(options, "commons", expected(rows), partial(report, rows, options), play=partial(run_cells, rows))
 
 
 if __name__ == "__main__":

@@ -129,11 +129,11 @@ def report(cells: Sequence[sweep.Trial], options: parse.Options, out: Path, disp
     display.say("\n" + markdown)
 
 
-def play(
-    cells: Sequence[sweep.Trial], options: parse.Options, left: sweep.Todo, out: Path, display: Display
+def run_cells(
+    cells: Sequence[sweep.Trial], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
 ) -> sweep.Outcome:
     """Run the remaining trials, then train the central models."""
-    outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
+    outcome, started = sweep.run_cells(todo, out, display), time.perf_counter()
     failures = {**outcome.failures, **central_trials.train(central_lines(cells, options), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
     return replace(outcome, seconds=seconds, failures=failures)
@@ -143,7 +143,7 @@ def figure3(argv: Sequence[str]) -> int:
     options = arguments(argv)
     cells = grid(options)
     return main.run(
-        options, "figure3", cells, partial(report, cells, options), play=partial(play, cells, options),
+        options, "figure3", cells, partial(report, cells, options), play=partial(run_cells, cells, options),
         extra=lambda: central_trials.extra_jobs(central_lines(cells, options)),
     )  # fmt: skip
 

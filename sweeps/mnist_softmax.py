@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.dotted import own_fields
+from fedcommons.config.dotted import common_fields
 from fedcommons.config.schema import Data
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
@@ -55,7 +55,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("data set", options.dataset, ("digits", "mnist"))
     for name, kind, allowed in (
         ("p", float, "[0, 1]"), ("epochs", int, "[1, 1e9]"), ("noise", float, "[0, inf)"),
-        ("seeds", int, own_fields()["seed"].allowed),
+        ("seeds", int, common_fields()["seed"].allowed),
     ):  # fmt: skip
         options[name] = parse.split(f"--{name}", options[name], kind, allowed)
     return options
@@ -67,7 +67,10 @@ def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
-        data, test = clients(datasets[seed], name, p, seed), Labelled.of(datasets[seed].test, datasets[seed].classes)
+        data, test = (
+            clients(datasets[seed], name, p, seed),
+            Labelled.from_examples(datasets[seed].test, datasets[seed].classes),
+        )
         swapped = n_swapped(p, data.a.shape[1])
         facts = {"seed": seed, "partition": name, "p": p, "swapped": swapped, "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config.dotted import own_fields
+from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
     options = parse.parse(parser, argv)
     options.seeds, options.fit = (
-        parse.split("--seeds", options.seeds, int, own_fields()["seed"].allowed),
+        parse.split("--seeds", options.seeds, int, common_fields()["seed"].allowed),
         parse.split("--fit", options.fit),
     )
     if wrong := [kind for kind in options.fit if kind not in lines.FITS]:

@@ -76,7 +76,7 @@ def valued(constants: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def chosen(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
+def build_experiment(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
     """Return the experiment of the row with this method; constants are parsed as on a command line."""
     words = [f"--{registry.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
@@ -110,13 +110,13 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
     return adapted(registry.find("algorithm", of), registry.find("algorithm", strategy) if strategy else None, values)
 
 
-def made(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
+def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
     """Build the method with these constants."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:
         raise UserError(f"--strategy is of a client of Flower's form, and {method} is a method of ours.")
-    return part_of(chosen(method, valued(constants)), "algorithm")
+    return part_of(build_experiment(method, valued(constants)), "algorithm")
 
 
 def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None":
@@ -127,7 +127,7 @@ def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None"
     if not other:
         raise UserError(f'--special-case is given as "name=value is METHOD", got {options.special_case!r}.')
     both = f"{options.constants} {constants}"  # of two values of a constant, the later value counts
-    return made(options.method, both, options.strategy), made(other.strip(), "")
+    return build_method(options.method, both, options.strategy), build_method(other.strip(), "")
 
 
 def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
@@ -141,7 +141,7 @@ def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
         constants = {"of": method, "strategy": options.strategy or "", "constants": options.constants}
         method = f"{Path(__file__)}:{theirs.__name__}"
     for name, part, part_constants in ((options.method, method, constants), ("fedavg", "fedavg", {})):
-        config = chosen(part, part_constants, fields)
+        config = build_experiment(part, part_constants, fields)
         try:
             summary = run(config, out / sweep.cell(config, {}).name, say=display.say).summary
         except (UserError, ClientError) as error:
@@ -163,18 +163,18 @@ def referee(argv: Sequence[str]) -> int:
         from fedcommons import Claims
         from fedcommons import referee as judge
 
-        method = made(options.method, options.constants, options.strategy)
+        method = build_method(options.method, options.constants, options.strategy)
         values = options.exact, options.down, options.up, options.private, options.rate
         claims = Claims(special_case(options), *values)
         name, verdicts = registry.label(options.method), []
         with sweep_folder.open_folder(out := Path(options.out)):
             for verdict in judge(method, claims):
                 verdicts.append(verdict)
-                display.say(f"{verdict.word}  {verdict.check}: {verdict.said}")
+                display.say(f"{verdict.word}  {verdict.check}: {verdict.text}")
             write(out, name, verdicts)
             if not options.no_row:
                 verdicts.append(row(options, out, display))
-                display.say(f"-  {verdicts[-1].check}: {verdicts[-1].said}")
+                display.say(f"-  {verdicts[-1].check}: {verdicts[-1].text}")
                 write(out, name, verdicts)
             failed = sum(verdict.passed is False for verdict in verdicts)
             display.say(f"{failed} of {len(verdicts)} checks failed. All in {out}: referee.md, referee.html.")
@@ -191,14 +191,14 @@ def markdown(name: str, verdicts: "Sequence[Verdict]") -> str:
     """Return the page as Markdown, with one line per verdict."""
     failed = sum(v.passed is False for v in verdicts)
     head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: nothing was found"
-    lines = [[v.check, v.word, escape(v.said, quote=False).replace("|", "\\|")] for v in verdicts]
+    lines = [[v.check, v.word, escape(v.text, quote=False).replace("|", "\\|")] for v in verdicts]
     return f"{head}\n\n{tables.markdown(['check', 'verdict', 'what was seen'], lines)}"
 
 
 def page(name: str, verdicts: "Sequence[Verdict]") -> str:
     """Return the page as HTML, with the content of ``referee.md``."""
     lines = "".join(
-        f'<tr class="{v.word}"><td>{escape(v.check)}</td><td>{v.word}</td><td>{escape(v.said)}</td></tr>\n'
+        f'<tr class="{v.word}"><td>{escape(v.check)}</td><td>{v.word}</td><td>{escape(v.text)}</td></tr>\n'
         for v in verdicts
     )
     style = "body{font:16px sans-serif;max-width:60em;margin:2em auto}td{padding:.2em .6em;vertical-align:top}"

@@ -13,7 +13,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.config.dotted import own_fields
+from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
 from fedcommons.tune import grid, main, sweep
@@ -52,7 +52,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             raise UserError(f"--rows {name} is not run here: {NOT_HERE[name]}.")
         if name not in ROWS:
             raise unknown("row", name, ROWS)
-    parse.split("--seeds", options.seeds, int, own_fields()["seed"].allowed)
+    parse.split("--seeds", options.seeds, int, common_fields()["seed"].allowed)
     return options
 
 
@@ -75,12 +75,12 @@ def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | N
     return {q.words: summary["rounds_to_target"] if q.round is None else accuracy[q.round] for q in quantities}
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write the page from the run folders, and display its table."""
     from papers.replications.report import compared, write
 
     runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
-    for entry in found:
+    for entry in entries:
         quantities = [q for q in ROWS[entry.row].quantities if q.variant == entry.variant]
         if values := numbers(out / entry.cell.name, quantities):
             runs.setdefault((entry.row, entry.variant), {})[entry.cell.config.seed] = values

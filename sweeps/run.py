@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, asked
+from fedcommons.cli.display import Display, create_display
 from fedcommons.cli.run_output import Rounds, ending
 from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     config = authors.settled(options.preset, parse.experiment(options), options.asked)
     if options.export is not None:
         exports.require(options.export)
-    with asked(options, to_stderr=options.json) as display:
+    with create_display(options, to_stderr=options.json) as display:
         if options.dry_run:
             return dry_run(config, Path(options.out), display)
         summary = play(config, Path(options.out), options.resume, display)

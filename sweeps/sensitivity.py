@@ -92,21 +92,21 @@ def entries(options: parse.Options) -> list[Entry]:
     return result
 
 
-def central_lines(found: Sequence[Entry]) -> "list[Central]":
+def central_lines(entries: Sequence[Entry]) -> "list[Central]":
     """Return for each seed a central model on all real images, with the total number of steps of all clients."""
     from papers.fedssyn.central import Central
 
     lines = []
-    for e in found:
+    for e in entries:
         config = sweep.with_absolute_paths(e.cell.config)
         lines.append(Central("central_real", config, config.federation.rounds * config.client.epochs))
     return list({line.name: line for line in lines}.values())
 
 
-def play(found: Sequence[Entry], left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
     """Run the remaining trials, then train the central models."""
-    outcome, started = sweep.run_cells(left, out, display), time.perf_counter()
-    failures = {**outcome.failures, **central_trials.train(central_lines(found), out, display)}
+    outcome, started = sweep.run_cells(todo, out, display), time.perf_counter()
+    failures = {**outcome.failures, **central_trials.train(central_lines(entries), out, display)}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
     return replace(outcome, seconds=seconds, failures=failures)
 
@@ -117,7 +117,7 @@ def sensitivity(argv: Sequence[str]) -> int:
     return main.run(
         options, "sensitivity", grid.once(e.cell for e in rows),
         lambda out, display: report(rows, [line.name for line in central_lines(rows)], options, out, display),
-        play=partial(play, rows), extra=lambda: central_trials.extra_jobs(central_lines(rows)),
+        play=partial(run_cells, rows), extra=lambda: central_trials.extra_jobs(central_lines(rows)),
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def table1(argv: Sequence[str]) -> int:
     options = arguments(argv)
     cells = grid(options)
     growing, ordered = Growing(cells, options), cells if options.dry_run else pairs_first(cells)
-    return main.run(options, "table1", ordered, growing.report, play=growing.play)
+    return main.run(options, "table1", ordered, growing.report, play=growing.run_cells)
 
 
 if __name__ == "__main__":

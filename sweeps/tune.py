@@ -66,7 +66,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     return options
 
 
-def made(points: Sequence[Mapping[str, Any]], options: parse.Options) -> list[sweep.Trial]:
+def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) -> list[sweep.Trial]:
     """Return the trials of these points."""
     set_by_user = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
@@ -90,7 +90,7 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     else:
         sweep.require_few(n)
         points = search_space.points(swept, options.samples, options.seed)
-    trials = made(points, options)
+    trials = build_trials(points, options)
     metrics.require(options.metric, [c.config for c in trials])
     if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in trials):
         raise UserError("--scheduler asha stops runs by validation accuracy: --data.validation must be above 0.")
@@ -106,7 +106,7 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
         environments = search_space.points(fixed, 1, options.seed)
         searches = [(e, Optuna(searched, options.mode, options.seed, str(e))) for e in environments]
         yield from proposed(
-            searches, options.samples, lambda point: made([{**point, "seed": seed} for seed in seeds], options),
+            searches, options.samples, lambda point: build_trials([{**point, "seed": seed} for seed in seeds], options),
             lambda cells: results.mean(cells, out, options.metric),
         )  # fmt: skip
         return

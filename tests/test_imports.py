@@ -34,7 +34,7 @@ def test_every_module_can_be_imported() -> None:
 
 
 def test_components_are_named_by_strings_in_one_file_only() -> None:
-    named = {where.partition(":")[0] for kind in KINDS.values() for where in kind.known.values()}
+    named = {where.partition(":")[0] for kind in KINDS.values() for where in kind.components.values()}
     for path in FILES:
         if module_name(path) != "fedcommons.config.registry":
             assert not named & {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant)}, path

@@ -27,14 +27,16 @@ ALIASES = ("Payload", "Replies", "Rule", "State")
 
 def docstring(kind: str, name: str) -> str:
     """The part's docstrings as Markdown, and a table of its constants."""
-    where = KINDS[kind].known[name]
+    where = KINDS[kind].components[name]
     module, _, of = where.partition(":")
     tree = ast.parse(source(module).read_text(encoding="utf-8"))
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == of)
-    own = len([n for n in KINDS[kind].known.values() if n.startswith(f"{module}:")]) == 1  # its file has no other part
+    own = (
+        len([n for n in KINDS[kind].components.values() if n.startswith(f"{module}:")]) == 1
+    )  # its file has no other part
     whole = (ast.get_docstring(tree) or "") if own or kind == "algorithm" else ""
     words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
-    table = constants(section(kind, name), fields_in(where, KINDS[kind].handed))
+    table = constants(section(kind, name), fields_in(where, KINDS[kind].passed))
     first, _, rest = whole.partition("\n\n")
     said = block(words) if kind == "algorithm" else prose(words)  # of a method these are its formulas
     return "\n\n".join([prose(first), said, prose(rest), table])

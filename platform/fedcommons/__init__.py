@@ -10,7 +10,8 @@ methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 draws       seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
-sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe, Need
+sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe,
+            GenerationRequest
 generators  Generator, TrainedGenerator, Receipt
 stragglers  Rule
 tracking    Tracker, Measure, RunData
@@ -27,7 +28,7 @@ import lazy_loader
 
 _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # torch alone takes seconds to import
 
-_OLD_NAMES = {"Dealt": "ClientDatasets"}
+_OLD_NAMES = {"Dealt": "ClientDatasets", "Need": "GenerationRequest"}
 """Names of version 0.2, which work with a warning for one version."""
 
 

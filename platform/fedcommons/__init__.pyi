@@ -96,8 +96,8 @@ from .generators.generator import Generator as Generator
 from .generators.generator import Receipt as Receipt
 from .generators.generator import TrainedGenerator as TrainedGenerator
 from .generators.requests import Contribution as Contribution
+from .generators.requests import GenerationRequest as GenerationRequest
 from .generators.requests import GeneratorRecipe as GeneratorRecipe
-from .generators.requests import Need as Need
 from .privacy.release import Release as Release
 from .reports.cells import means as means
 from .reports.frames import load_clients as load_clients

@@ -65,7 +65,7 @@ class ClientError(RuntimeError):
         self.sentence, self.client, self.round, self.trace = sentence, client, round, trace
 
     @classmethod
-    def of(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
+    def from_exception(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
         """Return the error that reports what user code has raised.
 
         where: the code that was called. doing: what the code was doing. part: name of the component, which the message
@@ -105,14 +105,14 @@ class user_code_context:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, UserError | ClientError) or ends(error):
+        if error is None or isinstance(error, UserError | ClientError) or is_exit(error):
             return
         part = self.part if isinstance(self.part, str) else name_of(self.part)
         called = f"{part}.{self.method}" if self.method else part
-        raise ClientError.of(error, ", ".join([called, *self.at])) from error
+        raise ClientError.from_exception(error, ", ".join([called, *self.at])) from error
 
 
-def ends(error: BaseException) -> bool:
+def is_exit(error: BaseException) -> bool:
     """Return whether the user or a signal, not user code, ends this process."""
     return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")  # Ray's own SystemExit
 
@@ -226,29 +226,29 @@ def is_user_code(file: str) -> bool:
     return not installed and not file.startswith("<")
 
 
-def unknown(what: str, name: str, known: Iterable[str], besides: str = "") -> UserError:
+def unknown(what: str, name: str, names: Iterable[str], besides: str = "") -> UserError:
     """Return the error for a name that is not in ``known``; its message suggests the nearest name.
 
     besides: what else is allowed, listed after the known names.
     """
-    known = sorted(known)
-    listing = f" Known: {', '.join([*known, *([besides] if besides else [])])}." if len(known) <= 16 else " See --help."
-    return UserError(f"unknown {what} {quote(name)}{nearest(name, known)}{listing}")
+    names = sorted(names)
+    listing = f" Known: {', '.join([*names, *([besides] if besides else [])])}." if len(names) <= 16 else " See --help."
+    return UserError(f"unknown {what} {quote(name)}{nearest(name, names)}{listing}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?``, or a full stop if no name is near.
 
     A name that differs only in dots, dashes and capitals is nearest. Next come names that start with ``name``, if they
     are few. Else dotted names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
     """
-    known, letters = sorted(known), re.sub(r"[-_.]", "", name).lower()
-    same = [candidate for candidate in known if re.sub(r"[-_.]", "", candidate).lower() == letters]
-    starting = [candidate for candidate in known if len(letters) > 2 and candidate.startswith(name)]
+    names, letters = sorted(names), re.sub(r"[-_.]", "", name).lower()
+    same = [candidate for candidate in names if re.sub(r"[-_.]", "", candidate).lower() == letters]
+    starting = [candidate for candidate in names if len(letters) > 2 and candidate.startswith(name)]
     if (near := same[:1] or starting) and len(near) <= FEW:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     leaves: dict[str, list[str]] = {}
-    for candidate in known:
+    for candidate in names:
         leaves.setdefault(_leaf(candidate), []).append(candidate)
     if leaf := get_close_matches(_leaf(name), list(leaves), n=1, cutoff=0.6):
         return f"; did you mean {get_close_matches(name, leaves[leaf[0]], n=1, cutoff=0)[0]!r}?"

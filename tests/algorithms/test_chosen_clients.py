@@ -52,15 +52,15 @@ def test_the_clients_of_a_round_are_those_it_names_and_a_round_may_be_the_server
             seen.append(list(given[3]))
             return super().merge(*given, **named)
 
-    played = federation.play(Watched(), federation.plan(4, participation=0.2))
+    played = federation.run(Watched(), federation.plan(4, participation=0.2))
     assert seen == [[0, 1], [], [1, 2], []]
     assert [facts["clients"] for _, facts in played] == [2, 0, 2, 0]
     assert [facts["comm/up_bytes"] for _, facts in played] == [2 * size, 0, 2 * size, 0]
     (first, _), (second, facts), *_ = played
     assert torch.equal(second.model.buffer, first.model.buffer / 2)
     assert "train/loss" not in facts
-    all_late = replace(federation.plan(2), late=lambda joined, facts, round, seed: dict.fromkeys(joined, 0.0))
-    silent = federation.play(ByState(), all_late)[-1][0]
+    all_late = replace(federation.plan(2), straggler_rule=lambda joined, facts, round, seed: dict.fromkeys(joined, 0.0))
+    silent = federation.run(ByState(), all_late)[-1][0]
     assert torch.equal(silent.model.buffer, federation.model.buffer)
 
 
@@ -83,7 +83,7 @@ def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
 
     federation = digits()
     with pytest.raises(ClientError, match=message):
-        federation.play(Naming(), federation.plan(1))
+        federation.run(Naming(), federation.plan(1))
 
 
 BY_STATE = f"{__file__}:ByState"

@@ -152,11 +152,11 @@ def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digi
     federation = doubled(digits, batch_norm=isinstance(method, DENSE)).training(LOOP, weighting)
     plan = federation.plan(method.warmup_rounds + 3)
     start = replace(federation.start(method, plan), buffers=federation.work().initial_buffers)
-    played = [now for now, _ in federation.play(method, plan, start=start)]
+    played = [now for now, _ in federation.run(method, plan, start=start)]
     first, last = played[method.warmup_rounds], played[-1]
     state = {name: data(x) for name, x in first.state.items()}
     before = replace(start, state=FedAvg().start(federation.model, plan.facts, 0))
-    mean = federation.play(FedAvg(), federation.plan(method.warmup_rounds + 1), start=before)[-1][0].model.buffer
+    mean = federation.run(FedAvg(), federation.plan(method.warmup_rounds + 1), start=before)[-1][0].model.buffer
     assert state["weights"].tolist() == pytest.approx(
         [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
     )
@@ -179,7 +179,7 @@ def test_the_student_learns_with_dropout_and_with_the_statistics_that_it_has() -
 
 def test_clients_train_for_epochs_of_their_own_in_the_last_round_alone_and_then_no_more(digits: Digits) -> None:
     federation = digits((9, 7, 8)).training(LOOP)
-    played = federation.play(replace(SMALL, warmup_rounds=1, client_epochs=3), federation.plan(3))
+    played = federation.run(replace(SMALL, warmup_rounds=1, client_epochs=3), federation.plan(3))
     one = played[0][1]["train/steps"]
     assert [facts.get("train/steps") for _, facts in played] == [one, 3 * one, None]
     size = federation.model.buffer.nbytes
@@ -194,7 +194,7 @@ def test_the_server_asks_again_until_a_model_has_come(digits: Digits, method: Me
         return {i: 0.0 for i in joined if after in (1, 2) or (after == 3 and i != 1)}
 
     federation, method = digits((9, 7, 8)).training(LOOP), replace(method, warmup_rounds=warmup)
-    played = federation.play(method, federation.plan(warmup + 5, late=late))
+    played = federation.run(method, federation.plan(warmup + 5, late=late))
     assert [facts["clients"] for _, facts in played] == [3] * (warmup + 3) + [0, 0]
     models = [now.model.buffer for now, _ in played]
     assert models[warmup].equal(models[warmup + 1])

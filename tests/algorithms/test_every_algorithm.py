@@ -43,7 +43,7 @@ class _RoundsOfTheServerAlone(FedAvg):
 
 AUGMENTED = LocalSGD(epochs=2, batch_size=5, augment=True)
 OURS: dict[str, Callable[[], Algorithm]] = {"rounds of the server alone": _RoundsOfTheServerAlone}
-CONTRACT = [*KINDS["algorithm"].known, *OURS]
+CONTRACT = [*KINDS["algorithm"].components, *OURS]
 IMPLIED = {
     "a_client_that_sits_out_keeps_its_memory",
     "continuing_from_a_checkpoint_is_never_having_stopped",

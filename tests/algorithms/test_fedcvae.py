@@ -150,7 +150,7 @@ def test_three_rounds_are_those_of_an_independent_server(
     # epsilon of 1e-8 makes whole steps. With this epsilon they are nothing.
     monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=EPSILON))
     plan = three.plan(3)
-    played = [now for now, _ in three.play(method, plan)]
+    played = [now for now, _ in three.run(method, plan)]
     work = three.work()
     start = method.start(three.model, plan.facts, 0)
     sent = [
@@ -191,7 +191,7 @@ def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(
 
 
 def test_decoders_sizes_and_histograms_cross_the_wire_once_and_nothing_covers_them(three: Federation) -> None:
-    played = three.play(SMALL, three.plan(3))
+    played = three.run(SMALL, three.plan(3))
     linear = (3 + 10) * 24 + 24
     first, norm, last = 6 * 4 * 16 + 4, 4 * 4, 4 * 16 + 1
     up = 4 * (linear + first + norm + last) + 8 + 8 * 10
@@ -199,7 +199,7 @@ def test_decoders_sizes_and_histograms_cross_the_wire_once_and_nothing_covers_th
     assert sent == [(3 * up, 3 * 8), (0, 0), (0, 0)]
     ledger = played[-1][0].ledger
     assert ledger.commons.uncovered == {"decoder": 3, "size": 3, "histogram": 3}
-    assert ledger.given_away == {0: 9, 1: 7, 2: 8}
+    assert ledger.n_disclosed == {0: 9, 1: 7, 2: 8}
     assert played[-1][0].traffic.once == 0
     papers = _decoder(0, Networks((1, 32, 32), 10, FedCVAE().channels, 100))  # with 2 (64 + 32 + 32) statistics
     assert papers.buffer.numel() == 144_001 + 2 * (64 + 32 + 32)
@@ -209,7 +209,7 @@ def test_the_server_asks_again_until_a_decoder_has_come(three: Federation) -> No
     def late(joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         return {i: 0.0 for i in joined if round < 3 or i == 1}
 
-    played = three.play(SMALL, three.plan(4, late=late))
+    played = three.run(SMALL, three.plan(4, late=late))
     assert [facts["clients"] for _, facts in played] == [3, 3, 3, 0]
     models = [three.model.buffer, *(now.model.buffer for now, _ in played)]
     assert [a.equal(b) for a, b in pairwise(models)] == [True, True, False, False]

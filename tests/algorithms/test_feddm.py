@@ -206,7 +206,7 @@ def test_a_step_of_the_server_goes_down_the_loss_of_all_images_with_its_weights(
     weights = {"images": torch.full((8,), 1 / 8), "examples": torch.tensor([30 / 4, 12 / 4]).repeat_interleave(4) / 42}
     for loss, weight in weights.items():
         method = FedDM(ipc=2, least=2, server_epochs=1, server_lr=0.1, server_decay=0.0, loss=loss, project=False)
-        ((now, _),) = federation.play(method, federation.plan(1))
+        ((now, _),) = federation.run(method, federation.plan(1))
         images, labels = data(now.state["images"]), data(now.state["labels"])
         assert (images.shape, images.dtype) == ((8, 1, 8, 8), torch.float32)
         module = federation.module()
@@ -219,7 +219,7 @@ def test_the_server_model_stays_in_the_ball_around_the_one_before(digits: Digits
     federation = digits(linear=True)
     for keep in (True, False):
         method = FedDM(radius=0.05, server_lr=0.1, server_epochs=20, iterations=1, project=keep)
-        models = [federation.model, *(now.model for now, _ in federation.play(method, federation.plan(2)))]
+        models = [federation.model, *(now.model for now, _ in federation.run(method, federation.plan(2)))]
         steps = [norm(sub(after, before)) for before, after in pairwise(models)]
         assert (max(steps) <= 0.05 * (1 + 1e-5)) == keep
         assert min(steps) > 0.04

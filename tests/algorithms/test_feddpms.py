@@ -39,7 +39,7 @@ def _play(
 ) -> tuple[list[Standing], Spy, Plan]:
     federation = digits(sizes=SIZES, method=method, lr=0.2).training(LOCAL, weighting)
     plan, spy = federation.plan(*given, **options), Spy(method)
-    return [now for now, _ in federation.play(spy, plan)], spy, plan
+    return [now for now, _ in federation.run(spy, plan)], spy, plan
 
 
 def _decoder(model: Flat) -> Flat:
@@ -63,11 +63,15 @@ def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_c
     received: dict[int, bool] = {}  # by client: whether it had given before
     for round in range(1, rounds + 1):
         drawn = participants(5, plan.participation, plan.seed, round)
-        answers = [i for i in drawn if not plan.late or i not in plan.late(drawn, plan.facts, round, plan.seed)]
+        answers = [
+            i
+            for i in drawn
+            if not plan.straggler_rule or i not in plan.straggler_rule(drawn, plan.facts, round, plan.seed)
+        ]
         is_second = round > 1 and bool(data(played[round - 2].state["second"]))
         before = {i: data(each["labels"]).tolist() for i, each in given.items()}
         for client, call in zip(answers, (call for call in spy.calls if call.round == round), strict=True):
-            own, reply = call.message.own, call.reply
+            own, reply = call.message.individual, call.reply
             gives = is_second and client not in before
             assert ("decoder" in own) == ("codes" in reply.each) == gives
             scarce, images = data(played[0].state["scarce"])[client].tolist(), (reply.memory or {}).get("images")
@@ -93,7 +97,7 @@ def test_stage_one_goes_on_until_a_decoder_has_arrived(digits: Digits) -> None:
         return {i: 0.0 for i in joined if round == 2}
 
     federation = digits(sizes=SIZES, method=NEAR).training(LocalSGD(1, 50))
-    played = federation.play(NEAR, federation.plan(4, late=late))
+    played = federation.run(NEAR, federation.plan(4, late=late))
     assert [bool(data(now.state["second"])) for now, _ in played] == [False, False, True, True]
 
 
@@ -115,7 +119,7 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_cl
     assert up == [4 * theta, 4 * (theta + decoder)] + 3 * [4 * theta]
     k, last, flags = 5, 2, 1 + 3  # a byte to ask for decoders, one in each round of stage II
     sent = sum(len(data(c.reply.each["codes"])) for c in spy.calls if "codes" in c.reply.each)
-    got = sum(len(data(c.message.own["codes"])) for c in spy.calls if "codes" in c.message.own)
+    got = sum(len(data(c.message.individual["codes"])) for c in spy.calls if "codes" in c.message.individual)
     assert costs.expected_downloads(rounds, last, k, k) == k
     assert played[-1].traffic.down == 4 * k * (rounds * theta + decoder) + k * flags + got * (8 * 4 + 8)
     assert played[-1].traffic.up == 4 * k * (rounds * theta + decoder) + sent * (8 * 4 + 8)
@@ -137,7 +141,7 @@ def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(digits: Digits) ->
 
     federation = replace(federation, module=module)
     method = replace(NEAR, preliminary_rounds=2, tries=5)
-    ours, theirs = (federation.play(m, federation.plan(3)) for m in (method, FedAvg()))
+    ours, theirs = (federation.run(m, federation.plan(3)) for m in (method, FedAvg()))
     assert all(torch.equal(a.model.buffer, b.model.buffer) for (a, _), (b, _) in zip(ours, theirs, strict=True))
 
 
@@ -184,8 +188,8 @@ def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients
 def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_uncovered(digits: Digits) -> None:
     federation = digits(method=SOUND).training(PRIVATE, "samples")
     spy = Spy(replace(SOUND, tries=5))
-    ledger = federation.play(spy, federation.plan(3))[-1][0].ledger
-    assert any("codes" in call.message.own for call in spy.calls)
+    ledger = federation.run(spy, federation.plan(3))[-1][0].ledger
+    assert any("codes" in call.message.individual for call in spy.calls)
     for client, n in enumerate((9, 16, 12, 20, 7)):
         assert ledger.updates.covered[client] == {(5 / n, 1.0): 6 * -(-n // 5)}
         assert ledger.commons.covered[client] == {(1.0, 2.0): 1}
@@ -201,10 +205,10 @@ def test_sound_charges_one_gaussian_release_beside_dp_sgd_and_only_classes_are_u
 
 def test_as_printed_nothing_is_certified_and_the_ledger_says_why(digits: Digits) -> None:
     federation = digits(method=NEAR).training(PRIVATE)
-    ledger = federation.play(replace(NEAR, tries=20), federation.plan(3))[-1][0].ledger
+    ledger = federation.run(replace(NEAR, tries=20), federation.plan(3))[-1][0].ledger
     uncovered = {name.partition(" (")[0]: times for name, times in ledger.uncovered.items()}
     assert uncovered == {"codes": 5, "labels": 5, "class counts": 5}
-    assert ledger.given_away  # the images of classes of which a code was recognised
+    assert ledger.n_disclosed  # the images of classes of which a code was recognised
     stated = statement(ledger, 5, 1e-3, 0, local=True, secret=True)
     assert stated["epsilon_of_messages"] is None
     assert "not certified" in " ".join(stated["uncovered"])
@@ -217,7 +221,7 @@ def test_a_client_that_recognised_nothing_is_helped_again_until_it_does(digits: 
     played, spy, _ = _play(digits, method, 9)
     served: dict[int, list[bool]] = {}
     for call, client in zip(spy.calls, 9 * [0, 1, 2, 3, 4], strict=True):
-        if "codes" in call.message.own:
+        if "codes" in call.message.individual:
             served.setdefault(client, []).append(bool(data(call.reply.each["served"])))
             assert served[client][-1] == ("images" in (call.reply.memory or {}))
             assert served[client][-1] or "decoder" in (call.reply.memory or {})  # it decodes the next ones
@@ -237,9 +241,9 @@ def test_in_the_ablations_clients_get_the_givers_own_images_or_nothing(digits: D
         images, labels = (data(call.reply.each[name]) for name in ("codes", "labels"))
         assert {x.numpy().tobytes() for x in images} <= own
         assert (labels.bincount() <= NEAR.quota).all()
-    received = next(call for call in spy.calls if call.round == 3 and "codes" in call.message.own)
-    assert torch.equal(data((received.reply.memory or {})["images"]), data(received.message.own["codes"]))
-    assert played[-1].ledger.given_away
+    received = next(call for call in spy.calls if call.round == 3 and "codes" in call.message.individual)
+    assert torch.equal(data((received.reply.memory or {})["images"]), data(received.message.individual["codes"]))
+    assert played[-1].ledger.n_disclosed
     *_, nothing = _play(digits, replace(method, receive="nothing"), 3)[1].calls
     assert "images" not in (nothing.reply.memory or {})
 

@@ -153,7 +153,7 @@ def test_a_class_that_no_client_has_is_left_out() -> None:
 def test_bytes_are_two_models_and_a_generator_and_class_counts_a_round(digits: Digits) -> None:
     """DP-SGD covers the model and not the counts."""
     federation = digits().training(LocalSGD(1, 8, dp=DPSGD(1.0, 1.0)))
-    standing = federation.play(TINY, federation.plan(2))[-1][0]
+    standing = federation.run(TINY, federation.plan(2))[-1][0]
     inputs, hidden, width = 3 + 10, 8, 16
     g = 4 * (inputs * hidden + hidden + 4 * hidden + hidden * width + width + 10)  # the shares of ten classes too
     expected = 2 * 5 * (2 * data(federation.model).nbytes + g + 8 * 10)

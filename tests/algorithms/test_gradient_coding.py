@@ -29,7 +29,7 @@ def _copied(federation: Federation, rows: Sequence[Sequence[int]] = WITH_COPIES)
     """Its clients hold these rows; an example that d clients hold has the weight 1/d."""
     copies = np.bincount(np.concatenate(rows))
     parts = [np.array(r) for r in rows]
-    clients = Clients(federation.data.clients.store, Rows.of(parts, [1 / copies[r] for r in parts]))
+    clients = Clients(federation.data.clients.store, Rows.from_lists(parts, [1 / copies[r] for r in parts]))
     return replace(federation, data=RunData(clients, clients, {}))
 
 
@@ -63,7 +63,7 @@ def test_without_stragglers_a_round_is_gradient_descent_on_the_different_example
     problem = least_squares(sizes=(5, 5, 5, 5))
     federation = _copied(problem.federation(0.1)).training(FULL)
     method = GradientCoding(form)
-    ((after, _),) = federation.play(method, federation.plan(1))
+    ((after, _),) = federation.run(method, federation.plan(1))
     a, b = np.concatenate(problem.a), np.concatenate(problem.b)
     gradient = -a.T @ b / (len(b) if form == "mean" else 1)
     assert np.allclose(after.model.buffer.numpy(), -0.1 * gradient, rtol=1e-6)  # weights of mean 1 are float32
@@ -95,7 +95,7 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: Problem) -> No
     problem = least_squares(sizes=(5, 5, 5, 5))
     federation, method = problem.federation(0.1).training(FULL), GradientCoding(decay=0.5)
     a, b, w = np.concatenate(problem.a), np.concatenate(problem.b), np.zeros(3)
-    for k, (now, _) in enumerate(federation.play(method, federation.plan(3))):
+    for k, (now, _) in enumerate(federation.run(method, federation.plan(3))):
         w = w - 0.1 * 0.5**k * a.T @ (a @ w - b) / len(b)
         assert np.allclose(now.model.buffer.numpy(), w, rtol=1e-9)
         assert int(scalar(now.state, "answered")) == k + 1
@@ -104,6 +104,6 @@ def test_the_rate_decays_with_answered_rounds_only(least_squares: Problem) -> No
         return {i: 0.0 for i in joined if round in (2, 3)}
 
     plan = federation.plan(4, late=Independent(0.9))
-    played = [now for now, _ in federation.play(method, replace(plan, late=late))]
+    played = [now for now, _ in federation.run(method, replace(plan, straggler_rule=late))]
     assert [int(scalar(now.state, "answered")) for now in played] == [1, 1, 1, 2]
     assert torch.equal(played[0].model.buffer, played[2].model.buffer)

@@ -156,7 +156,7 @@ def tiny(
 
 
 def course(federation: Federation, algorithm: Algorithm, rounds: int, participation: float = 1.0) -> list[Standing]:
-    return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
+    return [now for now, _ in federation.run(algorithm, federation.plan(rounds, participation))]
 
 
 def bits(x: Flat) -> bytes:

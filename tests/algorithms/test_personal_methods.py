@@ -36,14 +36,14 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
     federation = problem.federation(lr).training(LocalSGD(steps, FULL))
     algorithm, plan, x = Ditto(lam), federation.plan(3), np.zeros(3)
     v = [x] * 4
-    played = zip(federation.play(algorithm, plan), federation.play(FedAvg(), plan), strict=True)
+    played = zip(federation.run(algorithm, plan), federation.run(FedAvg(), plan), strict=True)
     for (now, _), (other, _) in played:
         v = [descended(problem, i, v[i], x, lam, lr, steps) for i in range(4)]
         assert np.allclose([own(algorithm, now, i) for i in range(4)], v, rtol=0, atol=1e-13)
         assert torch.equal(now.model.buffer, other.model.buffer)
         x = now.model.buffer.numpy()
     if lam == 0:
-        now, facts = federation.play(FedPer("*"), plan)[-1]
+        now, facts = federation.run(FedPer("*"), plan)[-1]
         assert np.allclose([own(FedPer("*"), now, i) for i in range(4)], v, rtol=0, atol=1e-13)
         assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 0
 
@@ -51,7 +51,7 @@ def test_dittos_personal_models_in_closed_form(steps: int, lam: float, least_squ
 @pytest.mark.parametrize("algorithm", [FedPer(""), FedBN()])
 def test_with_no_layer_of_their_own_it_is_fedavg(algorithm: Algorithm, least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
-    (now, facts), (other, others) = (federation.play(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
+    (now, facts), (other, others) = (federation.run(m, federation.plan(3))[-1] for m in (algorithm, FedAvg()))
     assert torch.equal(flat(now.state, "shared").buffer, other.model.buffer)
     assert all(np.array_equal(own(algorithm, now, i), other.model.buffer.numpy()) for i in range(4))
     assert facts == others
@@ -61,7 +61,7 @@ def test_a_client_of_ditto_that_never_took_part_has_the_server_model(digits: Dig
     """And BatchNorm's statistics of the personal models are not in those that are averaged: these are FedAvg's."""
     algorithm, federation = Ditto(), digits(batch_norm=True)
     plan = federation.plan(1, participation=0.4)
-    now, other = (federation.play(each, plan)[-1][0] for each in (algorithm, FedAvg()))
+    now, other = (federation.run(each, plan)[-1][0] for each in (algorithm, FedAvg()))
     assert torch.equal(now.buffers.buffer, other.buffers.buffer)
     for client in range(5):
         model, buffers = personal_model(algorithm, now, client, keep_buffers=False)
@@ -77,7 +77,7 @@ def test_fedper_is_the_plain_loop(digits: Digits) -> None:
     head = ["network.last.weight", "network.last.bias"]
     body = [name for name in federation.model if name not in head]
     x, heads = select(federation.model, body), [select(federation.model, head)] * 5
-    for now, facts in federation.play(algorithm, plan):
+    for now, facts in federation.run(algorithm, plan):
         ends = []
         for i, mine in enumerate(federation.data.clients):
             y = work.local(put(put(federation.model, x), heads[i]), mine, seed_for(0, "client", now.round, i)).model
@@ -95,14 +95,14 @@ def test_fedbn_keeps_batch_norm_and_is_evaluated_with_its_clients_statistics(dig
     algorithm = FedBN()
     federation = digits(method=algorithm)
     plan, executor = federation.plan(2), federation.serial(algorithm)
-    now, facts = federation.play(algorithm, plan, executor)[-1]
+    now, facts = federation.run(algorithm, plan, executor)[-1]
     shared, inside = flat(now.state, "shared"), {name for name in federation.model if "norm" in name}
     assert inside == set(plan.facts.batch_norm) == federation.model.keys() - shared.keys() != set()
     assert facts["comm/up_bytes"] == 5 * shared.buffer.nbytes
     result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
     statistics = [flat(now.memory[i], BUFFERS) for i in range(5)]
     assert not torch.equal(statistics[0].buffer, statistics[1].buffer)
-    for i, mine in enumerate(federation.data.own):
+    for i, mine in enumerate(federation.data.real):
         whole = put(put(federation.model, shared), flat(now.memory[i], "own"))
         module = module_with(federation.module(), whole, statistics[i]).eval()
         with torch.no_grad():
@@ -122,11 +122,11 @@ def test_fedprotos_prototypes_are_means_over_all_examples_of_a_class(digits: Dig
     """Of the clients that took part, under their models after the round; the rest stay as they were."""
     federation, algorithm = digits(), FedProto()
     before = torch.zeros(10, 16)
-    for now, _ in federation.play(algorithm, federation.plan(3, participation=0.4)):
-        z = {i: embeddings(federation, flat(m, "own"), federation.data.own[i].x) for i, m in now.memory.items()}
+    for now, _ in federation.run(algorithm, federation.plan(3, participation=0.4)):
+        z = {i: embeddings(federation, flat(m, "own"), federation.data.real[i].x) for i, m in now.memory.items()}
         result, known = data(now.state["prototypes"]), data(now.state["known"])
         for label in range(10):
-            rows = torch.cat([z[i][federation.data.own[i].y == label] for i in z])
+            rows = torch.cat([z[i][federation.data.real[i].y == label] for i in z])
             assert (known[label] > 0) == (len(rows) > 0)
             # a class has one client here, and one that sat out left its prototype and its model as they were
             assert torch.allclose(result[label], rows.mean(0) if len(rows) else before[label], rtol=0, atol=1e-5)
@@ -141,10 +141,10 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
     plan, executor = federation.plan(2, participation=0.4), federation.serial(algorithm)
     start = federation.start(algorithm, plan)
     differ = 0
-    for now in (start, *(now for now, _ in federation.play(algorithm, plan, executor))):
+    for now in (start, *(now for now, _ in federation.run(algorithm, plan, executor))):
         result = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, plan, on_tests=False)
         prototypes, known = data(now.state["prototypes"]), data(now.state["known"])
-        for i, mine in enumerate(federation.data.own):
+        for i, mine in enumerate(federation.data.real):
             model, _ = personal_model(algorithm, now, i, keep_buffers=False)
             with torch.no_grad():
                 by_head = module_with(federation.module(), model, EMPTY).eval()(mine.x).argmax(1)
@@ -161,10 +161,10 @@ def test_fedproto_predicts_the_class_of_the_nearest_prototype_or_by_the_head(pre
 def test_a_step_of_fedproto_is_that_of_its_loss(lam: float, digits: Digits) -> None:
     """y - eta grad (CE + lam mean ||z - C^label||^2 / d), by autograd on the module itself; no model travels."""
     federation, algorithm = digits(lr=0.1).training(LocalSGD(1, FULL)), FedProto(lam)
-    (first, _), (second, facts) = federation.play(algorithm, federation.plan(2))
+    (first, _), (second, facts) = federation.run(algorithm, federation.plan(2))
     assert facts["comm/up_bytes"] == 5 * 4 * (10 * 16 + 10)
     prototypes = data(first.state["prototypes"])
-    for i, mine in enumerate(federation.data.own):
+    for i, mine in enumerate(federation.data.real):
         module = module_with(federation.module(), flat(first.memory[i], "own"), EMPTY).train()
         head = Head(module)
         with head.watched():

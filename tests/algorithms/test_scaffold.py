@@ -127,7 +127,7 @@ def test_fedpvr_corrects_the_chosen_layers_and_no_others(digits: Digits) -> None
     assert {name.rpartition(".")[0] for name in default} == {"network.hidden.0", "network.last"}
     federation = digits(lr=0.1).training(LocalSGD(1, FULL))
     algorithm = FedPVR(layers="network.last, *conv1")
-    now = federation.play(algorithm, federation.plan(1))[0][0]
+    now = federation.run(algorithm, federation.plan(1))[0][0]
     rows, seed, message = federation.data.clients[2], 7, algorithm.down(now.state, 2, 2)
     ours = flat(algorithm.client(federation.work(), message, now.memory[2], rows, 2, seed).sums, "delta")
     theirs = flat(FedAvg().client(federation.work(), message, {}, rows, 2, seed).sums, "delta")

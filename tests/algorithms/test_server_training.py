@@ -47,21 +47,21 @@ def federation() -> Federation:
 
 
 def test_a_round_of_fedddpm_is_fedavgs_and_then_sgd_on_the_pool(federation: Federation) -> None:
-    averaged = federation.play(FedAvg(), federation.plan(1))[0][0]
-    corrected = federation.play(FedDDPM(server_epochs=2), federation.plan(1))[0][0]
+    averaged = federation.run(FedAvg(), federation.plan(1))[0][0]
+    corrected = federation.run(FedDDPM(server_epochs=2), federation.plan(1))[0][0]
     expected = on_pool(federation, federation.data.clients.store, data(averaged.model), 1, 2)
     torch.testing.assert_close(data(corrected.model).double(), expected, rtol=0, atol=2e-6)
 
 
 def test_the_plus_corrects_once_after_the_first_slow_round(federation: Federation) -> None:
     plan, store = federation.plan(4), federation.data.clients.store
-    plain = [data(now.model) for now, _ in federation.play(FedAvg(), plan)]
-    often = [now for now, _ in federation.play(FedDDPM(correct="slow", slow=0.99), plan)]
+    plain = [data(now.model) for now, _ in federation.run(FedAvg(), plan)]
+    often = [now for now, _ in federation.run(FedDDPM(correct="slow", slow=0.99), plan)]
     assert [int(scalar(now.state, "corrections")) for now in often] == [0, 1, 1, 1]
     assert torch.equal(data(often[0].model), plain[0])
     expected = on_pool(federation, store, plain[1], 2, 1)
     torch.testing.assert_close(data(often[1].model).double(), expected, rtol=0, atol=2e-6)
-    never = [now for now, _ in federation.play(FedDDPM(correct="slow", slow=0.0), plan)]
+    never = [now for now, _ in federation.run(FedDDPM(correct="slow", slow=0.0), plan)]
     assert all(torch.equal(data(now.model), x) for now, x in zip(never, plain, strict=True))
 
 
@@ -78,15 +78,15 @@ def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
 ) -> None:
     """No update leaves a client, so the guarantee of all messages is that of the pool."""
     federation, draws, contributions = digits(linear=True, lr=LR), generator(0, "images of a test"), []
-    for _ in range(len(federation.data.own)):
+    for _ in range(len(federation.data.real)):
         x = torch.randint(0, 256, (N, 1, 8, 8), generator=draws, dtype=torch.uint8)
         contributions.append(Contribution(Examples(x, torch.arange(N) % 10), receipt, 1, of_labels))
-    shared = share(ServerSynthetic(), ClientDatasets(federation.data.own, 10, False, 0), contributions)
+    shared = share(ServerSynthetic(), ClientDatasets(federation.data.real, 10, False, 0), contributions)
     of_pool = replace(shared.data, sets=federation.data.sets, n_classes=10)
     federation = replace(federation, data=of_pool).training(LocalSGD(2, 16))
     plan = federation.plan(2)
-    start = replace(federation.start(OneShot(epochs), plan), ledger=Ledger.of(shared.releases))
-    played = federation.play(OneShot(epochs), plan, start=start)
+    start = replace(federation.start(OneShot(epochs), plan), ledger=Ledger.before_rounds(shared.releases))
+    played = federation.run(OneShot(epochs), plan, start=start)
     x = torch.cat([one.examples.x for one in contributions])
     model, images = data(federation.model), Examples(x, (torch.arange(N) % 10).repeat(5))
     for number in (1, 2):
@@ -106,10 +106,10 @@ def test_fedvaes_learning_rate_decays_after_every_ten_epochs() -> None:
     """With 4 epochs a round, rounds 1 to 6 begin after 0, 4, 8, 12, 16 and 20 epochs."""
     federation = digits(method=FedVAE()).training(LocalSGD(4, 5))
     plan = federation.plan(6)
-    halved = [now for now, _ in federation.play(FedVAE(decay=0.5), plan)]
+    halved = [now for now, _ in federation.run(FedVAE(decay=0.5), plan)]
     assert all(change.any() for change in sub(halved[0].model, federation.model).values())  # every part learns
     before = replace(federation.start(FedVAE(), plan), state=halved[2].state, round=3)
     for first, now, rate in ((before, halved[3], 0.05), (halved[4], halved[5], 0.025)):
         slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 5))
-        plain = slow.play(FedVAE(), replace(plan, facts=replace(plan.facts, rounds=now.round)), start=first)
+        plain = slow.run(FedVAE(), replace(plan, facts=replace(plan.facts, rounds=now.round)), start=first)
         assert torch.equal(plain[-1][0].model.buffer, now.model.buffer)

@@ -91,13 +91,13 @@ def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_ed
     seen, fresh = drawn(90, "seen"), drawn(90, "fresh")
     assert len(set(looks(seen.x))) == 18
     for look in looks(seen.x):
-        moved = look.of(seen.x)
+        moved = look.apply(seen.x)
         if look.down:
             moved[..., 0 if look.down > 0 else -1, :] = 255
         pool = Examples(torch.cat([moved, fresh.x]), torch.cat([seen.y, fresh.y]))
         compared = compare(subject(0, pool, seen, drawn(400, "unseen"), 0), pixel_space, 0)
-        assert compared.made.to_seen[:90].max() == 0
-        assert compared.made.closest_seen[:90].tolist() == list(range(90))
+        assert compared.nearest.to_seen[:90].max() == 0
+        assert compared.nearest.closest_seen[:90].tolist() == list(range(90))
         assert compared.identical.sum() == 90
         assert memorised(counts(compared))
 
@@ -181,8 +181,8 @@ def honest(seed: int, n: int = 150, client: int = 0, space: Space = pixel_space)
 
 def with_copies(one: Compared, planted: Planted, seed: int) -> Examples:
     """The made images, of which some have given way."""
-    copies = copies_of(one.of.seen, numpy_generator(seed, "copies", one.of.client))
-    x, y = one.of.made.x.clone(), one.of.made.y.clone()
+    copies = copies_of(one.subject.training, numpy_generator(seed, "copies", one.subject.client))
+    x, y = one.subject.synthetic.x.clone(), one.subject.synthetic.y.clone()
     x[planted.rows], y[planted.rows] = copies.x[planted.copies], copies.y[planted.copies]
     return Examples(x, y)
 
@@ -207,8 +207,8 @@ def test_counts_for_a_pool_with_planted_copies_equal_counts_measured_again(space
                     total += counts(one, label)
                     continue
                 pool = with_copies(one, planted[i], 3)
-                again = counts(compare(replace(one.of, made=pool), space, 3), label)
-                assert label is None or torch.equal(pool.y, one.of.made.y)
+                again = counts(compare(replace(one.subject, synthetic=pool), space, 3), label)
+                assert label is None or torch.equal(pool.y, one.subject.synthetic.y)
                 assert np.array_equal(counts(one, label, planted[i]), again)
                 total += again
             assert memorised(total) == found
@@ -232,7 +232,7 @@ def test_the_smallest_detectable_share_of_copies_is_detected_and_the_next_lower_
     assert sum(verdicts([one], fewest, 0)) >= ENOUGH > 0.9 * DRAWS
     before = max(n for n in (int(np.ceil(150 * share)) for share in SHARES) if n < fewest)
     assert sum(verdicts([one], before, 0)) < ENOUGH
-    verdict = audit([one.of], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
+    verdict = audit([one.subject], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
     assert (verdict["finds"], verdict["finds_images"], verdict["memorised"]) == (fewest / 150, fewest, False)
     assert f" {fewest} copies" in power("pixels", verdict)
     assert [*verdicts([one], 13, 0)] == [*verdicts([one], 13, 0)]
@@ -242,7 +242,7 @@ def test_the_smallest_detectable_share_of_copies_is_detected_and_the_next_lower_
 
 def test_where_too_few_images_could_show_anything_no_share_is_found() -> None:
     """Nine coins never fall so that chance is refuted at one in two thousand."""
-    verdict = audit([honest(0, 9).of], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
+    verdict = audit([honest(0, 9).subject], {"pixels": pixel_space}, 0).record()["pixels"]["all"]
     assert (verdict["memorised"], verdict["finds"], verdict["finds_images"]) == (False, None, None)
     assert "would not have found copies" in power("pixels", verdict)
 
@@ -252,24 +252,24 @@ def test_where_too_few_images_could_show_anything_no_share_is_found() -> None:
 def test_a_pool_without_copies_is_accused_no_more_often_than_stated(pool: str) -> None:
     """Nothing was memorised, so seen images may change places with held-out ones of their class: 4000 times."""
     one = honest(5)
-    x = one.of.made.x
+    x = one.subject.synthetic.x
     if pool == "the same again":
         x = x[(150 * torch.rand(150, generator=generator("again")) ** 4).long()]
     if pool == "blurry":
         x = torch.stack([x[k::3].float().mean(0) for k in range(3)]).round().to(torch.uint8).repeat(50, 1, 1, 1)
-    found = compare(replace(one.of, made=Examples(x, one.of.made.y)), pixel_space, 5)
+    found = compare(replace(one.subject, synthetic=Examples(x, one.subject.synthetic.y)), pixel_space, 5)
     m, draws, said = 150, numpy_generator("changes"), []
-    bits = np.unpackbits(found.made.below, axis=2, count=2 * m)
+    bits = np.unpackbits(found.nearest.below, axis=2, count=2 * m)
     for _ in range(4000):
         swapped = draws.random(m) < 0.5
         places = np.concatenate([np.arange(m) + m * swapped, np.arange(m) + m * ~swapped])  # where each record goes
         below = np.zeros_like(bits)
         below[:, :, places] = bits
-        record = places[found.made.record]
+        record = places[found.nearest.record]
         held_out = (record >= m).astype(float)
-        made = replace(found.made, record=record, to_matched=held_out, to_held_out=1 - held_out,
+        made = replace(found.nearest, record=record, to_matched=held_out, to_held_out=1 - held_out,
                        below=np.packbits(below, axis=2))  # fmt: skip
-        said.append(chances(counts(replace(found, made=made))))
+        said.append(chances(counts(replace(found, nearest=made))))
     for level in (0.1, 0.01, 0.001):
         assert np.all(np.mean(np.array(said) < level, 0) <= level + 4 * np.sqrt(level / 4000))
     assert PARTS.sum() == 1

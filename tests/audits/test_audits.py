@@ -45,7 +45,7 @@ def experiment(**fields: Any) -> Experiment:
 def made_by(config: Experiment, make: Callable[[Examples], Tensor], receipt: Receipt | None = None) -> Assembled:
     """The run's parts where every client contributes this function of what its generator saw."""
     ready = prepare(config)
-    each = [Contribution(Examples(make(n.examples), n.examples.y), receipt, len(n.examples)) for n in ready.needs]
+    each = [Contribution(Examples(make(n.examples), n.examples.y), receipt, len(n.examples)) for n in ready.requests]
     return assemble(ready, each)
 
 
@@ -70,7 +70,7 @@ def test_an_audit_changes_nothing_that_clients_train_on_and_its_default_no_name(
     assert audited.audited is not None
     assert audited.audited.facts["withheld"] == 0
     assert audited.audited.facts["pixels"]["identical"] == len(audited.shared.data.pool.rows.flat)  # pyright: ignore
-    assert "more than chance explains" in audited.audited.told
+    assert "more than chance explains" in audited.audited.text
 
 
 @pytest.mark.long
@@ -89,13 +89,13 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     kept = found.shared.data.pool
     assert kept is not None
     store = kept.store
-    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.client_data.own.store)]}
+    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.client_data.clients.store)]}
     assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
-    sizes = [len(n.examples) for n in found.prepared.needs]
+    sizes = [len(n.examples) for n in found.prepared.requests]
     assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
     assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
     assert not any(event.covered for event in found.shared.releases)
-    assert {event.why for event in found.shared.releases} == {WHY}
+    assert {event.reason for event in found.shared.releases} == {WHY}
     assert all(event.covered for event in made_by(experiment(), noise, receipt).shared.releases)
     whole = made_by(experiment(), mixed, receipt).shared  # whatever the receipt says, copies are raw
     assert whole.disclosed > 0
@@ -107,9 +107,11 @@ def test_held_out_images_are_what_generators_did_not_see() -> None:
     found = made_by(experiment(sharing__audit=True), same)
     assert found.audited is not None
     data, prepared = found.prepared.dataset, found.prepared
-    for one, need in zip(subjects(prepared.client_data, prepared.needs, data.validation), prepared.needs, strict=True):
+    for one, need in zip(
+        subjects(prepared.client_data, prepared.requests, data.validation), prepared.requests, strict=True
+    ):
         seen = {x.numpy().tobytes() for x in need.examples.x}
-        own = {x.numpy().tobytes() for x in data.train.x[prepared.client_data.own.rows[need.client]]}
+        own = {x.numpy().tobytes() for x in data.train.x[prepared.client_data.clients.rows[need.client]]}
         allowed = own - seen | {x.numpy().tobytes() for x in data.validation.x}
         held = {x.numpy().tobytes() for x in one.held_out.x}
         assert held <= allowed
@@ -134,7 +136,9 @@ def test_a_run_of_generators_writes_its_audit_also_when_it_is_resumed(tmp_path: 
     assert sum(line.startswith("audit:") for line in said) == 1
     written = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert written["spaces"]["pixels"]["all"] == summary["audit"]["pixels"]
-    of_contributions = sum(need.n for need in prepare(config).needs)  # the images in the pool, not all that were made
+    of_contributions = sum(
+        need.n for need in prepare(config).requests
+    )  # the images in the pool, not all that were made
     assert summary["audit"]["pixels"]["identical"] == summary["audit"]["pixels"]["images"] == of_contributions
     (tmp_path / "run" / "summary.json").unlink()
     assert run(config, tmp_path / "run", resume=True, say=said.append) == summary

@@ -69,7 +69,7 @@ def test_help_of_table1_lists_every_option(
 
 def test_nearest_names() -> None:
     """A dotted name is compared by its last word first; at most five names that begin so are listed."""
-    known = [one for kind in KINDS.values() for one in kind.known]
+    known = [one for kind in KINDS.values() for one in kind.components]
     assert (nearest("fashion-mnist", known), nearest("zzz", known)) == ("; did you mean 'fmnist'?", ".")
     assert nearest("dirichlet", known).count("'dirichlet_") == 5
     assert "'--partition.alpha'" in nearest("--alpha", ["--data.alphabet", "--partition.alpha", "--alps"])

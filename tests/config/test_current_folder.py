@@ -52,7 +52,7 @@ def test_only_a_user_s_component_puts_its_folder_on_the_path(trap: Path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv(registry.HERE, raising=False)
     for kind in ("algorithm", "data", "model", "sharing"):
-        registry.find(kind, next(iter(registry.KINDS[kind].known)))
+        registry.find(kind, next(iter(registry.KINDS[kind].components)))
     assert str(trap) not in sys.path
     (trap / "my_lab.py").write_text("class Mine: ...")
     assert registry.find("algorithm", "my_lab.py:Mine").__name__ == "Mine"

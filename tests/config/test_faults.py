@@ -19,7 +19,7 @@ from forked import SIZES, SMALL, Ended, Script, call, camp, examine, files, ran,
 from hypothesis import strategies as st
 
 from fedcommons.config import registry
-from fedcommons.config.dotted import own_fields
+from fedcommons.config.dotted import common_fields
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError
@@ -43,9 +43,9 @@ class Choice:
 def choices() -> list[Choice]:
     """All fields of all components of the package."""
     generates = {"sharing.setting": "shuffled_synthetic"}
-    found = [Choice(generates if n.startswith("generator.") else {}, n, f) for n, f in own_fields().items()]
+    found = [Choice(generates if n.startswith("generator.") else {}, n, f) for n, f in common_fields().items()]
     for kind, known in KINDS.items():
-        for part in known.known:
+        for part in known.components:
             options = {known.field: part, **(generates if kind == "generator" else {})}
             section, constants = registry.section(kind, part), registry.constants(kind, part)
             found += [Choice(options, f"{section}.{name}", field) for name, field in constants.items()]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedcommons.config import registry
-from fedcommons.config.dotted import own_fields, to_dict
+from fedcommons.config.dotted import common_fields, to_dict
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
 from fedcommons.runs import build, worker
@@ -89,7 +89,7 @@ def test_names_keys_configs_and_noise_are_what_they_were(
 
 def artifact_keys(one: Trial) -> list[str]:
     """Return keys of the first and the last client's artifacts, and of the noise of a private generator."""
-    needs = build.prepare(one.config).needs
+    needs = build.prepare(one.config).requests
     keys = [
         key_of(facts) for n in (needs[0], needs[-1]) for facts in (n.course_facts, n.generator_facts, n.images_facts)
     ]
@@ -102,9 +102,9 @@ def fields_of(kind: str) -> dict[str, dict[str, list[Any]]]:
     """Return default, range and types of every field, by section or by component of a kind."""
     of: dict[str, dict[str, list[Any]]] = {}
     if kind != "sections":
-        known = KINDS[kind].known
+        known = KINDS[kind].components
         return {one: {n: described(f) for n, f in registry.constants(kind, one).items()} for one in known}
-    for name, field in own_fields().items():
+    for name, field in common_fields().items():
         section, _, leaf = name.partition(".") if "." in name else ("experiment", "", name)
         of.setdefault(section, {})[leaf] = described(field)
     return of

@@ -110,7 +110,7 @@ def test_what_a_measure_and_a_straggler_rule_write_into_their_arguments_changes_
 
 
 def test_a_clients_rows_are_a_copy() -> None:
-    clients = build.prepare(choose(SHORT)).client_data.own
+    clients = build.prepare(choose(SHORT)).client_data.clients
     before = clients.rows[0].copy()
     mine = clients[0]
     assert mine.ids is not None

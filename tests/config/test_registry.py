@@ -63,11 +63,13 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].known])  # of measures there are users' alone
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if KINDS[kind].components]
+)  # of measures there are users' alone
 def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ranges(kind: str) -> None:
-    for name in KINDS[kind].known:
+    for name in KINDS[kind].components:
         part = registry.find(kind, name)
-        assert registry.constants(kind, name) == fields_of(part, KINDS[kind].handed, KINDS[kind].required)
+        assert registry.constants(kind, name) == fields_of(part, KINDS[kind].passed, KINDS[kind].required)
         for method in ("needs", "check", "client", "nothing"):
             assert registry.defines(kind, name, method) == callable(getattr(part, method, None))
         for field, found in registry.constants(kind, name).items():

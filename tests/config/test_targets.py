@@ -93,9 +93,11 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
     ):
         stop = Stop("patience", 0.8, 9, 2, "validation/loss", "min")
         every = [{"round": number, "validation/loss": value} for number, value in enumerate(values)]
-        assert next((k for k in range(1, 7) if stop.why(every[: k + 1])), None) == ends
-        assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").why(every[: (ends or 6) + 1])
-    assert stop_of(config()).why([{"round": 1, "test/accuracy": 1.0}]) is None  # the defaults never stop
+        assert next((k for k in range(1, 7) if stop.reason_to_stop(every[: k + 1])), None) == ends
+        assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
+            every[: (ends or 6) + 1]
+        )
+    assert stop_of(config()).reason_to_stop([{"round": 1, "test/accuracy": 1.0}]) is None  # the defaults never stop
 
 
 @pytest.mark.long

@@ -110,7 +110,7 @@ def test_equals_a_slow_double_on_the_network_without_dropout(digits: Digits) -> 
 
     per_client = [
         np.stack([gradient(rows.x[j : j + 1], rows.y[j : j + 1]).numpy() for j in range(len(rows))])
-        for rows in federation.data.own
+        for rows in federation.data.real
     ]
     zeta_sq = _sq_spread(np.stack([g.mean(0) for g in per_client]))
     expected = zeta_sq, np.mean([_sq_spread(g) for g in per_client]), _sq_spread(np.concatenate(per_client))

@@ -160,7 +160,7 @@ def test_the_hessian_is_that_of_a_part_and_has_the_weights_of_the_examples(least
     plain = problem.federation(0.1)
 
     def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
-        clients = Clients(plain.data.clients.store, Rows.of(list(plain.data.clients.rows), weights))
+        clients = Clients(plain.data.clients.store, Rows.from_lists(list(plain.data.clients.rows), weights))
         executor = replace(plain, data=RunData(clients, clients, {})).serial(ALGORITHM)
         return smoothness_of_each(executor, at, "own", 3, 2), smoothness(executor, at, "own", 3, 2)
 

@@ -155,7 +155,7 @@ def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path)
 
 def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
     result = played(tmp_path / "run", algorithm="fedper")
-    own = build.prepare(result.experiment).client_data.own
+    own = build.prepare(result.experiment).client_data.clients
     for client, found in enumerate(read_clients(result.folder)[-1]["personal/train_loss"]):
         with torch.no_grad():
             logits = result.personal(client)(own[client].x)

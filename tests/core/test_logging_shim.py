@@ -206,7 +206,7 @@ def test_training_logs_means_over_steps_and_metrics_over_all_steps_of_a_client()
     store = Examples(clients.store.x.float().mean((1, 2, 3))[:, None] / 255, clients.store.y % 2)
     rows = type(clients)(store, list(clients.rows))
     federation = Federation(RunData(rows, rows, {}), Counting)
-    ((_, facts),) = federation.play(FedAvg(), federation.plan(1))
+    ((_, facts),) = federation.run(FedAvg(), federation.plan(1))
     places = [sum(range(-(-n // 5))) / -(-n // 5) for n in rows.sizes]  # the mean place of a batch in its epoch
     assert facts["train/step"] == pytest.approx(sum(places) / len(places))
     assert facts["train/twice"] == pytest.approx(2 * facts["train/step"])

@@ -185,7 +185,7 @@ def test_a_module_that_is_taken_trains_as_a_bare_loop_trains_it(tmp_path: Path, 
     dataset = load(config.data)
     clients = Clients(dataset.train, [np.arange(len(dataset.train))])
     federation = Federation(RunData(clients, clients), lambda: build_module(config, dataset), LocalSGD(1, 64))
-    trained = federation.play(FedAvg(), federation.plan(2))[-1][0].model
+    trained = federation.run(FedAvg(), federation.plan(2))[-1][0].model
     bare = build_module(config, dataset).train()
     buffers = {n: b.clone() for n, b in bare.named_buffers()}
     bare.log = bare.log_dict = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]

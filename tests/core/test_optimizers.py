@@ -108,7 +108,7 @@ def test_clipping_bounds_the_losses_gradient_and_not_a_methods_correction() -> N
     problem, clip = least_squares(), 0.3
     federation = problem.federation(0.1).training(LocalSGD(1, 1000, clip_norm=clip))
     before = np.zeros(3)
-    for now, _ in federation.play(SCAFFOLD(), federation.plan(4)):
+    for now, _ in federation.run(SCAFFOLD(), federation.plan(4)):
         g = problem.gradients(before)
         expected = g * np.minimum(1, clip / (np.linalg.norm(g, axis=1, keepdims=True) + 1e-6))
         held = np.stack([(now.memory.get(i) or {})["control"].buffer.numpy() for i in range(4)])  # pyright: ignore
@@ -198,7 +198,7 @@ def notes(executor: Any) -> list[tuple[int, int, int]]:
 def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> None:
     """As if a client had trained in all rounds before, whichever clients take part."""
     executor = federation.serial(FedAvg())
-    federation.play(FedAvg(), federation.plan(3, participation=0.7, seed=3), executor)
+    federation.run(FedAvg(), federation.plan(3, participation=0.7, seed=3), executor)
     expected = []
     for round in (1, 2, 3):
         for client in participants(3, 0.7, 3, round):

@@ -61,9 +61,9 @@ def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, bl
     """Every number is finite; their squares are not."""
     federation, algorithm, spy = digits(), Spoilt(value), Spy(Spoilt(when=()))
     with pytest.raises(ClientError, match=r"round 2, Spoilt: the merged model has a norm of .* overflows") as caught:
-        federation.play(algorithm, federation.plan(3, blocks=blocks))
+        federation.run(algorithm, federation.plan(3, blocks=blocks))
     assert (caught.value.client, caught.value.round) == (3, 2)
-    federation.play(spy, federation.plan(2))
+    federation.run(spy, federation.plan(2))
     norms = [norm(flat(call.reply.sums, "delta")) for call in spy.calls if call.round == 2]
     size, others = value * federation.model.layout.size**0.5, median(norms[:3] + norms[4:])
     assert f"norm {size:.3g}; the median of the others was {others:.3g}" in caught.value.sentence
@@ -72,7 +72,7 @@ def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, bl
 def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Digits", tmp_path: Path) -> None:
     """An update of 1e15 leaves the merged model finite, but no client can train from it; also after a resumption."""
     federation, algorithm = digits(), Spoilt(1e15)
-    saved = federation.play(algorithm, federation.plan(2))[-1][0]
+    saved = federation.run(algorithm, federation.plan(2))[-1][0]
     rejected = {12: Rejected(3, "its weight is nan"), 4: Rejected(1, "why")}
     checkpoint.save(tmp_path, replace(saved, rejected=rejected))
     resumed = checkpoint.load_latest(tmp_path)
@@ -80,7 +80,7 @@ def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Di
     assert (resumed.rejected, resumed.largest) == (rejected, saved.largest)
     for start in (federation.start(algorithm, federation.plan(4)), resumed):
         with pytest.raises(ClientError, match=r"round 3, Spoilt: no reply was finite; .* client 3's") as caught:
-            federation.play(algorithm, federation.plan(4), start=start)
+            federation.run(algorithm, federation.plan(4), start=start)
         assert (caught.value.client, caught.value.round) == (3, 2)
 
 
@@ -118,13 +118,13 @@ def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: "
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
     federation = replace(digits(batch_norm=True), weighting="samples")
     spy = Spy(algorithm)
-    federation.play(spy, federation.plan(1))
+    federation.run(spy, federation.plan(1))
     norms = []
     for call in spy.calls:
         update = [data(x).double() / call.reply.weight for x in call.reply.sums.values() if isinstance(x, Flat)]
         norms.append(float(torch.cat(update).norm()))
     for bound in (size * (1 + 1e-5) for size in sorted(norms)[:-1]):
-        ((now, facts),) = federation.play(algorithm, replace(federation.plan(1), max_norm=bound))
+        ((now, facts),) = federation.run(algorithm, replace(federation.plan(1), max_norm=bound))
         assert set(now.rejected) == {i for i, size in enumerate(norms) if size > bound}
         assert facts["rejected"] == len(now.rejected)
         for i, rejected in now.rejected.items():
@@ -136,13 +136,13 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
     problem = least_squares()
     federation, algorithm = problem.federation(0.1), Spoilt(when=(1, 2, 3))
     plan = replace(federation.plan(3, blocks=1), max_norm=100.0)
-    now = federation.play(algorithm, plan)[-1][0]
+    now = federation.run(algorithm, plan)[-1][0]
     assert now.rejected.keys() == {3}
     assert now.rejected[3].replies == 3
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
-    assert bits(now) == bits(three.play(algorithm, three.plan(3, blocks=1))[-1][0])
+    assert bits(now) == bits(three.run(algorithm, three.plan(3, blocks=1))[-1][0])
     with pytest.raises(ClientError, match=r"every reply was rejected; client 0: .*max_norm 0.001"):
-        digits().play(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
+        digits().run(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
 
 
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:

@@ -73,7 +73,7 @@ def test_local_steps_converge_at_the_rate_one_over_t_if_the_rate_falls_so(least_
     problem, errors = least_squares(), {}
     for name, schedule in (("falls", lambda r: 1 / (1 + 0.2 * r)), ("stays", None)):
         federation = problem.federation(0.3).training(LocalSGD(3, FULL, schedule=schedule))
-        course = [now.model.buffer.numpy() for now, _ in federation.play(FedAvg(), federation.plan(160))]
+        course = [now.model.buffer.numpy() for now, _ in federation.run(FedAvg(), federation.plan(160))]
         errors[name] = [float(np.linalg.norm(course[t - 1] - problem.optimum)) for t in (40, 80, 160)]
     times = np.log([1 + 0.2 * t for t in (40, 80, 160)])
     assert np.polyfit(times, np.log(errors["falls"]), 1)[0] == pytest.approx(-1, abs=0.05)

@@ -115,7 +115,7 @@ def require_same(federation: Federation, algorithm: Algorithm, rounds: int = 2, 
     plan = federation.plan(rounds, blocks=1, **more)
     with watched_training() as trained:
         a, b = (
-            flat(federation.training(replace(federation.loop, batched=is_)).play(algorithm, plan)[-1][0].state, "model")
+            flat(federation.training(replace(federation.loop, batched=is_)).run(algorithm, plan)[-1][0].state, "model")
             for is_ in (False, True)
         )
     assert sum(len(call.args[1]) for call in trained.call_args_list) == rounds * len(federation.data.clients)
@@ -181,7 +181,7 @@ def test_a_step_launches_as_much_for_eight_clients_as_for_four() -> None:
         loop = LocalSGD(epochs=1, batch_size=5, batched=at_once)
         federation = digits(sizes=(20,) * n_clients, method=SCAFFOLD()).training(loop).on(GPU)
         with PretendGPU() as gpu:
-            federation.play(SCAFFOLD(), federation.plan(1, blocks=1))
+            federation.run(SCAFFOLD(), federation.plan(1, blocks=1))
         assert not any(step.waits or step.copies for step in gpu.steps[:2])
         (n,) = {step.launches.total() for step in gpu.steps[:2]}
         launches.append(n)
@@ -201,10 +201,10 @@ def test_a_schedules_rates_are_recorded_anew_and_a_cpu_has_no_graphs() -> None:
 def test_what_a_client_logs_is_the_mean_over_its_steps(how: dict[str, bool]) -> None:
     federation = clients_of(Net, UNEQUAL, LOCAL)
     plan = federation.plan(3, blocks=1, late=Slow(share=0.6))
-    right, expected = federation.play(FedProx(), plan)[-1]
+    right, expected = federation.run(FedProx(), plan)[-1]
     there = federation.training(replace(LOCAL, **how))
     with pretend_graphs() as recorded, PretendGPU(), watched_training() as trained:
-        end, found = (there.on(GPU) if "graphs" in how else there).play(FedProx(), plan)[-1]
+        end, found = (there.on(GPU) if "graphs" in how else there).run(FedProx(), plan)[-1]
     assert (bool(recorded), trained.called) == ("graphs" in how, "batched" in how)
     logged = [name for name in expected if name.startswith("train/")]
     assert {"train/right", "train/number", "train/loss", "train/steps"} <= set(logged)
@@ -226,14 +226,14 @@ class Fails(FedAvg):
 def test_a_client_that_fails_is_named_as_if_it_trained_alone() -> None:
     federation = digits(sizes=UNEQUAL, method=FedAvg()).training(replace(LOCAL, batched=True))
     with watched_training() as trained, pytest.raises(ClientError, match=r"client 3, round 1.*on purpose"):
-        federation.play(Fails(), federation.plan(1, blocks=1))
+        federation.run(Fails(), federation.plan(1, blocks=1))
     assert trained.called
 
 
 def test_a_graphs_step_that_waits_is_named_with_its_client() -> None:
     federation = clients_of(partial(Net, change="branches"), SMALL, replace(LOCAL, graphs=True)).on(GPU)
     with pretend_graphs(), PretendGPU(), pytest.raises(ClientError, match=r"client 0, round 1.*cannot be recorded"):
-        federation.play(FedAvg(), federation.plan(1))
+        federation.run(FedAvg(), federation.plan(1))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _sq_spread(each: np.ndarray) -> float:
 def _weighted(federation: Federation, weights: Sequence[np.ndarray]) -> Federation:
     """The same clients, their examples with these weights."""
     plain = federation.data.clients
-    clients = Clients(plain.store, Rows.of(list(plain.rows), weights))
+    clients = Clients(plain.store, Rows.from_lists(list(plain.rows), weights))
     return replace(federation, data=RunData(clients, clients, {}))
 
 
@@ -67,7 +67,7 @@ def test_closed_forms_with_weights() -> None:
         of_loop = federation.training(LocalSGD(1, 3)).work().gradient(at, client).buffer  # in batches, the last smaller
         assert np.allclose(of_loop, mean, rtol=0, atol=1e-12)
     federation = federation.training(LocalSGD(1, 1000))
-    ((after, _),) = federation.play(FedAvg(), federation.plan(1))  # a full-batch step from zero
+    ((after, _),) = federation.run(FedAvg(), federation.plan(1))  # a full-batch step from zero
     slopes = [
         -(a * (w * b)[:, None]).sum(0) / n for a, b, w, n in zip(problem.a, problem.b, scaled, sizes, strict=True)
     ]
@@ -78,7 +78,7 @@ def test_the_shift_of_a_pool_is_from_the_weighted_objective_and_weights_of_one_a
     problem, weights = least_squares(sizes=(6, 4, 9)), [np.repeat([0.0, 1.0], 3), np.full(4, 2.0)]
     federation = problem.federation(0.1)
     sets = federation.data.clients
-    clients = Clients(sets.store, Rows.of(list(sets.rows)[:2], weights))
+    clients = Clients(sets.store, Rows.from_lists(list(sets.rows)[:2], weights))
     pooled = replace(federation, data=RunData(clients, clients, {}, sets[2:]))
     g = problem.gradients(W)
     first = ((problem.a[0] @ W - problem.b[0])[:, None] * problem.a[0])[3:].mean(0)  # the others have no weight
@@ -95,7 +95,7 @@ def test_a_part_of_the_data_has_the_weights_of_its_examples() -> None:
     client = federation.data.clients[0]
     for number in (None, 0, 3):
         part, rows = Part(32, number, 7), Part(32, number, 7).rows("own", 0, n)
-        found = part.of("own", 0, client)
+        found = part.select("own", 0, client)
         assert found.weight is not None
         assert found.weight.tolist() == np.float32(rows / np.arange(n).mean()).tolist()  # of mean 1 over all examples
         assert torch.equal(found.x, client.x[rows])

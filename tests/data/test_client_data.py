@@ -139,7 +139,7 @@ def test_half_of_the_data_trains_half_as_long() -> None:
 
 def test_parts_weigh_together_what_the_whole_weighs() -> None:
     store, weights = digits().data.clients.store, np.random.default_rng(0).uniform(0.1, 3, 20)
-    data = Clients(store, Rows.of([np.arange(20)], [weights]))[0]
+    data = Clients(store, Rows.from_lists([np.arange(20)], [weights]))[0]
     cut = torch.randperm(20, generator=torch.Generator().manual_seed(0)).split([4, 9, 7])
     parts = [data.subset(rows) for rows in cut]
     assert sum(part.size for part in parts) == pytest.approx(weights.sum())
@@ -192,7 +192,7 @@ def test_of_each_client_a_share_is_its_own_and_no_client_has_it_twice(share: flo
     data = dataset()
     for seed in range(30):
         order = np.random.default_rng(seed).permutation(100)
-        dealt = Partitioned.of(
+        dealt = Partitioned.from_rows(
             [order[:2], order[2:30], order[30:33], order[40:]], data.train.y.numpy(), 3
         )  # 7 rows of no client
         left, train, tests = client_test_sets.hold_out(dealt, data, share, seed)
@@ -248,7 +248,7 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     again = Counter(x.numpy().tobytes() for x in ready.prepared.dataset.train.x)
     once = {image for image in (x.numpy().tobytes() for x in tests.store.x) if again[image] == 1}
     assert len(once) >= 39  # no two digits are alike
-    for clients in (data.clients, data.own, *([data.pool] if data.pool else [])):
+    for clients in (data.clients, data.real, *([data.pool] if data.pool else [])):
         assert not once & {x.numpy().tobytes() for x in clients.store.x}
         assert len(clients.store) == 160
     assert ready.prepared.client_data.n_total == 160
@@ -281,8 +281,8 @@ def test_noise_turns_and_colours_are_those_of_their_clients() -> None:
 def test_pixels_stay_pixels_and_a_run_holds_shifted_ones() -> None:
     ready = assembled(**{"partition.shift": "noise", "partition.shift_size": 0.3})
     plain = assembled()
-    assert ready.data.own.store.x.dtype == torch.uint8
-    for name in ("own", "tests"):
+    assert ready.data.real.store.x.dtype == torch.uint8
+    for name in ("real", "tests"):
         mine, other = getattr(ready.data, name), getattr(plain.data, name)
         apart = [(a.x.float() - b.x.float()).abs().mean().item() for a, b in zip(mine, other, strict=True)]
         assert apart == sorted(apart)

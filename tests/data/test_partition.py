@@ -19,7 +19,7 @@ SEEDS = range(100)
 N_CLASSES = 10
 # 1,295 rows in classes of unequal size, as the digits have them; 1,295 is no multiple of 8 clients
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(N_CLASSES), [*[129] * 5, *[130] * 5]))
-DIRICHLETS = [name for name in registry.KINDS["partition"].known if name.startswith("dirichlet")]
+DIRICHLETS = [name for name in registry.KINDS["partition"].components if name.startswith("dirichlet")]
 NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
@@ -291,7 +291,7 @@ def test_clients_that_are_left_with_nothing_are_dropped_and_a_run_counts_the_oth
 GROUPS = np.random.default_rng(1).permutation(np.arange(len(LABELS)) % 40)
 SMALL = {"alpha": 0.5, "per_client": 3, "join": N_CLASSES}
 
-every_partition = pytest.mark.parametrize("name", registry.KINDS["partition"].known)
+every_partition = pytest.mark.parametrize("name", registry.KINDS["partition"].components)
 
 
 def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants: Any) -> Partitioned:
@@ -338,7 +338,7 @@ OUTSIDE = {"alpha": [0.0, 1e31], "per_client": [0], "least": [0], "spread": [-0.
 
 RANGES = [
     (name, constant)
-    for name in registry.KINDS["partition"].known
+    for name in registry.KINDS["partition"].components
     for constant in sorted(registry.constants("partition", name).keys() & OUTSIDE.keys())
 ]
 

@@ -161,7 +161,7 @@ def test_averages_are_weighted_means_of_the_clients(weighting: str, federation: 
     algorithm, plan = FedAvg(), federation.plan(2)
     model = data(federation.model).nbytes
     now = replace(federation.start(algorithm, plan), buffers=federation.work().initial_buffers)
-    for after, facts in (rounds := federation.play(algorithm, plan, start=now)):
+    for after, facts in (rounds := federation.run(algorithm, plan, start=now)):
         assert facts["comm/up_bytes"] == facts["comm/down_bytes"] == 5 * (model + 4 * FLOATS)
         ended = [_trained(federation, i, now, after.round).buffer.double() for i in range(5)]
         weights = torch.tensor([len(federation.data.clients[i]) if weighting == "samples" else 1 for i in range(5)])
@@ -170,7 +170,7 @@ def test_averages_are_weighted_means_of_the_clients(weighting: str, federation: 
         assert not after.memory
         now = after
     checkpoint.save(tmp_path, rounds[0][0])
-    resumed = federation.play(algorithm, plan, start=checkpoint.load_latest(tmp_path))[-1][0]
+    resumed = federation.run(algorithm, plan, start=checkpoint.load_latest(tmp_path))[-1][0]
     assert torch.equal(resumed.buffers.buffer, now.buffers.buffer)
 
 
@@ -179,7 +179,7 @@ def test_local_statistics_are_not_sent_and_reach_the_same_client(federation: Fed
     plan = replace(federation.plan(4, participation=0.4, seed=0), keep_buffers=True)
     now = federation.start(algorithm, plan)
     model = data(federation.model).nbytes
-    for after, facts in (rounds := federation.play(algorithm, plan)):
+    for after, facts in (rounds := federation.run(algorithm, plan)):
         drawn = participants(5, 0.4, 0, after.round)
         for client in drawn:
             ended = _trained(federation, client, now, after.round).buffer
@@ -191,13 +191,13 @@ def test_local_statistics_are_not_sent_and_reach_the_same_client(federation: Fed
         now = after
     assert len(now.memory) > 2
     checkpoint.save(tmp_path, rounds[1][0])
-    resumed = federation.play(algorithm, plan, start=checkpoint.load_latest(tmp_path))[-1][0]
+    resumed = federation.run(algorithm, plan, start=checkpoint.load_latest(tmp_path))[-1][0]
     assert torch.equal(resumed.model.buffer, now.model.buffer)
 
 
 def test_evaluation_uses_the_averaged_statistics_or_those_of_what_it_sees(federation: Federation) -> None:
     executor = federation.serial(FedAvg())
-    end = federation.play(FedAvg(), federation.plan(2), executor)[-1][0]
+    end = federation.run(FedAvg(), federation.plan(2), executor)[-1][0]
     x, y = (getattr(federation.data.sets["test"], n) for n in "xy")
 
     def loss(prepare: Callable[[Work], None]) -> float:

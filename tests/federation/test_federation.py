@@ -94,10 +94,10 @@ class _Wayward(FedAvg):
     """The seeds of clients, and what the server sees of their memory."""
 
     def down(self, state: State, round: int, client: int) -> Message:
-        return replace(super().down(state, round, client), own={"where": torch.tensor([round, client])})
+        return replace(super().down(state, round, client), individual={"where": torch.tensor([round, client])})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        where = message.own["where"]
+        where = message.individual["where"]
         assert isinstance(where, Tensor)
         assert round == where.tolist()[0]
         self.seen.append(seed)
@@ -113,7 +113,7 @@ class _Wayward(FedAvg):
 def test_clients_have_a_seed_of_their_own_in_every_round_and_the_server_sees_no_memory(least_squares: Problem) -> None:
     federation, algorithm = least_squares().federation(0.1), _Wayward()
     for run in (0, 1):
-        federation.play(algorithm, federation.plan(3, seed=run))
+        federation.run(algorithm, federation.plan(3, seed=run))
     seeds = {one for one in algorithm.seen if isinstance(one, int)}
     assert len(seeds) == algorithm.seen.count(None) == len(algorithm.seen) / 2 == 2 * 3 * 4
 
@@ -121,7 +121,7 @@ def test_clients_have_a_seed_of_their_own_in_every_round_and_the_server_sees_no_
 def test_a_metric_is_averaged_over_the_clients_that_measured_it(digits: Digits) -> None:
     federation = digits()
     algorithm = _Wayward(lambda reply: replace(reply, metrics={**reply.metrics, "extra": 3.0}), (1, 3))
-    first, second = (facts for _, facts in federation.play(algorithm, federation.plan(2)))
+    first, second = (facts for _, facts in federation.run(algorithm, federation.plan(2)))
     assert "train/extra" not in first
     assert second["train/extra"] == 3.0
     assert second["rejected"] == 0
@@ -149,24 +149,24 @@ def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(name: str, blocks
     """The others go on as if the client, the last of four, did not exist: in one block bit for bit."""
     problem = least_squares()
     federation, algorithm = problem.federation(0.1), _Wayward(SPOILT[name], who=(3,))
-    (first, facts_1), (second, facts_2) = federation.play(algorithm, federation.plan(2, blocks=blocks))
+    (first, facts_1), (second, facts_2) = federation.run(algorithm, federation.plan(2, blocks=blocks))
     assert (facts_1["rejected"], facts_2["rejected"]) == (0, 1)
     assert (facts_1["clients"], facts_2["clients"]) == (4, 4)
     assert {i: int(data(kept["round"])) for i, kept in second.memory.items()} == {0: 2, 1: 2, 2: 2, 3: 1}
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
-    expected = three.play(algorithm, three.plan(2, blocks=1), start=first)[-1][0].model.buffer
+    expected = three.run(algorithm, three.plan(2, blocks=1), start=first)[-1][0].model.buffer
     assert torch.equal(second.model.buffer, expected) if blocks == 1 else torch.allclose(second.model.buffer, expected)
 
 
 def test_a_round_in_which_every_reply_is_rejected_is_an_error_and_a_block_is_not(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     with pytest.raises(ClientError, match=r"round 2, _Wayward: every reply was rejected; client 0: .*not finite"):
-        federation.play(_Wayward(SPOILT["nan"], who=(0, 1, 2, 3)), federation.plan(2))
-    now, facts = federation.play(_Wayward(SPOILT["nan"], who=(0, 1)), federation.plan(2, blocks=2))[-1]
+        federation.run(_Wayward(SPOILT["nan"], who=(0, 1, 2, 3)), federation.plan(2))
+    now, facts = federation.run(_Wayward(SPOILT["nan"], who=(0, 1)), federation.plan(2, blocks=2))[-1]
     assert facts["rejected"] == 2
     assert now.model.buffer.isfinite().all()
     huge = _Wayward(lambda r: replace(r, each={"x": torch.full((4,), 3e38)}), who=(3,))  # whose sum overflows
-    assert federation.play(huge, federation.plan(2))[-1][1]["rejected"] == 0
+    assert federation.run(huge, federation.plan(2))[-1][1]["rejected"] == 0
 
 
 def _fail_on_purpose(reply: Reply) -> Reply:
@@ -176,7 +176,7 @@ def _fail_on_purpose(reply: Reply) -> Reply:
 def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
     with pytest.raises(ClientError, match=r"client 2, round 2, _Wayward: ZeroDivisionError: of no avail") as caught:
-        federation.play(_Wayward(_fail_on_purpose, who=(2,)), federation.plan(2))
+        federation.run(_Wayward(_fail_on_purpose, who=(2,)), federation.plan(2))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -193,7 +193,7 @@ def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
     executor = RayActors(federation.build(algorithm), federation.data, 1, 0)
     try:
         with pytest.raises(ClientError, match=r"client 2, round 2, _Wayward: ZeroDivisionError") as caught:
-            federation.play(algorithm, federation.plan(2), executor)
+            federation.run(algorithm, federation.plan(2), executor)
     finally:
         executor.close()
     assert "in _fail_on_purpose" in str(caught.value)
@@ -202,7 +202,7 @@ def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
 def test_evaluation_in_chunks_is_evaluation_of_the_whole(digits: Digits) -> None:
     federation = digits(dropout=0.5)  # which evaluation turns off
     executor, work = federation.serial(FEDAVG), federation.work()
-    model = federation.play(FEDAVG, federation.plan(2), executor)[-1][0].model
+    model = federation.run(FEDAVG, federation.plan(2), executor)[-1][0].model
     work.load(model)
     work.module.eval()
     for chunk in (1, 7, 1000):
@@ -222,5 +222,5 @@ def test_fedavg_sends_two_models_per_client_and_round(digits: Digits) -> None:
     federation = digits()
     size = 4 * federation.model.layout.size
     for participation, clients in ((1.0, 5), (0.4, 2)):
-        traffic = federation.play(FEDAVG, federation.plan(3, participation))[-1][0].traffic
+        traffic = federation.run(FEDAVG, federation.plan(3, participation))[-1][0].traffic
         assert traffic == Traffic(3 * clients * size, 3 * clients * size)

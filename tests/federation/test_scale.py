@@ -40,11 +40,11 @@ def million(store: Examples = STORE, commons: Examples | None = None, weight: to
 def test_every_example_needs_one_weight_and_every_client_some() -> None:
     rows = [np.array([0, 3]), np.array([1])]
     with pytest.raises(ValueError, match="one weight for each of its examples"):
-        Rows.of(rows, [np.ones(1), np.ones(2)])
+        Rows.from_lists(rows, [np.ones(1), np.ones(2)])
     for bad, why in ((0.0, "weights of client 1 are all zero"), (-1.0, "not negative"), (np.nan, "finite")):
         with pytest.raises(ValueError, match=why):
-            Rows.of(rows, [np.ones(2), np.array([bad])])
-    clients = Clients(STORE, Rows.of(rows, [np.array([0.5, 1.5]), np.array([4])]))
+            Rows.from_lists(rows, [np.ones(2), np.array([bad])])
+    clients = Clients(STORE, Rows.from_lists(rows, [np.array([0.5, 1.5]), np.array([4])]))
     assert [client.weight.tolist() for client in clients if client.weight is not None] == [[0.5, 1.5], [1.0]]
     assert [client.size for client in clients] == [2, 4]
 
@@ -68,7 +68,7 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     algorithm = quick(name)
     small = digits(method=algorithm)
     clients = million(small.data.sets["test"], small.data.clients.commons)
-    data = replace(small.data, clients=clients, own=clients, sets={})
+    data = replace(small.data, clients=clients, real=clients, sets={})
     federation = replace(small, data=data).training(LocalSGD(1, 5))
     facts = replace(small.plan(2).facts, n_clients=N, sizes=clients.sizes, arrival=(4 / N * 0.9,) * N,
                     counts=partial(clients.counts, 10))  # fmt: skip

@@ -109,7 +109,7 @@ def late_plan(federation: "Federation", shares: Mapping[int, float], **more: Any
 
 
 def end(federation: "Federation", algorithm: Algorithm, plan: Plan) -> dict[str, bytes]:
-    return bits(federation.play(algorithm, plan)[-1][0])
+    return bits(federation.run(algorithm, plan)[-1][0])
 
 
 @pytest.mark.long
@@ -131,7 +131,7 @@ def test_fednova_divides_partial_work_by_its_steps(least_squares: Callable[..., 
     federation = problem.federation(lr).training(LocalSGD(4, 100))
     plan = late_plan(federation, {0: 0.25, 1: 0.5, 2: 0.75}, take_partial=True)
     x, steps = np.zeros(3), np.array([1, 2, 3, 4])
-    for now, _ in federation.play(FedNova(), plan):
+    for now, _ in federation.run(FedNova(), plan):
         y = np.stack([x] * 4)
         for k in range(4):
             for i in np.flatnonzero(steps > k):
@@ -147,11 +147,11 @@ def test_lost_bytes_are_the_downloads_of_clients_without_a_reply(digits: "Digits
     statistics = federation.work().initial_buffers
     start = replace(federation.start(FedAvg(), plan), buffers=statistics)
     each = data(federation.model).nbytes + data(statistics).nbytes
-    for number, (now, facts) in enumerate(federation.play(FedAvg(), plan, start=start), 1):
+    for number, (now, facts) in enumerate(federation.run(FedAvg(), plan, start=start), 1):
         t = now.traffic
         assert (t.down, t.up, t.lost) == (number * 4 * each, number * each, number * 3 * each)
         assert t.total == t.down + t.up
-        assert (facts["comm/lost_bytes"], facts["stragglers"], len(now.late)) == (3 * each, 3, 3)
+        assert (facts["comm/lost_bytes"], facts["stragglers"], len(now.stragglers)) == (3 * each, 3, 3)
 
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 0, "tracking.wandb": "off",

@@ -22,7 +22,7 @@ SHAPE, N_CLASSES = (1, 8, 8), 10
 DIGITS = load_data.load(config.Data(limit=22)).train[slice(0, 20)]
 LABELS = torch.tensor([3, 0, 3, 9, 3])
 
-pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].known)
+pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].components)
 
 
 @cache

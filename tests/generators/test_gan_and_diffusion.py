@@ -174,7 +174,7 @@ def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -
     assert TINY.for_images(5) is TINY
     values = {"sharing.setting": "shuffled_synthetic", "data.limit": 100, "generator.batch_size": 8,
               "generator.steps": 12, "partition.name": "quantity"}  # fmt: skip
-    needs = prepare(experiment("smoke", values=values)).needs
+    needs = prepare(experiment("smoke", values=values)).requests
     assert [need.epochs for need in needs] == [ceil(12 / ceil(len(need.examples) / 8)) for need in needs]
 
 

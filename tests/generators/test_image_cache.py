@@ -12,7 +12,7 @@ import torch
 from five_clients import DATASET, dealt
 from torch import Tensor
 
-from fedcommons import ClientDatasets, Clients, Examples, Experiment, GeneratorRecipe, Need, UserError
+from fedcommons import ClientDatasets, Clients, Examples, Experiment, GenerationRequest, GeneratorRecipe, UserError
 from fedcommons.config.dotted import override, part_of
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.generators.generator import Receipt, TrainedGenerator, Weights
@@ -61,9 +61,11 @@ def needed(
     receipt: Receipt | None = None,
     noise: float = 0.0,
     **constants: int,
-) -> list[Need]:
+) -> list[GenerationRequest]:
     kind: Any = type("Fake", (Fake,), {"receipt": receipt})
-    return list(ShuffledSynthetic(p).needs(start, GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise)))
+    return list(
+        ShuffledSynthetic(p).requests(start, GeneratorRecipe("fake", kind(**constants), 1.0, label_noise=noise))
+    )
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def store(tmp_path: Path, messages: list[str]) -> Store:
     return Store(tmp_path, messages.append)
 
 
-def calls_for(store: Store, wanted: Sequence[Need]) -> Mapping[str, int]:
+def calls_for(store: Store, wanted: Sequence[GenerationRequest]) -> Mapping[str, int]:
     """Make what is missing, as a run does before its first round, and count the calls of the generators."""
     CALLS.clear()
     for job in missing(store, wanted):
@@ -84,7 +86,7 @@ def calls_for(store: Store, wanted: Sequence[Need]) -> Mapping[str, int]:
     return Counter(CALLS)
 
 
-def some(store: Store, need: Need, n: int) -> Examples:
+def some(store: Store, need: GenerationRequest, n: int) -> Examples:
     return read(store, replace(need, n=n)).examples
 
 
@@ -92,7 +94,9 @@ def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: S
     wanted = needed()
     with pytest.raises(LookupError, match="client 3"):
         read(store, wanted[3])
-    assert [[need.client for need in job.needs] for job in missing(store, wanted + wanted)] == [[i] for i in range(5)]
+    assert [[need.client for need in job.requests] for job in missing(store, wanted + wanted)] == [
+        [i] for i in range(5)
+    ]
     assert calls_for(store, wanted) == {"fit": 5, "sample": 5}
     assert missing(Store(store.folder), needed(p=0.2)) == missing(store, wanted) == []
     assert calls_for(store, needed(p=0.5) + needed(p=0.7)) == {"sample": 5}  # 0.5: the images that are there
@@ -125,7 +129,7 @@ def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_im
     before = some(store, wanted[1], 100)
     path = store.folder / "images" / f"{key_of(wanted[1].images_facts)}.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert [job.needs[0].client for job in missing(store, wanted)] == [1]
+    assert [job.requests[0].client for job in missing(store, wanted)] == [1]
     assert [path.name in message for message in messages] == [True]
     assert calls_for(store, wanted) == {"sample": 1}  # the generator was intact
     assert torch.equal(some(store, wanted[1], 100).x, before.x)
@@ -160,7 +164,7 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
     later = Store(store.folder)
     assert calls_for(later, wanted) == {"sample": 5}
     sets = [read(later, need) for need in wanted]
-    assert [(one.receipt, one.seen) for one in sets] == [(receipt, 259)] * 5
+    assert [(one.receipt, one.n_sources) for one in sets] == [(receipt, 259)] * 5
     releases = share(ShuffledSynthetic(), START, sets).releases
     for what, covered in (("synthetic images", receipt is PRIVATE), ("class counts", False)):
         assert [(r.client, r.covered) for r in releases if r.what == (what,)] == [(i, covered) for i in range(5)]
@@ -170,7 +174,7 @@ def test_a_receipt_comes_back_with_the_images_and_covers_the_pool(receipt: Recei
 def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> None:
     wanted = needed(receipt=PRIVATE, noise=4.0)
     calls_for(store, wanted)
-    ledger = Ledger.of(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
+    ledger = Ledger.before_rounds(share(ShuffledSynthetic(), START, [read(store, need) for need in wanted]).releases)
     result = statement(ledger, 5, 1e-5, rejected=0, local=False, secret=True)
     one = composed(((0.1, 1.5, 30), (1.0, 4.0, 1)), 1e-5)
     assert one > composed(((0.1, 1.5, 30),), 1e-5)
@@ -182,18 +186,18 @@ def test_a_private_generator_with_noisy_labels_covers_the_pool(store: Store) -> 
 def test_flips_and_the_number_of_clients_are_those_of_the_data() -> None:
     for flip in (False, True):
         assert {need.flip for need in needed(start=replace(START, flip=flip))} == {flip}
-    assert [need.n for need in needed(start=replace(START, own=START.own[:4]))] == [round(1295 / 4)] * 4
+    assert [need.n for need in needed(start=replace(START, clients=START.clients[:4]))] == [round(1295 / 4)] * 4
 
 
 N_TOTAL = len(DATASET.train)  # 1,295 = 5 * 259
 FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 5}
 
 
-def needs_of(changes: Mapping[str, object] = {}) -> list[Need]:
+def needs_of(changes: Mapping[str, object] = {}) -> list[GenerationRequest]:
     c = override(Experiment(), {**FIVE, **changes})
     rows = load_data.partition_rows(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
     start = ClientDatasets(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
-    return list(part_of(c, "sharing").needs(start, build.recipe(c)))
+    return list(part_of(c, "sharing").requests(start, build.recipe(c)))
 
 
 def counts(labels: Any) -> np.ndarray:

@@ -100,7 +100,7 @@ def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() ->
     def drawn(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
         changed = {f"generator__{name}": value for name, value in change.items()}
         prepared = prepare(experiment(seed=seed, data__limit=40, generator__batch_size=5, **changed))
-        need = replace(prepared.needs[0], flip=flip)
+        need = replace(prepared.requests[0], flip=flip)
         return tuple(need.noise.call("any", need.examples.x).stream("noise", 0).random(4).tolist())
 
     same: list[dict[str, Any]] = [{"epochs": 9}, {"sampler": "ddpm"}, {"sampling_steps": 3}]

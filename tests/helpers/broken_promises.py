@@ -35,7 +35,7 @@ class Sound:
         x = flat(message.common, "model")
         y, metrics, spent = work.local(x, data, seed)
         moment = add(sub(y, x), flat(memory, "moment"), 0.5) if memory else sub(y, x)
-        each, released = {"n": torch.tensor(len(data))}, [spent.of("step", "n")]
+        each, released = {"n": torch.tensor(len(data))}, [spent.with_names("step", "n")]
         return Reply({"step": moment}, each, memory={"moment": moment}, metrics=metrics, releases=released)
 
     def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
@@ -203,7 +203,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Broken(given=lambda given: spoil(given.data.x)),
         Broken(given=lambda given: spoil(given.data.commons.x)),
         Broken(begin=spoil),
-        Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.own)),
+        Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.individual)),
         Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
         Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
     ),

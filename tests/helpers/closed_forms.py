@@ -56,13 +56,13 @@ def play(
     participation: float = 1.0, weighting: str = "uniform",
 ) -> list[Standing]:  # fmt: skip
     federation = problem.federation(lr).training(local, weighting)
-    return [now for now, _ in federation.play(algorithm, federation.plan(rounds, participation))]
+    return [now for now, _ in federation.run(algorithm, federation.plan(rounds, participation))]
 
 
 def round_from(federation: Federation, algorithm: Algorithm, start: np.ndarray) -> np.ndarray:
     """The model after one round from ``start``."""
     plan, model = federation.plan(1), Flat(federation.model.layout, torch.from_numpy(start.copy()))
-    played = federation.play(algorithm, plan, start=Standing(0, algorithm.start(model, plan.facts, 0)))
+    played = federation.run(algorithm, plan, start=Standing(0, algorithm.start(model, plan.facts, 0)))
     return played[-1][0].model.buffer.numpy()
 
 

@@ -33,5 +33,5 @@ def numbered(receipt: Receipt | None = None) -> list[Contribution]:
     for client, n in enumerate(SIZES):
         x = torch.zeros(n, *SHAPE, dtype=torch.uint8)
         x[:, 0, 0, 0], x[:, 0, 0, 1], x[:, 0, 0, 2] = client, torch.arange(n) % 256, torch.arange(n) // 256
-        sets.append(Contribution(Examples(x, torch.arange(n) % 10), receipt, seen=7))
+        sets.append(Contribution(Examples(x, torch.arange(n) % 10), receipt, n_sources=7))
     return sets

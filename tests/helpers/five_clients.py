@@ -32,8 +32,8 @@ def dealt() -> ClientDatasets:
 def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
     """Return two images per client."""
     x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
-    return [Contribution(Examples(x + client, torch.arange(2)), receipt, seen=10) for client in range(N)]
+    return [Contribution(Examples(x + client, torch.arange(2)), receipt, n_sources=10) for client in range(N)]
 
 
 def stated(releases: Sequence[Release]) -> dict[str, Any]:
-    return statement(Ledger.of(releases), N, 1e-5, rejected=0, local=False, secret=True)
+    return statement(Ledger.before_rounds(releases), N, 1e-5, rejected=0, local=False, secret=True)

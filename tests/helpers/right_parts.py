@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcommons as fc
-from fedcommons.generators.requests import needs
+from fedcommons.generators.requests import requests_of_clients
 
 
 class Method:
@@ -24,7 +24,7 @@ class Method:
     def client(self, work, message, memory, data, round, seed):
         x = message.common["model"]
         y, metrics, spent = work.local(x, data, seed)
-        return fc.Reply({"delta": fc.sub(y, x)}, metrics=metrics, releases=[spent.of("delta")])
+        return fc.Reply({"delta": fc.sub(y, x)}, metrics=metrics, releases=[spent.with_names("delta")])
 
     def merge(self, executor, state, total, replies, round, seed):
         if not replies:
@@ -54,15 +54,15 @@ class Tells(Method):
 
 
 class Plain:
-    def make(self, client_data, drawn):
-        return fc.Contributions.of_own(client_data, [rows[:2] for rows in client_data.own.rows])
+    def make(self, client_data, generated):
+        return fc.Contributions.from_real_rows(client_data, [rows[:2] for rows in client_data.clients.rows])
 
     def release(self, client_data, contributed):
         return contributed, contributed.releases("examples")
 
     def assign(self, client_data, released):
-        given = released.of_each(len(client_data.own))
-        return fc.Assigned(client_data.own.rows, [given[i - 1] for i in range(len(given))])
+        rows_of_each = released.rows_by_client(len(client_data.clients))
+        return fc.Assigned(client_data.clients.rows, [rows_of_each[i - 1] for i in range(len(rows_of_each))])
 
 
 class Long(Plain):
@@ -71,11 +71,11 @@ class Long(Plain):
 
 
 class Needing(Plain):
-    def make(self, client_data, drawn):
-        return fc.Contributions.of_made(client_data, drawn)
+    def make(self, client_data, generated):
+        return fc.Contributions.from_generated(client_data, generated)
 
-    def needs(self, client_data, recipe):
-        return needs(0.2, client_data, recipe)
+    def requests(self, client_data, recipe):
+        return requests_of_clients(0.2, client_data, recipe)
 
 
 @dataclass(frozen=True)

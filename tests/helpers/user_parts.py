@@ -17,7 +17,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.flat_tensors import Payload
 from fedcommons.generators.generator import TrainedGenerator
-from fedcommons.generators.requests import GeneratorRecipe, Need
+from fedcommons.generators.requests import GenerationRequest, GeneratorRecipe
 from fedcommons.seeding import seed_for
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
@@ -63,8 +63,8 @@ class Peeks(ShuffledSynthetic):
 
     sees: str = "its own"
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
-        first, *rest = super().needs(client_data, recipe)
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
+        first, *rest = super().requests(client_data, recipe)
         if self.sees == "another's":
             first = replace(first, examples=rest[0].examples)
         if self.sees == "one eight times":
@@ -77,7 +77,7 @@ class ManyTimes(Real):
     """Every client trains twice on its first image."""
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        return Assigned(client_data.own.rows, [rows[:1] for rows in client_data.own.rows])
+        return Assigned(client_data.clients.rows, [rows[:1] for rows in client_data.clients.rows])
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
     with pytest.raises(LookupError, match="have not been made"):
         central.run(line, tmp_path / "out")
     store = Store(tmp_path / "store")
-    for need in prepare(config).needs:  # grey images stand for what generators would draw
+    for need in prepare(config).requests:  # grey images stand for what generators would draw
         grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
         image_cache.keep(store, Job([need], {}), JobResult({}, [grey]))
     summary = central.run(line, tmp_path / "out")

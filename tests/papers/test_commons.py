@@ -76,7 +76,7 @@ def test_the_first_seeds_validation_chooses_a_rate_and_one_at_which_any_seed_div
     def run(rest: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         """Instead of Ray: the run with seed 1 at the best rate fails."""
         failures = {}
-        for cell in rest.cells:
+        for cell in rest.trials:
             if cell.name == of[0.1, 1]:
                 (out / cell.name).mkdir(exist_ok=True)
                 (out / cell.name / "error.txt").touch()
@@ -87,7 +87,7 @@ def test_the_first_seeds_validation_chooses_a_rate_and_one_at_which_any_seed_div
 
     monkeypatch.setattr(sweep, "run_cells", run)
     with Display() as display:
-        outcome = commons.play(rows, None, tmp_path, display)
+        outcome = commons.run_cells(rows, None, tmp_path, display)
     assert not outcome.failures
     assert best_rates(rows, load_runs(tmp_path), tmp_path) == {("real", 0.1): (("client.lr", 0.2),)}
     (tmp_path / of[0.1, 1] / "error.txt").unlink()

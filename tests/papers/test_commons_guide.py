@@ -20,7 +20,7 @@ def decide(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def row(decide: ModuleType) -> Callable[..., Any]:
     def make(way: str, mb: float, *percent: float, **more: Any) -> Any:
-        values = {"once": 0.0, "rounds": 9.0, "disclosed": 0.0, "raw": 0.0, **more}
+        values = {"pool_mb": 0.0, "rounds": 9.0, "disclosed": 0.0, "raw": 0.0, **more}
         return decide.Row(way, {seed: p / 100 for seed, p in enumerate(percent)}, mb, **values)
 
     return make

@@ -23,8 +23,8 @@ def digits() -> Dataset:
 
 def problem_of(digits: Dataset, white: float = 1.0) -> Problem:
     """6 images of each digit."""
-    return Problem.of(
-        study.chosen(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, white, measured=float64
+    return Problem.build(
+        study.select_examples(digits, 6, first=False, seed=0), digits.test[slice(0, 40)], 10, white, measured=float64
     )
 
 
@@ -56,7 +56,7 @@ def plain(problem: Problem, setting: Setting, drawn: Draws) -> list[list[float]]
     layer, result = linear(problem, drawn), []
     optimizer = torch.optim.SGD(layer.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)
-    held = torch.from_numpy(drawn.held).double()
+    held = torch.from_numpy(drawn.holds).double()
     same = problem.y[:, None] == problem.y
     for answers, sampled in zip(torch.from_numpy(drawn.answers), torch.from_numpy(drawn.sampled), strict=True):
         predicted = layer(problem.test_x[:, :-1]).argmax(1)
@@ -100,7 +100,7 @@ def test_it_is_the_plain_loop(
     if q == 0.9:
         assert not all(one.answers.any(1).all() for one in drawn)  # a round that no client answers is among them
     if partition == "dirichlet_plain":
-        assert len({len(draw(problem, setting, r, seed=1).held) for r in range(20)}) > 1  # clients were dropped
+        assert len({len(draw(problem, setting, r, seed=1).holds) for r in range(20)}) > 1  # clients were dropped
     some = play(problem, setting, range(1, 3), seed=1)
     np.testing.assert_allclose(some.second_moment, result.second_moment[1:], rtol=1e-9)
 
@@ -111,13 +111,13 @@ def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     for repetition, seed in ((1, 0), (0, 1)):
         other = draw(small, base, repetition, seed)
-        for name in ("start", "held", "answers", "sampled"):
+        for name in ("start", "holds", "answers", "sampled"):
             assert not np.array_equal(getattr(one, name), getattr(other, name))
     for changes in ({"c": 0.5}, {"d": 4}, {"q": 0.3}, {"partition": "single_class"}):
         other = draw(small, setting := replace(base, **changes), 0, 0)
         assert torch.equal(other.start, one.start)
         if setting.partition == "iid":
-            assert (other.held | ~one.held).all()  # a larger c or d copies all that a smaller one copies
+            assert (other.holds | ~one.holds).all()  # a larger c or d copies all that a smaller one copies
         assert (other.answers | ~one.answers).all()  # with a smaller q more clients answer
     assert (one.answers.shape, one.sampled.shape) == ((50, 10), (50, 15, 10))
     many = [draw(small, replace(base, q=0.7), r, 0) for r in range(100)]
@@ -131,7 +131,7 @@ def test_draws_are_keyed_and_common_to_all_curves(small: Problem) -> None:
 def test_who_holds_what(small: Problem, partition: str, per_class: bool) -> None:
     setting, of_class, often = Setting(partition, 0.5, 3, 0.35, per_class=per_class), F.one_hot(small.y).numpy(), []
     for r in range(20):
-        held, before = (draw(small, replace(setting, c=c), r, 0).held for c in (0.35, 0.0))
+        held, before = (draw(small, replace(setting, c=c), r, 0).holds for c in (0.35, 0.0))
         copied = held.sum(0) > 1
         often.append(copied)
         assert set(held.sum(0)) == {1, min(3, len(held) - 1) + 1}
@@ -146,12 +146,12 @@ def test_who_holds_what(small: Problem, partition: str, per_class: bool) -> None
 
 
 def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
-    first = study.chosen(digits, 30, first=True, seed=0)
+    first = study.select_examples(digits, 30, first=True, seed=0)
     assert torch.equal(first.y.bincount(), torch.full((10,), 30))
     assert torch.equal(first.x[first.y == 3], digits.train.x[digits.train.y == 3][:30])
     lacking = digits.train[digits.train.y != 7]
     with pytest.raises(UserError, match="takes 30 training images of every class, and digits has 0 of class 7"):
-        study.chosen(replace(digits, train=lacking), 30, first=True, seed=0)
+        study.select_examples(replace(digits, train=lacking), 30, first=True, seed=0)
 
 
 def test_what_cannot_be_run_is_refused_and_limits_are_allowed() -> None:

@@ -25,7 +25,7 @@ from fedcommons.runs.load_data import load
 from fedcommons.tracking.run_folder import read_summary
 from papers.agc import coding, curves
 from papers.agc.curves import load_problem
-from papers.agc.gradient_coding import Problem, Setting, chosen, play
+from papers.agc.gradient_coding import Problem, Setting, play, select_examples
 from papers.feddm import tables as feddm_tables
 from papers.feddpms import exchange
 from papers.replications import report
@@ -140,7 +140,7 @@ def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: P
     # Each way 4 bytes a number of the model; decoders up once and down once; codes with their labels; a byte to ask
     # for decoders, and one in each round of stage II.
     k, rounds, received = 4, 4, sum(map(len, e.images.values()))
-    up = 4 * (k * rounds * e.model + k * e.decoder) + e.kept * (4 * 16 + 8)
+    up = 4 * (k * rounds * e.model + k * e.decoder) + e.n_own * (4 * 16 + 8)
     down = 4 * (k * rounds * e.model + k * e.decoder) + received * (4 * 16 + 8) + k * 3
     assert (first["bytes_up"], first["bytes_down"]) == (up, down)
     assert f"| counted        | {up + down}" in text
@@ -166,7 +166,7 @@ def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out:
     order = [(c["partition"], (c["q"], c["d"]), c["c"]) for c in curves]
     assert order == list(product(("iid", "dirichlet_plain", "single_class"), ((0.5, 3), (0.7, 4)), (0.0, 0.2)))
     digits = load(Data(validation=0))
-    problem = Problem.of(chosen(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
+    problem = Problem.build(select_examples(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
     for c in (curves[1], curves[6], curves[-1]):
         result = play(problem, Setting(c["partition"], c["q"], c["d"], c["c"], per_class=True, rounds=6), range(4), 0)
         assert c["accuracy"] == result.accuracy.mean(0).tolist()
@@ -232,7 +232,7 @@ def test_the_problem_of_the_released_code_and_of_the_paper(agc: ModuleType) -> N
     assert len(agc.settings(authors)) == 3 * 3 * 6 + 2
     assert {s.rounds for s in agc.settings(paper).values()} == {50}
     problem, digits = load_problem(authors), load(Data(validation=0))
-    assert (problem.x[:, :-1] == chosen(digits, 30, first=True, seed=0).x.flatten(1)).all()
+    assert (problem.x[:, :-1] == select_examples(digits, 30, first=True, seed=0).x.flatten(1)).all()
     assert (problem.x.max(), len(problem.test_y)) == (255, 359)
     assert load_problem(agc.arguments([])).x.max() == 1
 

@@ -31,7 +31,7 @@ def digits() -> Dataset:
 
 
 def of_test(dataset: Dataset) -> Labelled:
-    return Labelled.of(dataset.test, dataset.classes)
+    return Labelled.from_examples(dataset.test, dataset.classes)
 
 
 def by_autograd(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: floa
     assert digits.train.y.bincount().tolist() == [30] * 10
     before, after = clients(digits, name, 0.0, seed=0), clients(digits, name, p, seed=0)
     assert after.a.shape == before.a.shape == (10, 30, 64)
-    assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.of(digits.train, 10)))
+    assert np.array_equal(sorted_examples(after), sorted_examples(Labelled.from_examples(digits.train, 10)))
     stayed = sum(int((after.a[i][:, None] == before.a[i]).all(-1).any(1).sum()) for i in range(10))
     kept = 10 * (30 - int(p * 30))
     assert kept <= stayed <= kept + 10 * int(p * 30) * 0.2  # a tenth of the swapped images comes back on average
@@ -119,7 +119,7 @@ def test_the_swap_keeps_all_images_and_sizes(digits: Dataset, name: str, p: floa
 def test_p_of_one_makes_one_class_clients_iid_ones(digits: Dataset) -> None:
     """Both hold n of M = N n images at random, so that E zeta^2 = (1 - 1/N) S^2/n, S^2 the variance of an image's
     gradient over all of them (divisor M - 1)."""
-    everything = Labelled.of(digits.train, 10)
+    everything = Labelled.from_examples(digits.train, 10)
     per_image = everything.a[:, :, None] * (0.1 - everything.b)[:, None] / 10  # at x = 0 every class has 1/10
     s_sq = float((per_image - per_image.mean(0)).square().sum() / (len(per_image) - 1))
     expected = (1 - 1 / 10) * s_sq / 30
@@ -159,7 +159,7 @@ def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script
         if number in (0, 14, 22):
             data = clients(balanced(whole, 1024, seed=7), c["partition"], c["p"], seed=7)
             assert c["zeta_sq"] == zeta_sq(data)
-            test, steps = Labelled.of(whole.test, 10), c["epochs"]
+            test, steps = Labelled.from_examples(whole.test, 10), c["epochs"]
             _, losses = train(data, test, lr=3.0, steps=steps, rounds=3, noises=(0.0, 0.5), seed=7)
             assert c["losses"] == losses[:, int(c["noise"] > 0)].tolist()
         key = "iid clients" if c["partition"] == "iid" else "one class per client"

@@ -229,7 +229,7 @@ def test_works_with_every_methods_loss_and_correction(name: str, constants: dict
     )
     both = (federation.training(LocalSGD(2, FULL, dp=dp)) for dp in (SILENT, None))
     with mock.patch.object(DPSGD, "gradients", autospec=True, side_effect=DPSGD.gradients) as clipped:
-        ours, theirs = (each.play(method, each.plan(2))[-1][0] for each in both)
+        ours, theirs = (each.run(method, each.plan(2))[-1][0] for each in both)
     assert clipped.call_count == 2 * 5 * 2  # in both rounds of all clients, epoch by epoch
     assert torch.allclose(ours.model.buffer, theirs.model.buffer, rtol=0, atol=5e-5)
     assert (theirs.model.buffer - federation.model.buffer).abs().max() > 1e-2

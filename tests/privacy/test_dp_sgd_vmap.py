@@ -136,7 +136,7 @@ NOT_AT_ONCE = ("fedvae", "feddpms", "fedbn")
 """Methods whose modules draw or keep statistics: such a run is refused."""
 
 
-@pytest.mark.parametrize("name", registry.KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", registry.KINDS["algorithm"].components)
 @pytest.mark.long
 def test_clients_of_every_method_send_what_they_send_one_example_at_a_time(
     name: str, quick: Callable[[str], Algorithm], digits: Callable[..., Federation]

@@ -1,6 +1,7 @@
 """Methods that carry a client's data past the ledger: what the engine takes from them, charges or names.
 
-What it cannot see (a false ``spent.of``, data in ``start=``, in memory, in shapes) is tried by the sensitivity test.
+What it cannot see (a false ``spent.with_names``, data in ``start=``, in memory, in shapes) is tried by the test of
+sensitivity.
 """
 
 from collections.abc import Callable
@@ -69,9 +70,9 @@ KEEPS: dict[str, Act] = {
 @pytest.mark.parametrize("name", KEEPS)
 def test_what_a_method_keeps_of_a_client_is_named(name: str, digits: Digits) -> None:
     federation = digits(sizes=(5, 6)).training(PRIVATE)
-    ledger = federation.play(client_of(KEEPS[name])(), federation.plan(1))[-1][0].ledger
+    ledger = federation.run(client_of(KEEPS[name])(), federation.plan(1))[-1][0].ledger
     assert name in ledger.uncovered, ledger.uncovered
-    assert ledger.of_all(0, 1e-5) is None
+    assert ledger.epsilon_of_all(0, 1e-5) is None
 
 
 def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: Digits) -> None:
@@ -82,14 +83,14 @@ def test_what_a_client_does_to_its_message_reaches_no_other_client(digits: Digit
             return reply
 
     federation = digits().training(PRIVATE)
-    honest, hostile = (federation.play(cast("Any", m), federation.plan(2))[-1][0] for m in (FedAvg(), Writes()))
+    honest, hostile = (federation.run(cast("Any", m), federation.plan(2))[-1][0] for m in (FedAvg(), Writes()))
     assert torch.equal(honest.model.buffer, hostile.model.buffer)
     assert not hostile.ledger.uncovered
 
 
 def _rows(worker: Worker, shared: Tensor, job: int) -> int:
     clients = worker.data.clients
-    return len(clients) + len(clients.store) + clients.store.x.untyped_storage().nbytes() + len(worker.data.own)
+    return len(clients) + len(clients.store) + clients.store.x.untyped_storage().nbytes() + len(worker.data.real)
 
 
 def test_a_job_of_the_server_has_no_clients(digits: Digits) -> None:
@@ -99,7 +100,7 @@ def test_a_job_of_the_server_has_no_clients(digits: Digits) -> None:
             return {**super().merge(executor, state, *rest), "seen": seen}
 
     federation, method = digits(), cast("Any", Reads())
-    assert data(federation.play(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
+    assert data(federation.run(method, federation.plan(1))[-1][0].state["seen"]).tolist() == [0]
 
 
 def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:
@@ -115,7 +116,7 @@ def test_a_client_sees_nothing_of_the_one_before(digits: Digits) -> None:
             return replace(reply, metrics=found)
 
     federation = digits(momentum=0.9).training(PRIVATE)
-    for now, facts in federation.play(cast("Any", Looks()), federation.plan(2)):
+    for now, facts in federation.run(cast("Any", Looks()), federation.plan(2)):
         assert [facts[f"train/{name}"] for name in ("moved", "gradients", "state", "rate")] == [0, 0, 0, 0.1]
         assert not now.ledger.uncovered
 
@@ -136,14 +137,14 @@ class Twice(FedAvg):
         first = work.local(x, data, seed, add_to_grad=write if self.bare else None)
         spent, start = first.spent, copy(first.model)
         second = work.local(start, data, seed + 1)
-        named = [second.spent.of("delta"), spent.of("delta")][: self.names]
+        named = [second.spent.with_names("delta"), spent.with_names("delta")][: self.names]
         return Reply({"delta": sub(second.model, x)}, weight=work.weight(data), releases=named)
 
 
 @pytest.mark.parametrize("names", [1, 2])
 def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits: Digits) -> None:
     federation = digits().training(PRIVATE)
-    ledger = federation.play(Twice(names), federation.plan(1))[-1][0].ledger
+    ledger = federation.run(Twice(names), federation.plan(1))[-1][0].ledger
     assert ledger.updates.covered == {i: {(5 / n, 2.0): 2 * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
     assert not ledger.uncovered
     assert ledger.updates.names == (("delta", "local training") if names == 1 else ("delta",))
@@ -151,9 +152,9 @@ def test_every_training_is_charged_whether_it_is_named_or_not(names: int, digits
 
 def test_a_training_that_nothing_protects_is_not_hidden_behind_a_covered_one(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
-    ledger = federation.play(Twice(1, bare=True), federation.plan(1))[-1][0].ledger
+    ledger = federation.run(Twice(1, bare=True), federation.plan(1))[-1][0].ledger
     assert ledger.uncovered == {"local training (the loss or add_to_grad writes the weights)": 5}
-    assert ledger.of_all(0, 1e-5) is None
+    assert ledger.epsilon_of_all(0, 1e-5) is None
 
 
 def test_a_reply_is_its_tensors_and_nothing_else(digits: Digits) -> None:
@@ -177,7 +178,7 @@ def test_a_reply_is_its_tensors_and_nothing_else(digits: Digits) -> None:
             return {**super().merge(executor, state, total, replies, *rest), "found": torch.tensor(found)}
 
     federation = digits().training(PRIVATE)
-    now = federation.play(cast("Any", Takes()), federation.plan(1))[-1][0]
+    now = federation.run(cast("Any", Takes()), federation.plan(1))[-1][0]
     assert data(now.state["found"]).tolist() == [[0, 0, 1]] * 5
     assert now.ledger.uncovered == {"delta": 5, "part": 5}
 
@@ -194,7 +195,7 @@ class Aliases(FedAvg):
 
 def test_memory_of_the_worker_that_a_method_sends_or_keeps_is_copied(digits: Digits) -> None:
     federation, method = digits(sizes=(9, 16)), cast("Any", Aliases())
-    now = federation.play(method, federation.plan(1, blocks=1))[-1][0]
+    now = federation.run(method, federation.plan(1, blocks=1))[-1][0]
     sent = data(now.state["sent"])
     assert not torch.equal(sent[0], sent[1])  # each its own, not the last training's
     assert torch.allclose(sent.mean(0), now.model.buffer, atol=1e-6)
@@ -226,14 +227,14 @@ def test_an_example_that_a_method_lists_three_times_is_charged_three_times(name:
             return super().client(work, message, memory, LISTS[name](data), round, seed)
 
     federation = digits(sizes=(6, 8)).training(LocalSGD(1, 2, dp=DPSGD(2.0, 1.0)))
-    ledger = federation.play(Lists(), federation.plan(1))[-1][0].ledger
+    ledger = federation.run(Lists(), federation.plan(1))[-1][0].ledger
     n = {0: 6, 1: 8 if name == "in place of others" else 6}
     for i, events in ledger.updates.covered.items():
         [(key, steps)] = events.items()
         assert key == pytest.approx((1 - (1 - 2 / n[i]) ** 3, 2 / 3))
         assert steps == -(-n[i] // 2)
-    once = federation.play(FedAvg(), federation.plan(1))[-1][0].ledger
-    assert (ledger.of_all(0, 1e-5) or 0) > 3 * (once.of_all(0, 1e-5) or 1)
+    once = federation.run(FedAvg(), federation.plan(1))[-1][0].ledger
+    assert (ledger.epsilon_of_all(0, 1e-5) or 0) > 3 * (once.epsilon_of_all(0, 1e-5) or 1)
 
 
 def test_equal_examples_of_a_client_are_not_taken_for_one_listed_twice(digits: Digits) -> None:
@@ -285,4 +286,4 @@ def test_a_reply_that_cannot_be_added_names_the_method(
 
     federation = digits(sizes=[5], linear=True)
     with pytest.raises(ClientError, match=rf"(?s)Hostile.*{word}.*extra|{word}.*extra.*Hostile"):
-        list(federation.play(client_of(act)(), federation.plan(1)))
+        list(federation.run(client_of(act)(), federation.plan(1)))

@@ -51,13 +51,13 @@ class Asks(FedAvg):
 def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: Digits) -> None:
     federation = digits().training(PRIVATE)
     for method, late in ((Asks(), None), (FedAvg(), late_by_counts)):
-        played = federation.play(method, plan := federation.plan(3, late=late))
+        played = federation.run(method, plan := federation.plan(3, late=late))
         for now, _ in played:
             assert now.ledger.uncovered == {COUNTS: 5}
-            assert now.ledger.of_all(0, 1e-5) is None
+            assert now.ledger.epsilon_of_all(0, 1e-5) is None
             assert now.traffic.once == 5 * 10 * 8
         assert plan.facts.counts_nbytes == 400
-    quiet = federation.play(FedAvg(), federation.plan(2))[-1][0]
+    quiet = federation.run(FedAvg(), federation.plan(2))[-1][0]
     assert quiet.ledger.uncovered == {}
     assert quiet.traffic.once == 0
 
@@ -72,15 +72,15 @@ def test_the_epsilon_of_rounds_is_that_of_updates_and_of_what_they_put_into_a_co
         0, ("images",), mechanism=SAMPLED_GAUSSIAN, q=0.25, sigma=1.0, sensitivity=5.0, steps=4, commons=True
     )
     update = replace(event, what=("delta",), q=0.5, steps=3, commons=False)
-    ledger = Ledger.of([event, replace(event, client=1)]).after([event, update]).after([update])
-    assert ledger.of_rounds(0, 1e-5) == composed(((0.25, 1.0, 4), (0.5, 1.0, 6)), 1e-5)
-    assert ledger.of_rounds(1, 1e-5) == ledger.of_rounds(2, 1e-5) == 0.0
-    assert ledger.largest_of_rounds(1e-5) == ledger.of_rounds(0, 1e-5)
-    assert ledger.of_all(0, 1e-5) == composed(((0.25, 1.0, 8), (0.5, 1.0, 6)), 1e-5)
+    ledger = Ledger.before_rounds([event, replace(event, client=1)]).after([event, update]).after([update])
+    assert ledger.epsilon_of_rounds(0, 1e-5) == composed(((0.25, 1.0, 4), (0.5, 1.0, 6)), 1e-5)
+    assert ledger.epsilon_of_rounds(1, 1e-5) == ledger.epsilon_of_rounds(2, 1e-5) == 0.0
+    assert ledger.largest_epsilon_of_rounds(1e-5) == ledger.epsilon_of_rounds(0, 1e-5)
+    assert ledger.epsilon_of_all(0, 1e-5) == composed(((0.25, 1.0, 8), (0.5, 1.0, 6)), 1e-5)
     assert read(ledger.record()) == ledger
-    assert Ledger().largest_of_rounds(1e-5) == 0.0
+    assert Ledger().largest_epsilon_of_rounds(1e-5) == 0.0
     only_updates = Ledger().after([update])
-    assert only_updates.largest_of_rounds(1e-5) == epsilon(0.5, 1.0, 3, 1e-5)
+    assert only_updates.largest_epsilon_of_rounds(1e-5) == epsilon(0.5, 1.0, 3, 1e-5)
 
 
 def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(digits: Digits) -> None:
@@ -93,7 +93,7 @@ def test_no_epsilon_is_stated_of_a_client_once_its_training_is_not_covered(digit
             return super().client(work, message, memory, data, round, seed)
 
     federation = digits().training(PRIVATE)
-    ledgers = [now.ledger for now, _ in federation.play(Leaks(), federation.plan(3))]
+    ledgers = [now.ledger for now, _ in federation.run(Leaks(), federation.plan(3))]
     said = [statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True) for ledger in ledgers]
     each = [one["epsilon_local_training"]["of_each_client"] for one in said]
     assert each[0][1] > 0
@@ -120,24 +120,24 @@ def test_where_nothing_is_covered_no_epsilon_is_stated(tmp_path: Path) -> None:
 def test_without_noise_and_at_the_papers_noise_level_nothing_is_covered_and_the_ledger_says_why(digits: Digits) -> None:
     federation = digits(sizes=(30, 30))
     for sigma, why in ((0.0, "images"), (3.0, "images (noise level 3")):
-        ledger = federation.play(FedDM(sigma=sigma), federation.plan(2))[-1][0].ledger
+        ledger = federation.run(FedDM(sigma=sigma), federation.plan(2))[-1][0].ledger
         assert not ledger.commons.covered
         assert sorted(ledger.uncovered.values()) == [2, 4, 4]  # class counts are read once, before round 1
         assert any(name.startswith(why) for name in ledger.uncovered)
         assert "labels" in ledger.uncovered
-        assert ledger.given_away == {0: 30, 1: 30}
-        assert ledger.of_all(0, 1e-5) is None
+        assert ledger.n_disclosed == {0: 30, 1: 30}
+        assert ledger.epsilon_of_all(0, 1e-5) is None
 
 
 def test_per_example_noise_is_charged_the_steps_of_the_smallest_class(digits: Digits) -> None:
     federation = digits(sizes=(40, 30)).training(LocalSGD(1, 5, dp=DPSGD(2.0, 1.0)))
     method = FedDM(init="noise", iterations=3, match_batch=4, least=5)
-    now = federation.play(method, federation.plan(2))[-1][0]
+    now = federation.run(method, federation.plan(2))[-1][0]
     smallest = [int(torch.bincount(rows.y)[rows.y.unique()].min()) for rows in federation.data.clients]
     assert now.ledger.commons.covered == {i: {(4 / n, 2.0): 6} for i, n in enumerate(smallest)}
     assert {name.partition(" (")[0] for name in now.ledger.uncovered} == {"labels", "class counts"}
-    assert now.ledger.commons.of(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
-    bare = federation.play(replace(method, init="real"), federation.plan(1))[-1][0].ledger
+    assert now.ledger.commons.epsilon(0, 1e-5) == composed(((4 / smallest[0], 2.0, 6),), 1e-5)
+    bare = federation.run(replace(method, init="real"), federation.plan(1))[-1][0].ledger
     assert not bare.commons.covered  # it starts from real images
     assert "images" in bare.uncovered
 

@@ -42,7 +42,7 @@ def counted(y: Tensor, x: Tensor, seed: int = 0, sigma: float = 2.0) -> Tensor:
     store = Examples(x, y)
     given = ClientDatasets(Clients(store, [np.arange(200)]), 2, False, seed)
     recipe = requests.GeneratorRecipe("", DDPM(), 1.0, label_noise=sigma)
-    (need,) = requests.needs(0.99, given, recipe)
+    (need,) = requests.requests_of_clients(0.99, given, recipe)
     return torch.bincount(need.labels, minlength=2) / len(need.labels)
 
 
@@ -102,7 +102,7 @@ def test_a_clients_noise_is_of_its_round_and_of_what_it_received(least_squares: 
     start = alike.start(FedAvg(), plan)
     for state in (start.state, {"model": flatten({"w": torch.ones(3, dtype=torch.float64)})}):
         spy = Spy(FedAvg())
-        alike.play(spy, plan, start=replace(start, state=state))
+        alike.run(spy, plan, start=replace(start, state=state))
         sent += [flat(call.reply.sums, "delta").buffer for call in spy.calls]
     assert len(sent) == 8
     assert not any(torch.isclose(p, q, rtol=0, atol=1e-6).any() for p, q in combinations(sent, 2))
@@ -261,12 +261,12 @@ def test_a_salt_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
 def test_noise_hides_one_value_once() -> None:
     for salt in (b"", bytes(32)):
         noise, one = Noise(Source(1, salt)), torch.ones(3)
-        of = [noise.call("test").hiding(value).random(4).tolist() for value in (one, one)]
+        of = [noise.call("test").stream_for(value).random(4).tolist() for value in (one, one)]
         assert of[0] != of[1]  # calls differ
-        again = [Noise(Source(1, salt)).call("test").hiding(value).random(4).tolist() for value in (one, 2 * one)]
+        again = [Noise(Source(1, salt)).call("test").stream_for(value).random(4).tolist() for value in (one, 2 * one)]
         assert again[0] == of[0]
         assert (again[1] == of[0]) == (salt == b"")
     draws = Noise(Source(1)).call("test")
-    draws.hiding(one, 1)
+    draws.stream_for(one, 1)
     with pytest.raises(ValueError, match="has been drawn"):
-        draws.hiding(one, 1)
+        draws.stream_for(one, 1)

@@ -34,7 +34,7 @@ OUTSIDERS, ANOTHER = "outsiders, who see images", "another client, which knows i
 
 
 def total(stage: MERF, start: ClientDatasets, phi: Features = PHI) -> Tensor:
-    return sum((stage.message(start, i, phi).values for i in range(len(start.own))), torch.zeros(()))
+    return sum((stage.message(start, i, phi).values for i in range(len(start.clients))), torch.zeros(()))
 
 
 def test_features_have_norm_one_and_their_products_are_the_kernel() -> None:
@@ -98,7 +98,7 @@ def test_the_ledgers_epsilon_is_the_target_and_a_sum_says_that_it_is_one(target:
     for event in events:
         assert gaussian.epsilon(1 / event.sigma, 1e-5) == pytest.approx(target, rel=1e-6)
         assert ("added up" in event.what[0]) == (noise == "summed")
-    ledger = Ledger.of([replace(event, commons=True) for event in events])
+    ledger = Ledger.before_rounds([replace(event, commons=True) for event in events])
     result = statement(ledger, 3, 1e-5, 0, local=True, secret=True, views=stage.views(3))
     assert result["overall"] == pytest.approx(target, rel=1e-6)
     assert f"epsilon = {target:g} at delta = 1e-05" in result["in_words"][-1]
@@ -267,10 +267,10 @@ def test_the_rate_follows_public_numbers_and_is_one_for_small_clients() -> None:
 
 def test_a_label_decides_nothing_but_the_row_its_image_is_added_to() -> None:
     silent, start = replace(SHORT, noise_multiplier=0.0), clients()
-    y = start.own.store.y.clone()
+    y = start.clients.store.y.clone()
     y[7] = (y[7] + 1) % 10
     sender, phi = silent.sender(start, 0), silent.networks(start).at(0)
-    relabelled = replace(sender, own=Examples(start.own.store.x, y), draws=silent.sender(start, 0).draws)
+    relabelled = replace(sender, examples=Examples(start.clients.store.x, y), draws=silent.sender(start, 0).draws)
     counts = set[int]()
     for step in range(6):
         moved = relabelled.message(phi, step).values - sender.message(phi, step).values
@@ -290,7 +290,7 @@ def test_each_image_is_drawn_at_the_rate_whatever_its_class() -> None:
     def phi(x: Tensor, y: Tensor) -> Tensor:
         return torch.eye(60)[[int((whole == one).all((1, 2, 3)).nonzero()) for one in x]]
 
-    whole = condensation.pixels(start.own.store.x)
+    whole = condensation.pixels(start.clients.store.x)
     counts = torch.stack([sender.message(phi, step).values.sum(0) for step in range(steps)])
     assert ((counts == 0) | (counts == 1)).all()
     assert ((counts.sum(0) - steps / 3).abs() / (steps * 2 / 9) ** 0.5).max() < 5
@@ -314,7 +314,7 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
 
         for c in range(10):
             real = torch.zeros(every.size)
-            for x in start.own.store.x[start.own.store.y == c]:
+            for x in start.clients.store.x[start.clients.store.y == c]:
                 real += feature(x / 255 * 2 - 1).detach()
             mine = [images[c * ipc + k].clone().requires_grad_() for k in range(ipc)]
             matched = batch / ipc * torch.stack([feature(x) for x in mine]).sum(0)
@@ -335,9 +335,9 @@ def test_without_noise_and_with_every_image_it_is_distribution_matching(cuts: tu
 def test_the_ledgers_epsilon_is_the_accountants(batch: int) -> None:
     stage = NDPDC(target_epsilon=3.0, batch=batch, iterations=20, width=8, per_class=1)
     shared = share(stage, clients(10, 35))
-    ledger = Ledger.of([replace(event, commons=True) for event in shared.releases])
+    ledger = Ledger.before_rounds([replace(event, commons=True) for event in shared.releases])
     for client, n in enumerate((10, 25, 25)):
-        spent = ledger.commons.of(client, 1e-5)
+        spent = ledger.commons.epsilon(client, 1e-5)
         assert spent == pytest.approx(epsilon(min(1.0, batch * 10 / n), stage.sigma(n, 10), 20, 1e-5), rel=1e-9)
         assert spent == pytest.approx(3.0, abs=0.011)
     assert shared.disclosed == 0

@@ -98,7 +98,7 @@ class Histogram(FedAvg):
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
         y, _, spent = work.local(x, data, seed)
-        return Reply({"delta": sub(y, x)}, {"counts": data.y.double()}, releases=[spent.of("delta", "counts")])
+        return Reply({"delta": sub(y, x)}, {"counts": data.y.double()}, releases=[spent.with_names("delta", "counts")])
 
 
 @pytest.mark.long

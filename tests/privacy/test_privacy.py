@@ -41,10 +41,10 @@ def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") 
 
 def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:
     ledger = Ledger().after([_trained(1), _trained(2)]).after([_trained(2, 3), _trained(4, 5, 0.5)])
-    spent = [ledger.updates.of(i, 1e-5) for i in range(5)]
+    spent = [ledger.updates.epsilon(i, 1e-5) for i in range(5)]
     assert spent == [0, epsilon(0.25, 1.0, 8, 1e-5), epsilon(0.25, 1.0, 11, 1e-5), 0, epsilon(0.5, 1.0, 5, 1e-5)]
-    assert ledger.updates.largest(1e-5) == max(spent)
-    assert Ledger().updates.largest(1e-5) == 0
+    assert ledger.updates.largest_epsilon(1e-5) == max(spent)
+    assert Ledger().updates.largest_epsilon(1e-5) == 0
     said = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
     assert said["epsilon_local_training"] == {"largest": max(spent), "of_each_client": spent}
     assert said["epsilon_of_messages"] == max(spent)
@@ -52,11 +52,11 @@ def test_a_client_is_charged_for_what_it_released_and_no_other() -> None:
 
 
 def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> None:
-    ledger = Ledger.of([_trained(0, 4, what="images"), _trained(1, 4, what="images")])
+    ledger = Ledger.before_rounds([_trained(0, 4, what="images"), _trained(1, 4, what="images")])
     ledger = ledger.after([_trained(0), replace(_trained(0, 4, 0.5), sigma=2.0)])
     assert ledger.updates.covered == {0: {(0.25, 1.0): 8, (0.5, 2.0): 4}}
     trained, whole = (composed(((0.25, 1.0, n), (0.5, 2.0, 4)), 1e-5) for n in (8, 12))
-    assert (ledger.updates.of(0, 1e-5), ledger.of_all(0, 1e-5)) == (trained, whole)
+    assert (ledger.updates.epsilon(0, 1e-5), ledger.epsilon_of_all(0, 1e-5)) == (trained, whole)
     said = statement(ledger, 2, 1e-5, rejected=0, local=True, secret=True)
     assert said["epsilon_local_training"]["of_each_client"] == [trained, 0]
     assert said["epsilon_of_messages"] == whole
@@ -65,7 +65,7 @@ def test_what_was_shared_before_counts_in_the_whole_and_not_in_training() -> Non
 @pytest.mark.parametrize("bare", [Release(3, ("images",)), Release(3)], ids=["nothing", "no name"])
 @pytest.mark.parametrize("before", [True, False], ids=["before the federation", "in a round"])
 def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(bare: Release, before: bool) -> None:
-    ledger = (Ledger.of([bare]) if before else Ledger().after([bare])).after([_trained(0), _trained(1)])
+    ledger = (Ledger.before_rounds([bare]) if before else Ledger().after([bare])).after([_trained(0), _trained(1)])
     assert sum(ledger.uncovered.values()) == 1
     said = statement(ledger, 5, 1e-5, rejected=0, local=True, secret=True)
     assert said["epsilon_of_messages"] is None
@@ -75,10 +75,12 @@ def test_one_event_of_one_client_that_is_not_covered_leaves_no_epsilon_of_all(ba
 
 def test_what_was_given_away_is_the_most_of_one_event_and_nothing_that_noise_covers() -> None:
     """Two events may have given away the same examples, so that their sum would count these twice."""
-    ledger = Ledger.of([Release(1, ("images",), seen=5), replace(_trained(2), seen=9)])
-    ledger = ledger.after([Release(1, ("more",), seen=3), Release(4, ("means",), seen=2)]).after([_trained(1)])
-    assert ledger.given_away == {1: 5, 4: 2}
-    assert ledger.after([Release(1, ("all",), seen=8), Release(4, ("delta",))]).given_away == {1: 8, 4: 2}
+    ledger = Ledger.before_rounds([Release(1, ("images",), n_disclosed=5), replace(_trained(2), n_disclosed=9)])
+    ledger = ledger.after([Release(1, ("more",), n_disclosed=3), Release(4, ("means",), n_disclosed=2)]).after(
+        [_trained(1)]
+    )
+    assert ledger.n_disclosed == {1: 5, 4: 2}
+    assert ledger.after([Release(1, ("all",), n_disclosed=8), Release(4, ("delta",))]).n_disclosed == {1: 8, 4: 2}
     assert read(json.loads(json.dumps(ledger.record()))) == ledger
     assert read(Ledger().record()) == Ledger()
 
@@ -93,14 +95,14 @@ def _ledger(algorithm: Algorithm, federation: Federation, local: LocalSGD = PRIV
     federation = federation.training(local, "samples")  # weights by the number of examples are public
     plan = federation.plan(2)
     start = replace(federation.start(algorithm, plan), **options)
-    return federation.play(algorithm, plan, start=start)[-1][0].ledger
+    return federation.run(algorithm, plan, start=start)[-1][0].ledger
 
 
 OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae")
 """Methods that share more without noise, or have other steps or none."""
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].known if n not in OTHERS])
+@pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].components if n not in OTHERS])
 @pytest.mark.long
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: Digits) -> None:
     """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto's train twice in each, one-shot methods' in one."""
@@ -158,7 +160,7 @@ def test_a_message_part_that_no_covered_release_names_counts_as_uncovered(
 def test_batch_norms_statistics_are_uncovered_whatever_a_method_says(digits: Digits) -> None:
     federation = digits(batch_norm=True)
     as_if_by_dp_sgd = Changed(lambda reply, data: replace(reply, releases=[
-        event.of("delta", "buffers") for event in reply.releases]))  # fmt: skip
+        event.with_names("delta", "buffers") for event in reply.releases]))  # fmt: skip
     for algorithm in (FedAvg(), as_if_by_dp_sgd):
         ledger = _ledger(algorithm, federation, buffers=federation.work().initial_buffers)
         assert ledger.uncovered == {"buffers": 10}
@@ -261,7 +263,7 @@ def test_a_run_with_a_rejected_reply_has_no_epsilon_of_all_messages(tmp_path: Pa
 
 def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
     """The numbers are those of secret noise, under names that cannot be taken for a guarantee."""
-    ledger = Ledger.of([_trained(0, 4, what="images")]).after([_trained(0)])
+    ledger = Ledger.before_rounds([_trained(0, 4, what="images")]).after([_trained(0)])
     earned, seeded = (statement(ledger, 1, 1e-5, rejected=0, local=True, secret=secret) for secret in (True, False))
     assert (earned["noise"], seeded["noise"]) == ("secret", "seeded")
     names = [name for name in earned if "epsilon" in name]
@@ -278,6 +280,6 @@ def test_seeded_noise_earns_nothing_and_the_names_say_so() -> None:
 
 def test_parts_that_are_not_ours_are_named_as_trusted() -> None:
     own = {"algorithm": "my.py:Mine", "generator": "my.py:Draws", "tracker": "my.py:Tells"}
-    said = statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True, own=own)["trusted"]
+    said = statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True, user_code=own)["trusted"]
     assert [line.partition(":")[0] for line in said] == ["algorithm my.py", "generator my.py"]
     assert statement(Ledger(), 1, 1e-5, rejected=0, local=True, secret=True)["trusted"] == []

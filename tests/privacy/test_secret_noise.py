@@ -18,7 +18,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.generators import image_cache
-from fedcommons.generators.requests import Need, salt_facts
+from fedcommons.generators.requests import GenerationRequest, salt_facts
 from fedcommons.privacy import salts
 from fedcommons.runs import build, run_salts
 from fedcommons.runs.experiment import run
@@ -41,8 +41,8 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder / "salts"
 
 
-def _needed(fields: Mapping[str, object]) -> Sequence[Need]:
-    return build.prepare(presets.experiment("smoke", "digits", fields)).needs
+def _needed(fields: Mapping[str, object]) -> Sequence[GenerationRequest]:
+    return build.prepare(presets.experiment("smoke", "digits", fields)).requests
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
@@ -246,7 +246,7 @@ def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_differenc
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:
-        made = build.prepare(override(config(tmp_path, **POOL), values)).needs
+        made = build.prepare(override(config(tmp_path, **POOL), values)).requests
         return [(need.salt, need.generator_facts, need.labels.tolist()) for need in made]
 
     first = needs()

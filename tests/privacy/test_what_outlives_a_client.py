@@ -103,18 +103,18 @@ PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], 
         lambda m: setattr(m, "optimizer_class", OfItsOwn), None, "optimizer state (last)", OUTLIVED
     ),
     "the optimizer's group": (
-        None, lambda m, x: _group(m).update(weight_decay=float(x)), "optimizer state (0.weight_decay)", STEERED.why
+        None, lambda m, x: _group(m).update(weight_decay=float(x)), "optimizer state (0.weight_decay)", STEERED.reason
     ),
-    "the learning rate": (None, lambda m, x: _group(m).update(lr=0.1 + 1e-3 * float(x)), "", STEERED.why),
-    "momentum": (None, _steer_momentum, "", STEERED.why),
-    "weights": (None, _write, "", WRITTEN.why),
+    "the learning rate": (None, lambda m, x: _group(m).update(lr=0.1 + 1e-3 * float(x)), "", STEERED.reason),
+    "momentum": (None, _steer_momentum, "", STEERED.reason),
+    "weights": (None, _write, "", WRITTEN.reason),
 }  # fmt: skip
 """What a step may leave its batch in: how the module begins, what it does with a batch; the name, and why."""
 
 
 def _ledger(federation: Federation, module: Callable[[], LightningModule], rounds: int = 2) -> Ledger:
     there = replace(federation, module=module)
-    return there.play(FedAvg(), there.plan(rounds))[-1][0].ledger
+    return there.run(FedAvg(), there.plan(rounds))[-1][0].ledger
 
 
 @pytest.mark.parametrize("plant", PLANTS)
@@ -127,8 +127,8 @@ def test_data_that_a_step_leaves_in_a_module_is_reported_and_no_release_is_cover
     assert f"delta ({why})" in ledger.uncovered
     if not name:
         assert ledger.uncovered == {f"delta ({why})": 4}
-    assert ledger.of_all(0, 1e-5) is None
-    assert ledger.largest_of_rounds(1e-5) is ledger.of_rounds(0, 1e-5) is None
+    assert ledger.epsilon_of_all(0, 1e-5) is None
+    assert ledger.largest_epsilon_of_rounds(1e-5) is ledger.epsilon_of_rounds(0, 1e-5) is None
 
 
 class Honest(Plain):
@@ -166,7 +166,7 @@ def test_what_is_named_once_counts_for_all_later_rounds() -> None:
             _enqueue(module, x)
 
     federation = replace(digits().training(PRIVATE), module=partial(Plain, _queue, see))
-    first, *rest = (now.ledger for now, _ in federation.play(FedAvg(), federation.plan(3)))
+    first, *rest = (now.ledger for now, _ in federation.run(FedAvg(), federation.plan(3)))
     assert first.updates.covered == rest[0].updates.covered == rest[1].updates.covered
     assert first.uncovered == {}
     assert [ledger.outlived for ledger in rest] == [("module state (queue)",)] * 2
@@ -223,14 +223,14 @@ def test_values_are_compared_and_not_objects() -> None:
         assert changes(one, two) == {"module state (held)"}, (one, two)
 
 
-@pytest.mark.parametrize("name", KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", KINDS["algorithm"].components)
 @pytest.mark.long
 def test_no_method_of_ours_keeps_anything(name: str, quick: Callable[[str], Algorithm]) -> None:
     constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
     method = registry.make("algorithm", name, constants[name]) if name in constants else quick(name)
     loop = replace(PRIVATE, schedule=lambda round: 1 / round)
     federation = digits(sizes=(9, 16, 12), method=method, dropout=0.3).training(loop)
-    ledger = federation.play(method, federation.plan(2, participation=0.7))[-1][0].ledger
+    ledger = federation.run(method, federation.plan(2, participation=0.7))[-1][0].ledger
     assert ledger.outlived == ()
     sends_no_noise = name in ("fedproto", "one_shot", "fedcvae")
     assert ledger.commons.covered or ledger.updates.covered or sends_no_noise

@@ -24,7 +24,7 @@ def _of(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     ready, line = assemble(prepared), {"round": 0, "comm/total_bytes": 0}
     return summarise(ready, [line], ready.start(ClientMemory()), is_secret=False)[
         "effective"
-    ], prepared.client_data.own.sizes
+    ], prepared.client_data.clients.sizes
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def _event(client: int, q: float, sigma: float, steps: int, what: str = "delta",
 
 def test_mechanisms_keep_the_commons_and_the_updates_apart() -> None:
     shared = [_event(0, 1.0, 3.0, 1, "images"), _event(1, 1.0, 4.0, 1, "images"), Release(1, ("raw examples",))]
-    ledger = Ledger.of(shared).after([_event(0, 0.5, 1.0, 8), _event(1, 0.2, 0.7, 8)])
+    ledger = Ledger.before_rounds(shared).after([_event(0, 0.5, 1.0, 8), _event(1, 0.2, 0.7, 8)])
     ledger = ledger.after([_event(1, 0.2, 0.7, 8), _event(0, 1.0, 3.0, 2, "codes", commons=True)])
     found = mechanisms(ledger, shared, 1e-5, 5.0)
     (updates,), (images, codes) = found["updates"], found["commons"]

@@ -34,7 +34,7 @@ from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
 from fedcommons.seeding import seed_for
-from fedcommons.storage.error_file import left_in
+from fedcommons.storage.error_file import read_error
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "client.epochs": 2,
          "data.limit": 100, "tracking.wandb": "off"}  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_client_that_fails_is_named_and_the_command_that_is_printed_runs_it_ag
     text = (folder / "error.txt").read_text()
     assert text.splitlines()[0] == error.sentence
     assert f"python sweeps/run.py --replay '{folder}' --round 3 --client 2" in text
-    assert (left_in(folder) or "").startswith(error.sentence)
+    assert (read_error(folder) or "").startswith(error.sentence)
 
 
 def test_an_error_keeps_its_facts_on_its_way_from_another_process() -> None:

@@ -73,7 +73,7 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
         ([node(), node()], 0, "", {}),
     ):
         monkeypatch.setenv(CHOICE, choice)
-        assert cpu_kind.chosen(nodes, gpus) == expected
+        assert cpu_kind.choose_kind(nodes, gpus) == expected
     for nodes, choice, message in (
         (MIXED, "bb", r"'bb'; did you mean 'b'\? The nodes have a, b\."),
         ([node()], "b", "No node of Ray has a label"),
@@ -81,16 +81,16 @@ def test_the_kind_with_most_cores_or_gpus_or_that_the_user_names_is_chosen(monke
     ):
         monkeypatch.setenv(CHOICE, choice)
         with pytest.raises(UserError, match=message):
-            cpu_kind.chosen(nodes, 0)
+            cpu_kind.choose_kind(nodes, 0)
 
 
 def test_resources_and_words_are_of_the_chosen_nodes() -> None:
     assert cpu_kind.resources(MIXED, {CPU: "a"})["CPU"] == 4
-    assert cpu_kind.resources(OLD, cpu_kind.chosen(OLD, 0))["CPU"] == 2
-    assert cpu_kind.described(MIXED, cpu_kind.chosen(MIXED, 0)) == (
+    assert cpu_kind.resources(OLD, cpu_kind.choose_kind(OLD, 0))["CPU"] == 2
+    assert cpu_kind.describe_nodes(MIXED, cpu_kind.choose_kind(MIXED, 0)) == (
         f"2 node(s) a, not on 1 node(s) b with torch {OURS}, not on 1 node(s) unlabelled with torch unlabelled"
     )
-    assert cpu_kind.described([node(), node()], {}) == "2 node(s)"
+    assert cpu_kind.describe_nodes([node(), node()], {}) == "2 node(s)"
 
 
 def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

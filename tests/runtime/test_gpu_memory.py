@@ -109,7 +109,7 @@ def test_a_share_bounds_what_a_process_may_take(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: type("", (), {"total_memory": 80 * 2**30}))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
     for part in (0.25, 0.0001, 1.0):
-        gpu_memory.bound(part)
+        gpu_memory.limit_memory(part)
     assert asked == [0.25 - 600 / 80 / 1024, 0.0]  # a process alone on its GPU is not bounded
 
 
@@ -150,7 +150,7 @@ def test_clients_that_lose_the_gpu_are_named(batched: bool, named: str, loses: C
     assert not gpu_memory.is_lost()
     loses()
     with pytest.raises(ClientError, match=f"^{named}, .*device-side assert"):
-        federation.play(FedAvg(), plan, executor, start)
+        federation.run(FedAvg(), plan, executor, start)
     assert gpu_memory.is_lost()
     with said_gpu(), pytest.raises(UserError, match="start a new process"):
         default_device()

@@ -23,7 +23,7 @@ N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,
          "batch": 2, "width": 8}  # fmt: skip
 
-pytestmark = pytest.mark.parametrize("name", registry.KINDS["sharing"].known)
+pytestmark = pytest.mark.parametrize("name", registry.KINDS["sharing"].components)
 
 
 def build(name: str, **more: Any) -> Any:
@@ -53,12 +53,12 @@ def test_real_examples_stay_as_they_are_and_each_is_held_by_some_client_once_a_c
     start, result = of_digits(), shared(name)
     data, owners = result.data, result.owners
     assert len(owners) == len(data.clients.store)
-    assert all((owners[rows] == client).all() for client, rows in enumerate(start.own.rows))
+    assert all((owners[rows] == client).all() for client, rows in enumerate(start.clients.rows))
     if isinstance(build(name), Generating):
         assert owners[N_TOTAL:].tolist() == data.clients.store.x[N_TOTAL:, 0, 0, 0].tolist()
     assert torch.equal(data.clients.store.x[:N_TOTAL], DATASET.train.x)
     assert torch.equal(data.clients.store.y[:N_TOTAL], DATASET.train.y)
-    assert [rows.tolist() for rows in data.own.rows] == [rows.tolist() for rows in start.own.rows]
+    assert [rows.tolist() for rows in data.real.rows] == [rows.tolist() for rows in start.clients.rows]
     assert set(range(N_TOTAL)) <= {row for rows in data.clients.rows for row in rows.tolist()}
     for client in data.clients:
         assert len(set(client.ids.tolist())) == len(client)
@@ -71,7 +71,7 @@ def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> Non
     torch.manual_seed(99)
     again, other = play(name), play(name, 1)
     assert same(again, shared(name))
-    stays = shared(name).data.clients is shared(name).data.own or not shared(name).traffic.once
+    stays = shared(name).data.clients is shared(name).data.real or not shared(name).traffic.once
     assert same(other, again) == stays
 
 
@@ -79,7 +79,7 @@ def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
     stage, start, result = build(name), of_digits(), shared(name)
     assert (result.traffic.up, result.traffic.down) == (0, 0)
     released, _ = stage.release(start, stage.make(start, drawn(stage)))
-    if (stated := stage.assign(start, released).once) is not None:
+    if (stated := stage.assign(start, released).nbytes) is not None:
         assert result.traffic.once == stated > 0
         return
     pool = {row for rows in (result.data.pool.rows if result.data.pool else []) for row in rows.tolist()}
@@ -102,9 +102,9 @@ def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovere
     raw = Counter(int(result.owners[row]) for row in real)
     for client, n in raw.items():
         assert not events[client].covered
-        assert events[client].seen == n
+        assert events[client].n_disclosed == n
     if isinstance(build(name), Generating):  # what a generator saw is disclosed where its images leave the client
-        assert {event.seen for event in result.releases} == {7 if left else 0}
+        assert {event.n_disclosed for event in result.releases} == {7 if left else 0}
     assert all(event.covered == hasattr(build(name), "noise_multiplier") for event in result.releases)
 
 
@@ -112,13 +112,13 @@ def test_whoever_gives_something_away_has_an_event_and_raw_examples_are_uncovere
 def test_an_actor_holds_every_example_once(name: str, method: FedAvg) -> None:
     result = share_by_method(shared(name), method, 10, 0)
     data, n = result.data, len(result.data.clients.store)
-    sent = n * (64 + 8) + sum(len(part) * 8 for part in (data.clients.rows.flat, data.own.rows.flat))
+    sent = n * (64 + 8) + sum(len(part) * 8 for part in (data.clients.rows.flat, data.real.rows.flat))
     sent += sum(len(client.weight) * 8 for client in data.clients if client.weight is not None)
     common = data.clients.commons
     sent += common.x.nbytes + common.y.nbytes if common else 0
     assert (common is not None) == isinstance(method, FedMix)
     for held in (data, pickle.loads(pickle.dumps(data)), data.to(torch.device("meta"))):
-        assert held.own.store is held.clients.store
+        assert held.real.store is held.clients.store
         assert held.pool is None or held.pool.store is held.clients.store
         assert held.clients.store.x.is_meta or len(pickle.dumps(held)) < sent + 8 * n + 10_000  # pool's rows, names
     assert (n > N_TOTAL) == (data.clients.store is not DATASET.train)  # no copy where nothing is generated
@@ -151,5 +151,5 @@ def test_a_share_of_zero_leaves_all_as_it_was(name: str) -> None:
         return
     result = share(stage, of_digits())
     assert (result.traffic.once, list(result.releases), result.p, result.disclosed) == (0, [], 0, 0)
-    pairs = zip(result.data.clients.rows, of_digits().own.rows, strict=True)
+    pairs = zip(result.data.clients.rows, of_digits().clients.rows, strict=True)
     assert all(np.array_equal(np.sort(a), np.sort(b)) for a, b in pairs)

@@ -139,14 +139,14 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
 def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: Any) -> None:
     start = clients(20, 30)
     shared = share(stage, start)
-    for rows, client in zip(start.own.rows, shared.data.clients, strict=True):
+    for rows, client in zip(start.clients.rows, shared.data.clients, strict=True):
         assert (len(client), client.n_own) == (len(rows) + 20, len(rows))
     up = 4 * message(stage, start).numel() * getattr(stage, "iterations", 1)
     assert shared.traffic.once == 3 * (up + 20 * (prod(start.shape) + 1))
     assert shared.data.pool is not None
     assert len(shared.data.pool.rows.flat) == 20
     silent = share(replace(stage, noise_multiplier=0.0), clients(20, 40))
-    assert [(event.covered, event.seen) for event in silent.releases] == [(False, 20)] * 3
+    assert [(event.covered, event.n_disclosed) for event in silent.releases] == [(False, 20)] * 3
     assert silent.views == {}
 
 
@@ -242,8 +242,10 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
     for sigma, covered in ((0.0, False), (9e-5, False), (1e-4, True)):
         stage: Any = replace(prepared.stage, noise_multiplier=sigma)  # type: ignore[type-var]
         _, events = stage.release(prepared.client_data, Contributions.none(prepared.client_data))
-        sizes = prepared.client_data.own.sizes
-        assert [(event.covered, event.seen) for event in events] == [(covered, 0 if covered else n) for n in sizes]
+        sizes = prepared.client_data.clients.sizes
+        assert [(event.covered, event.n_disclosed) for event in events] == [
+            (covered, 0 if covered else n) for n in sizes
+        ]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +258,6 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
     ],
 )
 def test_other_examples_are_refused(stage: Any, start: ClientDatasets, words: str) -> None:
-    STAGES["ndpdc"].check_dealt(clients(x=lambda x: x[..., :2, :2].contiguous()))
+    STAGES["ndpdc"].check_data(clients(x=lambda x: x[..., :2, :2].contiguous()))
     with pytest.raises(UserError, match=words):
-        stage.check_dealt(start)
+        stage.check_data(start)

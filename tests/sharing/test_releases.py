@@ -68,8 +68,8 @@ def test_the_limits_themselves_are_covered(values: dict[str, Any]) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     values: Any = {"q": np.float32(0.25), "sigma": np.float64(1.0), "steps": np.int64(3)}
     event: Any = replace(RECEIPT, **values).release(0, "images")
-    ledger = Ledger.of([replace(event, client=np.int64(0), seen=np.int32(4))])
-    assert ledger.of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
+    ledger = Ledger.before_rounds([replace(event, client=np.int64(0), n_disclosed=np.int32(4))])
+    assert ledger.epsilon_of_all(0, 1e-5) == epsilon(0.25, 1.0, 3, 1e-5)
     assert read(json.loads(json.dumps(ledger.record()))) == ledger  # as in checkpoints
 
 
@@ -87,7 +87,7 @@ class Sure(Release):
         (replace(EVENTS[4], client=-1), "a release of client -1"),
         (Sure(4, ("synthetic images",)), "must declare what leaves as Release"),
         (replace(EVENTS[4], what="images"), "a tuple of names"),
-        (Release(4, ("images",), seen=-5), "-5 examples were seen"),
+        (Release(4, ("images",), n_disclosed=-5), "-5 examples were seen"),
     ],
     ids=["a client too many", "nobody", "a class of its own", "a text", "less than none"],
 )
@@ -141,9 +141,9 @@ def test_a_receipt_is_stored_and_read_and_one_of_no_steps_covers_nothing(steps: 
 
 def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_covered() -> None:
     many = [150_000, 10]
-    for quiet in (Ledger(), Ledger.of([Release(0, ("images",), seen=3)])):
+    for quiet in (Ledger(), Ledger.before_rounds([Release(0, ("images",), n_disclosed=3)])):
         require_small_delta(quiet, 1e-5, many)
-    for ledger in (Ledger.of(EVENTS), Ledger().after([RECEIPT.release(1, "delta")])):
+    for ledger in (Ledger.before_rounds(EVENTS), Ledger().after([RECEIPT.release(1, "delta")])):
         require_small_delta(ledger, 1e-5, [50_000, 10])
         with pytest.raises(UserError, match=r"dp\.delta .* 6\.67e-06, .*client 0"):
             require_small_delta(ledger, 1e-5, many)
@@ -151,7 +151,7 @@ def test_the_default_delta_is_refused_to_many_examples_only_where_something_is_c
 
 def raw(releases: Sequence[Release]) -> dict[int, int]:
     """Map each client to the number of its raw examples that the engine saw leave."""
-    return {r.client: r.seen for r in releases if r.what == ("raw examples",) and not r.covered}
+    return {r.client: r.n_disclosed for r in releases if r.what == ("raw examples",) and not r.covered}
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class AmongTheMade(ShuffledSynthetic):
 
     of: int | None = None
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
-        made = Contributions.of_made(client_data, drawn)
-        real = [client_data.own.rows[client][:3] for client in (1, 3)]
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        made = Contributions.from_generated(client_data, generated)
+        real = [client_data.clients.rows[client][:3] for client in (1, 3)]
         owners = np.repeat([1, 3] if self.of is None else [self.of] * 2, 3)
         return replace(made, rows=np.concatenate([made.rows, *real]), owners=np.concatenate([made.owners, owners]))
 
@@ -173,11 +173,11 @@ def test_real_rows_among_what_generators_made_are_raw_whatever_the_receipt(of: i
     shared = share(AmongTheMade(of=of), given, images())
     assert raw(shared.releases) == {1: 3, 3: 3}
     assert shared.disclosed == 6
-    assert Ledger.of(shared.releases).given_away == {1: 3, 3: 3}
+    assert Ledger.before_rounds(shared.releases).n_disclosed == {1: 3, 3: 3}
     told = stated(shared.releases)
     assert (told["overall"], told.get("pool_epsilon_max_if_secret")) == ("none", None)
     assert shared.owners is not None
-    assert (shared.owners[given.own.rows[3]] == 3).all()
+    assert (shared.owners[given.clients.rows[3]] == 3).all()
     honest = share(ShuffledSynthetic(), given, images()).releases
     assert raw(honest) == {}
     assert stated(honest)["overall"] == pytest.approx(epsilon(0.1, 1.5, 20, 1e-5))
@@ -199,18 +199,18 @@ class Beside(ShuffledSynthetic):
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
         _, events = super().release(client_data, contributed)
-        return contributed, [*events, *(Release(3, ("the weather",), seen=n) for n in [self.seen] if n)]
+        return contributed, [*events, *(Release(3, ("the weather",), n_disclosed=n) for n in [self.seen] if n)]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         whole = super().assign(client_data, released)
-        rows = client_data.own.rows[3][:2]
+        rows = client_data.clients.rows[3][:2]
         if self.where == "pool":
             return replace(whole, pool=[rows, *whole.pool])
         parts = list(getattr(whole, self.where))
         return replace(whole, **{self.where: [np.concatenate([parts[0], rows]), *parts[1:]]})
 
 
-@pytest.mark.parametrize("where", ["received", "kept", "pool"])
+@pytest.mark.parametrize("where", ["received", "own_rows", "pool"])
 def test_real_rows_that_reach_another_client_or_the_pool_are_raw_beside_covered_events(where: str) -> None:
     shared = share(Beside(where=where), dealt(), images())
     assert raw(shared.releases) == {3: 2}

@@ -21,7 +21,7 @@ from fedcommons.sharing.stage import Assigned, Contributions, share, share_by_me
 
 
 def _swapped(start: ClientDatasets, store: Examples) -> Examples:
-    mine, theirs = start.own.rows[0], start.own.rows[1]
+    mine, theirs = start.clients.rows[0], start.clients.rows[1]
     mine[0], theirs[0] = theirs[0], mine[0]
     return store
 
@@ -30,7 +30,7 @@ def _written(
     write: Callable[[Examples], object], of_start: bool = True
 ) -> Callable[[ClientDatasets, Examples], Examples]:
     def change(start: ClientDatasets, store: Examples) -> Examples:
-        write(start.own.store if of_start else store)
+        write(start.clients.store if of_start else store)
         return store
 
     return change
@@ -40,7 +40,7 @@ REWRITES: dict[str, Callable[[ClientDatasets, Examples], Examples]] = {
     "through numpy": _written(lambda e: np.bitwise_xor(e.x.numpy()[7], 1, out=e.x.numpy()[7])),
     "labels": _written(lambda e: e.y[7:8].add_(1).remainder_(10)),
     "the owners of rows": _swapped,
-    "a shorter store": lambda start, store: store[slice(0, len(start.own.store) - 1)],
+    "a shorter store": lambda start, store: store[slice(0, len(start.clients.store) - 1)],
     "its first rows": _written(lambda e: e.x[0].add_(1), of_start=False),
     "another type": lambda start, store: Examples(store.x.int(), store.y),
 }
@@ -61,14 +61,14 @@ class Rewrites(ShuffledSynthetic):
 
 @pytest.mark.parametrize("how", REWRITES)
 def test_a_stage_that_changes_the_clients_data_is_refused_by_name(how: str) -> None:
-    with pytest.raises(UserError, match=r"stage Rewrites (must not change|must give a store|gives kept outside)"):
+    with pytest.raises(UserError, match=r"stage Rewrites (must not change|must give a store|gives own_rows outside)"):
         share(Rewrites(how=how), dealt(), images())
 
 
 @dataclass(frozen=True)
 class RewritesEarly(Real):
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
-        client_data.own.store.x[:] = client_data.own.store.x.float().mean(0).to(torch.uint8)
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        client_data.clients.store.x[:] = client_data.clients.store.x.float().mean(0).to(torch.uint8)
         return Contributions.none(client_data)
 
 
@@ -105,8 +105,10 @@ class Assigns(ShuffledSynthetic):
         return self.contribution(contributed), contributed.releases("synthetic images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        parts = np.split(np.arange(len(client_data.own.store), len(released.store)), N)
-        return self.change(Assigned(client_data.own.rows, parts, n_own=client_data.own.sizes, pool=parts), released)
+        parts = np.split(np.arange(len(client_data.clients.store), len(released.store)), N)
+        return self.change(
+            Assigned(client_data.clients.rows, parts, n_own=client_data.clients.sizes, pool=parts), released
+        )
 
 
 def _without_owner(c: Contributions) -> Contributions:
@@ -127,7 +129,7 @@ PLANTS: dict[str, tuple[dict[str, Any], str]] = {
     "owners who are not there": (
         {"contribution": lambda c: replace(c, owners=c.owners - 1)}, "owners outside of 0 ... 4"),
     "a client left out": (
-        {"change": lambda a, c: replace(a, kept=list(a.kept)[:4], received=a.received[:4], n_own=None)},
+        {"change": lambda a, c: replace(a, own_rows=list(a.own_rows)[:4], received=a.received[:4], n_own=None)},
         "rows to each of 5 clients, got 4"),
 }  # fmt: skip
 
@@ -141,17 +143,17 @@ def test_rows_that_cannot_be_followed_are_refused(plant: dict[str, Any], why: st
 @pytest.mark.parametrize(("noise", "n"), [(0, N), (1, 0)])
 def test_a_copy_of_a_real_example_is_no_made_one(noise: int, n: int) -> None:
     start, copies = dealt(), images()
-    x, rows = start.own.store.x.clone(), start.own.rows[3]
+    x, rows = start.clients.store.x.clone(), start.clients.rows[3]
     x[rows[8]], x[rows[9]] = x[rows[7]].clone(), 0  # two that are alike and a blank one may be met by chance
-    start = replace(start, own=Clients(Examples(x, start.own.store.y), start.own.rows))
+    start = replace(start, clients=Clients(Examples(x, start.clients.store.y), start.clients.rows))
     copies[2].examples.x[1], copies[0].examples.x[1] = x[rows[7]], 0
     for client, one in enumerate(copies):
-        one.examples.x[0] = start.own[(client + 1) % N].x[client]
+        one.examples.x[0] = start.clients[(client + 1) % N].x[client]
         one.examples.x[0, 0, 0, 0] += noise
     shared = share(ShuffledSynthetic(), start, copies)
     assert shared.disclosed == n
     assert share(LocalSynthetic(), dealt(), copies).disclosed == 0
-    raw = {event.client: event.seen for event in shared.releases if not event.covered}
+    raw = {event.client: event.n_disclosed for event in shared.releases if not event.covered}
     assert raw == {client: 1 for client in range(N) if n}
 
 
@@ -160,8 +162,11 @@ class Chooses(Real):
     rule: str = "labels"
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        brightness, labels = client_data.own.store.x.float().mean((1, 2, 3)).numpy(), client_data.own.store.y.numpy()
-        kept, weights = [np.asarray(rows) for rows in client_data.own.rows], None
+        brightness, labels = (
+            client_data.clients.store.x.float().mean((1, 2, 3)).numpy(),
+            client_data.clients.store.y.numpy(),
+        )
+        kept, weights = [np.asarray(rows) for rows in client_data.clients.rows], None
         if self.rule == "kept":
             kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
         elif self.rule == "weights":

@@ -47,7 +47,7 @@ POOLED = torch.cat([one.examples.x for one in numbered()])
 
 
 def extra(shared: Shared, client: int) -> Tensor:
-    start, data = of_digits().own[client], shared.data.clients[client]
+    start, data = of_digits().clients[client], shared.data.clients[client]
     assert data.n_own == len(start)
     assert torch.equal(data.x[: len(start)], start.x)
     assert torch.equal(data.y[: len(start)], start.y)
@@ -85,11 +85,11 @@ def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
 
 def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
     shared = share(ServerSynthetic(), of_digits(), numbered())
-    assert shared.data.clients is shared.data.own
+    assert shared.data.clients is shared.data.real
     assert (shared.p, shared.traffic.once) == (0, sum(SIZES) * (8 * 8 + 1))
     for both in (False, True):
         there = _at_server(replace(shared.data, serves=both))
-        assert len(there.clients.store) == len(there.own.store) == 0
+        assert len(there.clients.store) == len(there.real.store) == 0
         assert (there.pool is not None) == both
     pool = _at_server(shared.data).pool
     assert pool is not None
@@ -102,12 +102,12 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
     start = of_digits()
     shared = share(ShuffledReal(p), start)
     swapped, foreign = 0, 0
-    for after, before in zip(shared.data.clients.rows, start.own.rows, strict=True):
+    for after, before in zip(shared.data.clients.rows, start.clients.rows, strict=True):
         assert len(after) == len(before)  # n_i unchanged
         kept = len(before) - int(p * len(before) + 1e-9)
         assert set(after[:kept].tolist()) <= set(before.tolist())
         swapped, foreign = swapped + len(before) - kept, foreign + len(set(after.tolist()) - set(before.tolist()))
-    assert sorted(np.concatenate(list(shared.data.clients.rows))) == sorted(np.concatenate(list(start.own.rows)))
+    assert sorted(np.concatenate(list(shared.data.clients.rows))) == sorted(np.concatenate(list(start.clients.rows)))
     assert shared.p == pytest.approx(swapped / N_TOTAL)
     assert abs(shared.p - p) <= 5 / N_TOTAL  # within one image a client
     assert shared.traffic.once == 2 * swapped * (8 * 8 + 1)
@@ -118,9 +118,9 @@ def test_shuffled_real_swaps_p_of_every_clients_rows_and_conserves_them(p: float
 def test_a_share_that_gives_no_client_an_image_is_refused() -> None:
     for kind, p, least in ((ShuffledSynthetic, 0.0038, 1 / 261), (ShuffledReal, 0.0076, 1 / 130)):
         with pytest.raises(UserError, match=rf"sharing\.p = {p:g} .*not one image"):
-            kind(p).check_dealt(sized(129, 130))
+            kind(p).check_data(sized(129, 130))
         for enough in (0.0, least * 1.001):
-            kind(enough).check_dealt(sized(129, 130))
+            kind(enough).check_data(sized(129, 130))
 
 
 @pytest.mark.parametrize("stage", [LocalSynthetic(), ShuffledSynthetic(), ServerSynthetic()], ids=str)
@@ -138,7 +138,7 @@ def test_synthetic_images_are_as_covered_as_their_generators_say(stage: LocalSyn
 def test_contributions_of_another_type_would_change_the_real_examples() -> None:
     x = torch.zeros(2, *DATASET.shape)
     with pytest.raises(ValueError, match=r"torch\.uint8 \(1, 8, 8\)"):
-        Contributions.of_made(of_digits(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
+        Contributions.from_generated(of_digits(), [Contribution(Examples(x, torch.zeros(2, dtype=torch.int64)))] * 5)
 
 
 NONE = np.zeros(0, np.int64)
@@ -151,9 +151,11 @@ class Means:
     declared: int = N
     change: Callable[[Assigned], Assigned] = lambda rows: rows
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
-        means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in client_data.own]
-        return Contributions.of_made(client_data, [Contribution(Examples(x, torch.zeros(1).long())) for x in means])
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in client_data.clients]
+        return Contributions.from_generated(
+            client_data, [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
+        )
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -163,10 +165,10 @@ class Means:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         m = len(released.rows)
-        weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in client_data.own.sizes]
-        every = [released.rows] * len(client_data.own)
+        weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in client_data.clients.sizes]
+        every = [released.rows] * len(client_data.clients)
         return self.change(
-            Assigned(client_data.own.rows, every, weights, n_own=client_data.own.sizes, pool=[released.rows])
+            Assigned(client_data.clients.rows, every, weights, n_own=client_data.clients.sizes, pool=[released.rows])
         )
 
 
@@ -177,7 +179,7 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
     assert shared.owners is not None
     assert shared.owners[N_TOTAL:].tolist() == list(range(5))
     assert shared.disclosed == 0  # an image that is computed from real ones is none of them
-    data, own = shared.data.clients[2], shared.data.own[2]
+    data, own = shared.data.clients[2], shared.data.real[2]
     assert data.weight is not None
     assert torch.allclose(data.weight, torch.cat([torch.ones(259), torch.full((5,), 0.2)]) * (264 / 260))  # mean 1
     assert data.size == pytest.approx(260)
@@ -188,7 +190,7 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
     ("change", "kind", "words"),
     [
         *(({"n_own": n_own}, UserError, "n_own .*0 or more") for n_own in (3, [float("nan")] * 5, [-1] * 5)),
-        *(({"once": once}, UserError, "once .*number of bytes") for once in (-1, 1.5)),
+        *(({"nbytes": once}, UserError, "nbytes .*number of bytes") for once in (-1, 1.5)),
         ({"received": [NONE] * 4}, ClientError, "shorter"),
         ({"weights": [np.ones(264)] * 4}, ClientError, "one weight"),
     ],
@@ -196,7 +198,7 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
 def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
         share(Means(change=lambda rows: replace(rows, **change)), dealt())
-    assert share(Means(change=lambda rows: replace(rows, n_own=[0] * 5, once=0)), dealt()).traffic.once == 0
+    assert share(Means(change=lambda rows: replace(rows, n_own=[0] * 5, nbytes=0)), dealt()).traffic.once == 0
 
 
 @dataclass(frozen=True)
@@ -205,22 +207,22 @@ class Moves(Real):
 
     how: Callable[[ClientDatasets, Contributions], Assigned]
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
-        each = [client_data.own.store[rows[:2]] for rows in client_data.own.rows]
-        return Contributions.of_made(client_data, [*map(Contribution, each)])
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        each = [client_data.clients.store[rows[:2]] for rows in client_data.clients.rows]
+        return Contributions.from_generated(client_data, [*map(Contribution, each)])
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         return self.how(client_data, released)
 
 
 MOVES: dict[str, tuple[Callable[[ClientDatasets, Contributions], Assigned], int]] = {
-    "to all others": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5), 10 + 4 * 10),
-    "to all others, each row listed three times": (lambda d, r: Assigned(d.own.rows, [np.tile(r.rows, 3)] * 5), 50),
-    "nowhere": (lambda d, r: Assigned(d.own.rows, r.of_each(5)), 0),
+    "to all others": (lambda d, r: Assigned(d.clients.rows, [r.rows] * 5), 10 + 4 * 10),
+    "to all others, each row listed three times": (lambda d, r: Assigned(d.clients.rows, [np.tile(r.rows, 3)] * 5), 50),
+    "nowhere": (lambda d, r: Assigned(d.clients.rows, r.rows_by_client(5)), 0),
     "one real row that was not contributed": (
-        lambda d, r: Assigned(d.own.rows, [d.own.rows[3][:1], *r.of_each(5)[1:]], pool=[]), 2 + 1 + 1
+        lambda d, r: Assigned(d.clients.rows, [d.clients.rows[3][:1], *r.rows_by_client(5)[1:]], pool=[]), 2 + 1 + 1
     ),
-    "what the stage states": (lambda d, r: Assigned(d.own.rows, [r.rows] * 5, once=65 * 7), 7),
+    "what the stage states": (lambda d, r: Assigned(d.clients.rows, [r.rows] * 5, nbytes=65 * 7), 7),
 }  # fmt: skip
 
 
@@ -251,7 +253,7 @@ def test_what_is_not_declared_is_uncovered_and_what_a_method_shares_counted_unle
     for nbytes, once in ((None, 5 * 3 * (8 * 8 + 8)), (0, 0), (7, 7)):
         outcome = share_by_method(shared, Sharing(nbytes), 10, 0)
         assert outcome.traffic.once == once
-        assert [(r.client, r.covered, r.seen) for r in outcome.releases] == [(i, False, 259) for i in range(5)]
+        assert [(r.client, r.covered, r.n_disclosed) for r in outcome.releases] == [(i, False, 259) for i in range(5)]
     with pytest.raises(UserError, match=r"Common\.nbytes"):
         share_by_method(shared, Sharing(-1), 10, 0)
 
@@ -336,7 +338,7 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
     start = of_digits(name)
     shared: Any = share(RawCopies(0.3, 3, placement), start)
     totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
-    for client, rows in zip(shared.data.clients, start.own.rows, strict=True):
+    for client, rows in zip(shared.data.clients, start.clients.rows, strict=True):
         assert client.ids[: len(rows)].tolist() == rows.tolist()
         copies[client.ids] += 1
         totals[client.ids] += client.weight.double().numpy() * client.size / len(client)
@@ -350,7 +352,7 @@ def test_every_example_counts_once_over_all_clients(placement: str, name: str) -
         assert others == 3 * n_open(0.3, N_TOTAL)
     # a copied image goes up once and down to each that gets it: 64 pixels and a label
     assert shared.traffic.once == 65 * ((copies > 1).sum() + others)
-    RawCopies(0.5 / N_TOTAL).check_dealt(start)  # half of an image is rounded up to one
+    RawCopies(0.5 / N_TOTAL).check_data(start)  # half of an image is rounded up to one
     assert share(RawCopies(0.5 / N_TOTAL), start).facts["disclosed_examples"] == 1
 
 

@@ -120,7 +120,9 @@ def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, caps
 
     for error in OF_MEMORY:
         for begun in ("error: out of memory: ", "error: client 3, round 1, fedavg: "):
-            raised.append(ClientError.of(error, "client 3, round 1, fedavg") if "client" in begun else error)
+            raised.append(
+                ClientError.from_exception(error, "client 3, round 1, fedavg") if "client" in begun else error
+            )
             with pytest.raises(SystemExit) as ended:
                 parse.main(fail)
             assert ended.value.code == 1

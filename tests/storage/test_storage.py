@@ -53,7 +53,7 @@ def require_served(place: str | Snapshots, folder: Path, **files: str) -> None:
     if isinstance(place, str):
         reader.look()
     shutil.rmtree(folder, ignore_errors=True)
-    assert reader.bring(folder) == []
+    assert reader.fetch(folder) == []
     found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert found == {name.replace("_", "/"): content for name, content in files.items()}
 
@@ -64,29 +64,29 @@ def test_a_folder_is_the_same_on_another_machine(place: str, tmp_path: Path) -> 
     (here / "link").symlink_to("/etc/hostname")
     one, two = snapshots(place), snapshots(place)
     assert one.look() == {}
-    one.send(here)
+    one.upload(here)
     assert set(two.look()) == {"x", "empty", "sub/y"}
     require_served(two, tmp_path / "b", x="1", empty="", sub_y="2")
     tag, before = one.tag, keys(place)
-    one.send(here)
+    one.upload(here)
     assert (one.tag, keys(place)) == (tag, before)  # what is the same is not written again
     (here / "empty").unlink()
-    one.send(write(here, x="3"))
+    one.upload(write(here, x="3"))
     assert len(keys(place)) == 3  # objects without a list are removed
     require_served(two, tmp_path / "c", x="3", sub_y="2")  # though the list that it had seen is an old one
 
 
 def test_of_two_writers_the_second_is_refused_and_the_first_stays(place: str, tmp_path: Path) -> None:
     first, second, third = (snapshots(place) for _ in range(3))
-    first.send(write(tmp_path / "a", x="1"))
-    third.send(write(tmp_path / "equal", x="1"))
+    first.upload(write(tmp_path / "a", x="1"))
+    third.upload(write(tmp_path / "equal", x="1"))
     assert third.tag == first.tag  # their contents are equal
     for again in range(2):
         with pytest.raises(ChangedError, match=r"runs/a/MANIFEST\.json was written"):
-            second.send(write(tmp_path / "b", x=f"2{again}"))
+            second.upload(write(tmp_path / "b", x=f"2{again}"))
     require_served(place, tmp_path / "c", x="1")
     second.look()
-    second.send(tmp_path / "b")  # a writer that has seen it may replace it
+    second.upload(tmp_path / "b")  # a writer that has seen it may replace it
     require_served(place, tmp_path / "c", x="21")
 
 
@@ -94,25 +94,25 @@ def test_a_list_of_ours_whose_answer_was_lost_is_no_second_writer(place: str, tm
     """It is written, the answer is lost, and the folder has other files by the time of the next try."""
     watched = Watched(place)
     one = snapshots(place, watched)
-    one.send(write(tmp_path / "a", x="1", y="one"))
+    one.upload(write(tmp_path / "a", x="1", y="one"))
     watched.after = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
-        one.send(write(tmp_path / "a", x="2"))
+        one.upload(write(tmp_path / "a", x="2"))
     watched.after = ignore
-    one.send(write(tmp_path / "a", x="3"))
+    one.upload(write(tmp_path / "a", x="3"))
     require_served(place, tmp_path / "b", x="3", y="one")
     assert len(keys(place)) == 3
 
 
 def test_what_was_removed_there_is_sent_again(place: str, tmp_path: Path) -> None:
     one = snapshots(place)
-    one.send(write(tmp_path / "a", x="1", y="one"))
+    one.upload(write(tmp_path / "a", x="1", y="one"))
     for key in keys(place):
         one.storage.remove(key)
     with pytest.raises(StorageError, match=r"MANIFEST\.json was removed") as refused:
-        one.send(write(tmp_path / "a", x="2"))
+        one.upload(write(tmp_path / "a", x="2"))
     assert not isinstance(refused.value, ChangedError)
-    one.send(tmp_path / "a")
+    one.upload(tmp_path / "a")
     require_served(place, tmp_path / "b", x="2", y="one")
 
 
@@ -120,14 +120,14 @@ def test_a_half_written_snapshot_is_not_seen(place: str, tmp_path: Path) -> None
     """All its objects are there, and its list is not."""
     watched = Watched(place)
     one = snapshots(place, watched)
-    one.send(write(tmp_path / "a", x="1", y="one"))
+    one.upload(write(tmp_path / "a", x="1", y="one"))
     watched.before = refuse_lists
     with pytest.raises(StorageError, match="no answer"):
-        one.send(write(tmp_path / "a", x="2", y="two"))
+        one.upload(write(tmp_path / "a", x="2", y="two"))
     watched.before = ignore
     assert len(keys(place)) == 5
     require_served(place, tmp_path / "b", x="1", y="one")
-    one.send(tmp_path / "a")
+    one.upload(tmp_path / "a")
     assert len(keys(place)) == 3  # what was written before the cut was not written twice
     require_served(place, tmp_path / "b", x="2", y="two")
 
@@ -149,18 +149,18 @@ def damage(place: str, key: str, how: str) -> None:
 def test_damaged_objects_are_reported_and_not_served(place: str, tmp_path: Path) -> None:
     whole = {name: f"{name} has a text" for name in (*DAMAGE, "removed", "intact")}
     one = snapshots(place)
-    one.send(write(tmp_path / "a", **whole))
+    one.upload(write(tmp_path / "a", **whole))
     for how in (*DAMAGE, "removed"):
-        damage(place, f"runs/a/objects/{one.held[how].object}", how)
+        damage(place, f"runs/a/objects/{one.entries[how].object}", how)
     reader = snapshots(place)
     reader.look()
-    said = reader.bring(tmp_path / "b")
+    said = reader.fetch(tmp_path / "b")
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["intact"]
     for how in (*DAMAGE, "removed"):
         (line,) = (line for line in said if f": {how} " in line)
         assert ("is missing" if how == "removed" else "checksum") in line
-    reader.send(write(tmp_path / "b", **whole))  # a machine that has them still repairs them
-    assert not {*snapshots(place).look().values()} & {one.held[how] for how in (*DAMAGE, "removed")}
+    reader.upload(write(tmp_path / "b", **whole))  # a machine that has them still repairs them
+    assert not {*snapshots(place).look().values()} & {one.entries[how] for how in (*DAMAGE, "removed")}
     require_served(place, tmp_path / "c", **whole)
 
 
@@ -198,7 +198,7 @@ def test_an_artifact_is_available_on_another_machine(place: str, tmp_path: Path)
     Store(tmp_path / "a").put("images", TENSORS, FACTS, {"by": 1})  # before the folder had a storage
     assert a.get("images", KEY)
     assert Store(tmp_path / "b", storage=place).get("images", KEY) is None
-    assert a.send() == ""
+    assert a.upload() == ""
     c.put("images", TENSORS, FACTS, {"by": 2})  # the first of two stays
     found = b.get("images", KEY)
     assert found is not None

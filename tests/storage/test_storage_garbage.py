@@ -31,7 +31,7 @@ def snapshots(place: str) -> Snapshots:
 def readable(place: str, folder: Path) -> bool:
     """Whether a reader of the storage gets all files."""
     reader = snapshots(place)
-    return set(reader.look()) == {"x"} and reader.bring(folder) == []
+    return set(reader.look()) == {"x"} and reader.fetch(folder) == []
 
 
 def aged(place: Path, hours: float) -> None:
@@ -56,7 +56,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_garbage_of_a_day_is_listed_and_removed_and_nothing_else(here: Path, tmp_path: Path, command: Command) -> None:
     place = tmp_path / "storage"
-    snapshots(str(place)).send(here)
+    snapshots(str(place)).upload(here)
     Store(tmp_path / "made", storage=str(place)).put("images", {"images": arange(6.0)}, {"seed": 3})
     left = [f"runs/a/objects/{DEAD}", f"runs/gone/objects/{DEAD}", "runs/a/.MANIFEST.json.77.tmp",
             f"artifacts/images/{KEY}/objects/.{DEAD}.77.tmp"]  # fmt: skip
@@ -108,10 +108,10 @@ def test_a_process_that_was_stopped_for_hours_lists_nothing_that_may_be_removed(
     watched.before = stop
     one = Snapshots(watched, "runs/a", "[a-z]+")
     with nullcontext() if is_sent else pytest.raises(StorageError, match="6 hours"):
-        one.send(here)
+        one.upload(here)
     assert bool(snapshots(place).look()) == is_sent
     if not is_sent:  # the next try sends the object again, which was removed as garbage meanwhile
         watched.before = ignore
         next(Path(place, "runs", "a", "objects").iterdir()).unlink()
-        one.send(here)
+        one.upload(here)
     assert readable(place, tmp_path / "b")

@@ -31,8 +31,8 @@ def test_a_driver_has_what_other_machines_played(place: str, tmp_path: Path) -> 
         SweepMirror([cell], tmp_path / "b" / "out").begin(resume=False)
     worker = tmp_path / "worker" / "out" / "cell"
     experiment.run(cell.config, worker, resume=True, mirrored_as="out/cell")
-    driver.bring("cell")
-    driver.bring("cell")
+    driver.fetch("cell")
+    driver.fetch("cell")
     assert outputs(tmp_path / "a" / "out" / "cell") == outputs(worker)
     assert len(said) == 1
     (tmp_path / "a" / "out" / "table.md").write_text("the table")

@@ -61,7 +61,7 @@ FAULTS = {
 
 
 def _failed(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    return {check: one.said for check, one in verdicts.items() if one.passed is False}
+    return {check: one.text for check, one in verdicts.items() if one.passed is False}
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_a_constant_is_passed_and_a_client_without_loss_is_not_asked_for_least_s
     proximal, special = adapted(FlowerProximal), adapted(FlowerProximal, constants={"mu": 0.0})
     verdicts = judged(proximal, Claims((special, FedAvg()), exact=True))
     assert _failed(verdicts) == {}
-    assert "takes no loss=" in verdicts["least squares"].said
+    assert "takes no loss=" in verdicts["least squares"].text
     wrong = judged(proximal, Claims((proximal, FedAvg()), down=1, up=2), "models")
     assert [*_failed(wrong)] == ["special case", "models"]
     assert [*_failed(judged(proximal, Claims(down=2, up=1), "models"))] == ["models"]

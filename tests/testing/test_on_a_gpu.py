@@ -39,7 +39,7 @@ DP = replace(PLAIN, dp=DPSGD(noise_multiplier=1.0, clip=1.0))
 TWO = partial(digits, (9, 5))
 BATCH_NORM = partial(digits, (9, 5), dropout=0.3, batch_norm=True)
 
-OWN_STEPS = [name for name in registry.KINDS["algorithm"].known if registry.defines("algorithm", name, "pieces")]
+OWN_STEPS = [name for name in registry.KINDS["algorithm"].components if registry.defines("algorithm", name, "pieces")]
 
 
 def case(
@@ -59,7 +59,7 @@ def played(method: Algorithm, clients: Federation) -> tuple[dict[str, bytes], li
 # Every algorithm
 
 
-@pytest.mark.parametrize("name", registry.KINDS["algorithm"].known)
+@pytest.mark.parametrize("name", registry.KINDS["algorithm"].components)
 @pytest.mark.long
 def test_every_method_runs_on_a_gpu_and_its_steps_do_not_wait(name: str, quick: Callable[[str], Algorithm]) -> None:
     check_on(PRETEND)(*case(quick(name), replace(PLAIN, augment=True), BATCH_NORM))
@@ -100,10 +100,10 @@ def test_a_methods_step_costs_less_than_four_plain_ones(name: str, quick: Callab
 def test_a_start_that_was_computed_there_is_the_servers() -> None:
     method, clients = case(FedAvg())
     plan = clients.plan(2)
-    start, right = clients.start(method, plan), clients.play(method, plan)[-1][0]
+    start, right = clients.start(method, plan), clients.run(method, plan)[-1][0]
     with PretendGPU():
         there = replace(start, state=to_device(start.state, GPU))
-        end = clients.on(GPU).play(method, plan, start=there)[-1][0]
+        end = clients.on(GPU).run(method, plan, start=there)[-1][0]
     assert bits(end) == bits(right)
 
 
@@ -177,7 +177,7 @@ def test_measuring_and_evaluating() -> None:
     with PretendGPU() as gpu:
         there = measured(GPU)
     assert there == measured(CPU)
-    files = _by_file(gpu.seen.copies)
+    files = _by_file(gpu.events.copies)
     jobs, starts, totals_of_moments = files["convergence/smoothness.py"], 2, 4
     assert jobs - starts == files["core/block_sum.py"] - totals_of_moments > 5
     assert files["core/evaluation.py"] == 1  # the model once, not for each chunk
@@ -268,8 +268,8 @@ def test_what_lies_on_the_wrong_device_is_refused(what: str, gpu: PretendGPU) ->
 @pytest.mark.parametrize("what", COUNTED)
 def test_waits_and_copies_are_counted_by_line(what: str, gpu: PretendGPU) -> None:
     (do, expected), x = COUNTED[what], on_gpu(3)
-    before = gpu.seen.since(type(gpu.seen)())
+    before = gpu.events.since(type(gpu.events)())
     do(x)
-    found = gpu.seen.since(before)
+    found = gpu.events.since(before)
     assert all(line.startswith("testing/test_on_a_gpu.py:") for line in found.waits | found.copies)
     assert (found.waits.total(), found.copies.total()) == expected

@@ -25,7 +25,7 @@ def failed(algorithm: Algorithm, claims: Claims = referee.NOTHING, until: str = 
     """The failed checks, and why each failed; ``until``: the last one, as least squares take time."""
     result: dict[str, str] = {}
     for one in referee.referee(algorithm, claims):
-        result |= {one.check: one.said} if one.passed is False else {}
+        result |= {one.check: one.text} if one.passed is False else {}
         if one.check == until:
             break
     return result
@@ -87,7 +87,7 @@ def test_true_claims_of_our_methods_pass(claims_only: None) -> None:
 @pytest.mark.long
 def test_the_contract_fails_a_method_that_does_not_work_and_what_is_not_claimed_is_not_judged() -> None:
     verdicts = [*referee.referee(Changed(_fail))]
-    assert all(one.word == "FAIL" and "too late" in one.said for one in verdicts[:2])
+    assert all(one.word == "FAIL" and "too late" in one.text for one in verdicts[:2])
     assert {one.check for one in verdicts if one.passed is None} >= {"rate", "models"}
 
 

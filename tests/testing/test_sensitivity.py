@@ -36,7 +36,7 @@ class Call:
 
     def train(self, x: Flat | None = None, **how: Any) -> Reply:
         y, _, spent = self.work.local(x or self.x, self.rows, self.seed, **how)
-        return Reply({"delta": Flat(y.layout, y.buffer - self.x.buffer)}, releases=[spent.of("delta")])
+        return Reply({"delta": Flat(y.layout, y.buffer - self.x.buffer)}, releases=[spent.with_names("delta")])
 
     @property
     def mean(self) -> Tensor:
@@ -57,7 +57,7 @@ class Planted(FedAvg):
 def also(call: Call, name: str, value: Tensor, *releases: Release) -> Reply:
     """Return the reply with one more tensor, under these releases or, without any, under that of the training."""
     reply = call.train()
-    more = releases or [reply.releases[0].of("delta", name)]
+    more = releases or [reply.releases[0].with_names("delta", name)]
     return replace(reply, each={name: value}, releases=[*(reply.releases if releases else []), *more])
 
 

@@ -15,7 +15,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, needs
+from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe, requests_of_clients
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum, clipped
 from fedcommons.privacy.noise import Noise
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
@@ -86,17 +86,17 @@ class Means:
     sigma: float = 0.2
     noise: float = 0.2
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
-        means = [client.x.float().mean(0, keepdim=True).to(client.x.dtype) for client in client_data.own]
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        means = [client.x.float().mean(0, keepdim=True).to(client.x.dtype) for client in client_data.clients]
         each = [Contribution(Examples(x, torch.tensor([i]))) for i, x in enumerate(means)]
-        return Contributions.of_made(client_data, each)
+        return Contributions.from_generated(client_data, each)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
         releases, x = [], contributed.store.x.clone()
         for row, client in zip(contributed.rows.tolist(), contributed.owners.tolist(), strict=True):
-            moves = 8 / client_data.own.sizes[client]
+            moves = 8 / client_data.clients.sizes[client]
             event = Release(mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=moves, steps=1)
             releases.append(replace(event, client=client, what=("mean",)))
             normal = numpy_generator(client_data.seed, "noise", client).standard_normal((1, 8, 8))
@@ -104,12 +104,14 @@ class Means:
         return replace(contributed, store=Examples(x, contributed.store.y)), releases
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        return Assigned(client_data.own.rows, [released.rows] * len(client_data.own), n_own=client_data.own.sizes)
+        return Assigned(
+            client_data.clients.rows, [released.rows] * len(client_data.clients), n_own=client_data.clients.sizes
+        )
 
 
 class AlsoRealOnes(Means):
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        whole, rows = super().assign(client_data, released), client_data.own.rows
+        whole, rows = super().assign(client_data, released), client_data.clients.rows
         given = [rows[i - 1][:1] for i in range(len(rows))]
         return replace(whole, received=[np.concatenate(both) for both in zip(whole.received, given, strict=True)])
 
@@ -117,8 +119,8 @@ class AlsoRealOnes(Means):
 class NoisyLabels(Means):
     """It asks for synthetic images, whose labels are those of the recipe."""
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
-        return needs(0.8, client_data, recipe)
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
+        return requests_of_clients(0.8, client_data, recipe)
 
 
 @pytest.mark.long
@@ -155,7 +157,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 """Constants that make a part private, or that it must be given."""
 
-BY_DP_SGD = [name for name in KINDS["generator"].known if "noise_multiplier" in constants("generator", name)]
+BY_DP_SGD = [name for name in KINDS["generator"].components if "noise_multiplier" in constants("generator", name)]
 SMALL = {"epochs": 1, "batch_size": 8, "lr": 1e-3, "channels": (8, 16), "noise_multiplier": 1.5, "draws": 2}
 
 SMALL_CLIP = LocalSGD(epochs=1, batch_size=3, dp=DPSGD(noise_multiplier=0.5, clip=0.1))
@@ -169,7 +171,7 @@ UNPROTECTED: list[tuple[str, dict[str, Any]]] = [("feddm", {}), ("feddpms", {}),
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("name", "values"), [*((name, OTHERWISE.get(name, {})) for name in KINDS["algorithm"].known), *UNPROTECTED]
+    ("name", "values"), [*((name, OTHERWISE.get(name, {})) for name in KINDS["algorithm"].components), *UNPROTECTED]
 )
 @pytest.mark.long
 def test_no_method_is_accused(name: str, values: dict[str, Any], seed: int, quick: Callable[[str], Algorithm]) -> None:
@@ -183,7 +185,7 @@ def test_no_private_generator_is_accused(name: str) -> None:
     check_generator(make("generator", name, SMALL), digits((12,)).data.clients.store)
 
 
-@pytest.mark.parametrize("name", KINDS["sharing"].known)
+@pytest.mark.parametrize("name", KINDS["sharing"].components)
 def test_no_stage_is_accused(name: str) -> None:
     for seed in (0, 1):
         check_stage(make("sharing", name, OTHERWISE.get(name, {})), seed=seed)

@@ -23,7 +23,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
 from fedcommons.storage import file_lock
-from fedcommons.storage.error_file import left_in
+from fedcommons.storage.error_file import read_error
 from fedcommons.tracking.run_folder import read_finished
 
 TINY = small(
@@ -79,7 +79,7 @@ def looks(folder: Path) -> None:
     """What sweeps look at, and what is drawn from a folder."""
     file_lock.holder(folder)
     file_lock.strangers(folder)
-    print(left_in(folder))
+    print(read_error(folder))
     for look in (lambda: read_finished(folder, TINY), lambda: plots.partition_of(folder)):
         with contextlib.suppress(UserError):
             look()

@@ -30,9 +30,10 @@ from fedcommons.generators.requests import Contribution
 
 @dataclass(frozen=True)
 class Copying(ShuffledSynthetic):
-    def make(self, dealt, drawn):
-        n, real = len(drawn[0].examples), dealt.own.store
-        return Contributions.of_made(dealt, [Contribution(real[rows[:n]], seen=n) for rows in dealt.own.rows])
+    def make(self, client_data, generated):
+        n, real = len(generated[0].examples), client_data.clients.store
+        contributed = [Contribution(real[rows[:n]], n_sources=n) for rows in client_data.clients.rows]
+        return Contributions.from_generated(client_data, contributed)
 """
 
 

@@ -61,7 +61,7 @@ def _config(folder: Path, values: dict[str, Any]) -> Experiment:
 
 def ready(folder: Path, values: dict[str, Any]) -> Assembled:
     prepared = build.prepare(_config(folder, values))
-    return build.assemble(prepared, [cost.stand_in(need) for need in prepared.needs])
+    return build.assemble(prepared, [cost.stand_in(need) for need in prepared.requests])
 
 
 def spy(patch: pytest.MonkeyPatch, place: Any, name: str, note: Callable[..., None]) -> None:
@@ -84,7 +84,7 @@ def test_counted_work_is_the_work_of_a_run(
     b, dp = config.client.batch_size, config.dp.local
 
     def generators() -> list[tuple[int, int]]:
-        return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.prepare(config).needs)]
+        return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.prepare(config).requests)]
 
     counts, work = count_work(ready(tmp_path, values)), generators()
     seen: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def test_local_steps_in_closed_form() -> None:
 
 
 PRICES = Prices(step=2.0, half=1.5, training=5, round=7, checkpoint=11, example=0.1, gradient=13, product=17,
-                memory=0, state=0, kept=0)  # fmt: skip
+                memory=0, state=0, memory_bytes=0)  # fmt: skip
 
 
 def test_prices_times_counts() -> None:
@@ -229,7 +229,7 @@ def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diver
     assert all(value > 0 for value in (found.checkpoint, found.example, found.gradient, found.product, found.memory))
     assert found.step + found.training + found.round > 0
     start = one.start(experiment.ClientMemory())
-    assert (found.state, found.kept) == (nbytes(start.state), nbytes({"control": start.model}))
+    assert (found.state, found.memory_bytes) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
 @pytest.mark.usefixtures("untimed")

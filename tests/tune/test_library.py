@@ -36,7 +36,7 @@ def test_names_of_the_version_before_work_with_a_warning() -> None:
     assert "Dealt" not in fc.__all__
     sys.modules.pop("fedcommons.sharing.needs", None)
     with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
-        assert import_module("fedcommons.sharing.needs").needs is requests.needs
+        assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients
 
 
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fedcommons.runs import experiment as runs
 from fedcommons.tune import cached_results, trials
 from fedcommons.tune import sweep as tuning
 from fedcommons.tune.progress import Pile, Progress
-from fedcommons.tune.scheduler import InOrder, Lacking
+from fedcommons.tune.scheduler import InOrder, MissingArtifact
 
 FIELDS = {"wandb": "off", "data.limit": 80, "client.epochs": 1, "measure.every": 0, "federation.rounds": 1}
 QUICK = ["--preset=smoke", *(f"--{name}={value}" for name, value in FIELDS.items())]
@@ -150,17 +150,17 @@ def test_the_time_left_of_a_sweep() -> None:
         progress.on_trial_start(0, [], made)
         clock.now += 30
         progress.on_trial_result(0, [], made, {"step": 50, "of": 100, "doing": "training"})
-        assert progress.left is None
+        assert progress.remaining_s is None
         progress.on_trial_complete(0, [], made)
     one = trial("one", cell="a")
     progress.on_trial_start(0, [], one)
     for number in (0, 1, 2):
         clock.now += 10 * bool(number)
         progress.on_trial_result(0, [], one, {"round": number})
-    assert progress.left == 6 * 10
+    assert progress.remaining_s == 6 * 10
     other = trial("other", cell="b")
     progress.on_trial_start(0, [], other)
-    assert progress.left == 6 * 10 / 2
+    assert progress.remaining_s == 6 * 10 / 2
     clock.now += 20
     progress.on_trial_result(0, [], other, {"round": 3, "test/accuracy": 0.5})  # resumed after round 2, 20 s a round
     assert progress.played == Pile(8, 2 + 3, 10 + 10 + 20, 3)
@@ -168,7 +168,7 @@ def test_the_time_left_of_a_sweep() -> None:
     clock.now += 20
     progress.on_trial_result(0, [], one, {"round": 4})
     progress.on_trial_complete(0, [], one)
-    assert progress.left == 0
+    assert progress.remaining_s == 0
     assert "0 of 2 cells done, about 20 s left in all" in written.getvalue()
     assert written.getvalue().splitlines()[-1] == "a: 4/4 rounds"
 
@@ -176,7 +176,7 @@ def test_the_time_left_of_a_sweep() -> None:
 def in_order(cells: dict[str, int], cores: int, monkeypatch: pytest.MonkeyPatch) -> InOrder:
     """Return the order of cells, each with this number of generators of its own, on a machine with these cores."""
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(cores)})
-    lacking = [Lacking(3, [f"{name} {i}"], [name], [name]) for name, n in cells.items() for i in range(n)]
+    lacking = [MissingArtifact(3, [f"{name} {i}"], [name], [name]) for name, n in cells.items() for i in range(n)]
     return InOrder(dict.fromkeys(cells, 1), lacking)
 
 

@@ -61,7 +61,7 @@ class Ditto:
         new_memory = {"own": copy(personal.model), "statistics": copy(work.buffers)}
         work.load_buffers(after)
         metrics = {**reply.metrics, "personal_loss": personal.metrics["loss"]}
-        releases = [*reply.releases, personal.spent.of("delta")]
+        releases = [*reply.releases, personal.spent.with_names("delta")]
         return Reply(reply.sums, weight=reply.weight, memory=new_memory, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:

@@ -129,7 +129,7 @@ class FedCVAE:
             "size": torch.tensor(len(data)),
             "histogram": torch.bincount(data.y, minlength=networks.n_classes),
         }
-        release = Release(what=tuple(sent), seen=len(data), commons=True)
+        release = Release(what=tuple(sent), n_disclosed=len(data), commons=True)
         return Reply(each=sent, weight=data.size, metrics={"loss": loss}, releases=[release])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:

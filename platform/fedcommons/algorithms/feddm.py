@@ -147,7 +147,7 @@ class FedDM:
         )
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         reason = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
-        spent = Release(what=("images",), why=reason, seen=sum(map(len, rows.values())), commons=True)
+        spent = Release(what=("images",), reason=reason, n_disclosed=sum(map(len, rows.values())), commons=True)
         if protection and self.init == "noise":
             spent = replace(protection, what=("images",), commons=True)
         metrics = {"loss": torch.stack(losses).mean()} if losses else {}

@@ -148,9 +148,9 @@ def features(module: nn.Module, head: Head, x: Tensor) -> Tensor:
     return torch.cat([head.inputs.flatten(1), head.outputs], 1)
 
 
-def means(u: Tensor, mine: Tensor, weight: Tensor | None = None) -> Tensor:
+def means(u: Tensor, own_images: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the (weighted) class means (k, D) of the features u (m, D); ``mine`` (k, m): 1 for the rows of a class."""
-    share = (mine if weight is None else mine * weight).to(u)
+    share = (own_images if weight is None else own_images * weight).to(u)
     return share / share.sum(1, keepdim=True) @ u
 
 
@@ -159,15 +159,13 @@ def losses(synthetic: Tensor, real: Tensor) -> Tensor:
     return (synthetic.unflatten(0, (len(real), -1)).mean(1) - real).square().sum(1)
 
 
-def add_noise_level(
-    gradient: Tensor, taken: Sequence[int], sigma: float, clip: float, draws: torch.Generator
-) -> Tensor:
+def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: float, draws: torch.Generator) -> Tensor:
     """Return G min(1, C/||G||) + N(0, sigma^2 C^2 I)/|B| for the gradient G of each class, as the paper prints it.
 
     gradient: (k ipc, ...); taken: |B| of each class, the number of real images in its batch.
     """
     parts = []
-    for g, n in zip(gradient.chunk(len(taken)), taken, strict=True):
+    for g, n in zip(gradient.chunk(len(rows)), rows, strict=True):
         noise = torch.randn(g.shape, generator=draws).to(g)
         parts.append(g * (clip / torch.linalg.vector_norm(g)).clamp(max=1) + noise * (sigma * clip / n))
     return torch.cat(parts)

@@ -54,7 +54,7 @@ from fedcommons.seeding import generator
 NOT_CERTIFIED = (
     "not certified: codes are not bounded, many noisy codes of one mean compose, and which are kept depends on the data"
 )
-ABUNDANT = Release(what=("labels",), commons=True, why="abundant and scarce classes follow a client's class counts")
+ABUNDANT = Release(what=("labels",), commons=True, reason="abundant and scarce classes follow a client's class counts")
 
 
 @dataclass(frozen=True)
@@ -148,22 +148,26 @@ class FedDPMS:
         delta = sub(select(y, names), select(put(work.initial, x), names))  # All know the initial decoder.
         new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
         return Reply(
-            {"delta": scale(delta, w)}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.of("delta")]
+            {"delta": scale(delta, w)},
+            weight=w,
+            memory=new_memory,
+            metrics=metrics,
+            releases=[spent.with_names("delta")],
         )
 
     def _second(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         """Train on the cross entropy; give and receive codes."""
-        x, gives = flat(message.common, "model"), "decoder" in message.own
-        new_memory = {**memory, "decoder": message.own["decoder"]} if gives else dict(memory)
+        x, gives = flat(message.common, "model"), "decoder" in message.individual
+        new_memory = {**memory, "decoder": message.individual["decoder"]} if gives else dict(memory)
         start = put(put(work.initial, flat(new_memory, "decoder")) if "decoder" in new_memory else work.initial, x)
         each, releases, augmented = {}, [], data
         if gives and self.privacy == "sound":
             work.load(start)
             each, protection = self._private_means(work, data)
             releases += [replace(protection, what=("codes",), commons=True), ABUNDANT]
-        if "codes" in message.own:
+        if "codes" in message.individual:
             work.load(start)
-            joining = self._images(work, message.own, data, seed)
+            joining = self._images(work, message.individual, data, seed)
             new_memory |= joining if len(joining["labels"]) else {}
             each |= {"served": torch.tensor(len(joining["labels"]) > 0)} if self.privacy == "sound" else {}
         if "images" in new_memory:
@@ -173,14 +177,14 @@ class FedDPMS:
         y, metrics, spent = work.local(start, augmented, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
         w, delta = work.weight(augmented), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
-            work.load(put(y, flat(message.own, "decoder")))  # DP-SGD's noise has changed the module's decoder.
+            work.load(put(y, flat(message.individual, "decoder")))  # DP-SGD's noise has changed the module's decoder.
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
-            releases.append(Release(what=("codes", "labels"), why=why, seen=seen, commons=True))
+            releases.append(Release(what=("codes", "labels"), reason=why, n_disclosed=seen, commons=True))
         bare = {"weight": w not in (1, data.size), "served": "served" in each}  # Both depend on messages and n_i only.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
-        releases = [spent.of(*covered), *releases]
+        releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:

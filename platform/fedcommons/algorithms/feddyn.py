@@ -52,7 +52,9 @@ class FedDyn:
         y, metrics, spent = work.local(x, data, seed, add_to_grad=Correction(self.regularise, (x, g_i)))
         delta = sub(y, x)
         memory = {"gradient": add(g_i, delta, -self.alpha)}
-        return Reply({"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics, releases=[spent.of("delta")])
+        return Reply(
+            {"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics, releases=[spent.with_names("delta")]
+        )
 
     def regularise(
         self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]

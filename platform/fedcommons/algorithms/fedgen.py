@@ -135,7 +135,7 @@ class FedGEN:
             {"head": head_delta, "counts": torch.bincount(data.y, minlength=len(values(message.common["shares"])))},
             weight=w,
             metrics=metrics,
-            releases=[spent.of("body", "head"), Release(what=("counts",))],
+            releases=[spent.with_names("body", "head"), Release(what=("counts",))],
         )
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:

@@ -59,7 +59,7 @@ class FedMix:
         """Return all means. The engine uploads each mean once and sends it to the N - 1 other clients."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
-        releases = [Release(client, what, seen=n) for client, n in enumerate(clients.sizes)]
+        releases = [Release(client, what, n_disclosed=n) for client, n in enumerate(clients.sizes)]
         return Common(means, releases=releases)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

@@ -42,7 +42,7 @@ class FedNova:
         y, metrics, spent = work.local(x, data, seed)
         a = normaliser(int(metrics["steps"]), momentum)
         sums = {"d": scale(sub(x, y), w / a), "a": torch.tensor(w * a, dtype=torch.float64)}
-        return Reply(sums, weight=w, metrics=metrics, releases=[spent.of(*sums)])
+        return Reply(sums, weight=w, metrics=metrics, releases=[spent.with_names(*sums)])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         weights = summed_weight(replies)

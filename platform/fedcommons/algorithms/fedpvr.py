@@ -69,7 +69,7 @@ class FedPVR:
         delta = sub(y, x)
         new = add(sub(c_i, c), select(delta, c.layout.names), -1 / (float(metrics["steps"]) * eta))
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
-        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[spent.of(*sums)])
+        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[spent.with_names(*sums)])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {

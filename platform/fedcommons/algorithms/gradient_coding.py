@@ -70,8 +70,8 @@ class GradientCoding:
         x, (eta, _) = flat(message.common, "model"), work.sgd("gradient coding", momentum=True)
         learning_rate = eta * self.decay ** int(scalar(message.common, "answered"))
         y, metrics, spent = work.local(x, data, seed, lr=learning_rate)
-        coded = scale(sub(y, x), data.size / scalar(message.own, "arrival"))
-        return Reply({"coded": coded}, weight=data.size, metrics=metrics, releases=[spent.of("coded")])
+        coded = scale(sub(y, x), data.size / scalar(message.individual, "arrival"))
+        return Reply({"coded": coded}, weight=data.size, metrics=metrics, releases=[spent.with_names("coded")])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         model = add(flat(state, "model"), flat(total, "coded"), 1 / scalar(state, "total"))

@@ -97,7 +97,7 @@ class MOON:
             return value + self.mu * weighted.mean()
 
         if keeps := _keeps(work.loop):
-            data = replace(data, beside=(torch.arange(n, device=data.y.device),))
+            data = replace(data, extra_columns=(torch.arange(n, device=data.y.device),))
         with head.watched():
             trained = work.local(x, data, seed, loss=loss)
         memory = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}

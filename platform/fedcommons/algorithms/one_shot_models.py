@@ -69,7 +69,9 @@ def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int
     loop = work.loop if epochs is None else replace(work.loop, epochs=epochs)
     y, metrics, spent = loop.run(work, x, data, seed)
     delta = sub(y, x)
-    return Reply({"delta": scale(delta, w)}, {"delta": delta}, weight=w, metrics=metrics, releases=[spent.of("delta")])
+    return Reply(
+        {"delta": scale(delta, w)}, {"delta": delta}, weight=w, metrics=metrics, releases=[spent.with_names("delta")]
+    )
 
 
 def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:

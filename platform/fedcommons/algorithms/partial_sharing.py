@@ -18,9 +18,9 @@ from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
 
 
-def initial_state(model: Flat, own: Collection[str]) -> State:
+def initial_state(model: Flat, personal_names: Collection[str]) -> State:
     """Return the state before round 1; own: names of the parameters that stay with the clients."""
-    return {"shared": select(model, [name for name in model if name not in own]), "untrained": model}
+    return {"shared": select(model, [name for name in model if name not in personal_names]), "untrained": model}
 
 
 def download(state: State) -> Message:
@@ -35,7 +35,7 @@ def train_client(work: Work, message: Message, memory: Payload, data: ClientData
     y, metrics, spent = work.local(put(start, flat(memory, "own")) if memory else start, data, seed)
     delta = scale(sub(select(y, x.layout.names), x), w)
     new_memory = {"own": select(y, [name for name in y if name not in x.layout.parts])}
-    return Reply({"delta": delta}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.of("delta")])
+    return Reply({"delta": delta}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.with_names("delta")])
 
 
 def merge_shared(state: State, total: Payload, replies: Replies) -> State:

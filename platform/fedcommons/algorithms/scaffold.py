@@ -65,7 +65,7 @@ class SCAFFOLD:
         new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
         protection = spent if at_x is None else Release()  # option 1: the gradient has no noise
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
-        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.of(*sums)])
+        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.with_names(*sums)])
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {

@@ -44,7 +44,9 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
     half of the limit. ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
     ``memorised``: whether the counts are more than chance explains.
     """
-    masks = [c.of.made.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared]
+    masks = [
+        c.subject.synthetic.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared
+    ]
     k = sum(int(mask.sum()) for mask in masks)
     if not k:
         return None
@@ -67,8 +69,8 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
         "control": int(total[4]),
         "copied_half": int(total[5]),
         "control_half": int(total[6]),
-        "to_seen": float(np.median(select([c.made.to_matched for c in compared]))),
-        "to_held_out": float(np.median(select([c.made.to_held_out for c in compared]))),
+        "to_seen": float(np.median(select([c.nearest.to_matched for c in compared]))),
+        "to_held_out": float(np.median(select([c.nearest.to_held_out for c in compared]))),
         "memorised": memorised(total),
     }
 
@@ -90,7 +92,7 @@ class Audit:
         masks: dict[int, np.ndarray] = {}
         for of_space in self.compared.values():
             for c in of_space:
-                masks[c.of.client] = c.near | masks.get(c.of.client, np.full(len(c.near), False))
+                masks[c.subject.client] = c.near | masks.get(c.subject.client, np.full(len(c.near), False))
         return masks
 
     def record(self) -> dict[str, Any]:
@@ -104,10 +106,10 @@ class Audit:
 
 
 def _of_space(compared: Sequence[Compared], seed: int) -> dict[str, Any]:
-    labels = sorted({int(y) for c in compared for y in c.of.made.y.unique()})
+    labels = sorted({int(y) for c in compared for y in c.subject.synthetic.y.unique()})
     return {
         "all": _verdict(compared, seed),
-        "clients": {str(c.of.client): _verdict([c], seed) for c in compared if len(c.near)},
+        "clients": {str(c.subject.client): _verdict([c], seed) for c in compared if len(c.near)},
         "classes": {str(label): _verdict(compared, seed, label) for label in labels},
     }
 

@@ -72,7 +72,7 @@ def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
     """Return (k, 2): client and row of each replaceable synthetic image; its client has copies (of the class)."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
-        rows = _rows(c.of.made.y.numpy(), label)
+        rows = _rows(c.subject.synthetic.y.numpy(), label)
         if len(_rows(c.copied, label)):
             places.append(np.stack([np.full(len(rows), i), rows], 1))
     return np.concatenate(places)

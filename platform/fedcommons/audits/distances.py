@@ -38,7 +38,7 @@ class Look:
     right: int = 0
     mirrored: bool = False
 
-    def of(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         """Return the changed images. New pixels repeat the edge."""
         rows = (torch.arange(x.shape[-2]) - self.down).clamp(0, x.shape[-2] - 1)
         columns = (torch.arange(x.shape[-1]) - self.right).clamp(0, x.shape[-1] - 1)
@@ -89,7 +89,7 @@ def feature_space(module: nn.Module) -> Space:
     embed = embedding(module)
 
     def space(records: Tensor) -> Distances:
-        changed = [embed(look.of(records)) for look in looks(records)]
+        changed = [embed(look.apply(records)) for look in looks(records)]
 
         def distances(x: Tensor) -> Tensor:
             points = embed(x)

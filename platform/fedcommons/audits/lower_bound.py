@@ -67,17 +67,17 @@ def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
     return lower_bound(m, r, r, delta, confidence)
 
 
-def apart(one: float, other: float) -> tuple[str, str]:
+def apart(first: float, second: float) -> tuple[str, str]:
     """Return two numbers as text, with at least three digits and as many more as make the texts differ."""
-    both = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
-    return next((texts for texts in both if texts[0] != texts[1]), (repr(one), repr(other)))
+    both = ((f"{first:.{digits}g}", f"{second:.{digits}g}") for digits in range(3, 18))
+    return next((texts for texts in both if texts[0] != texts[1]), (repr(first), repr(second)))
 
 
-def verdict(found: float, most: float, reported: float | None) -> str:
+def verdict(bound: float, most: float, reported: float | None) -> str:
     """Compare a lower bound (at most ``most``) with a reported epsilon in words; None: no release is covered."""
     if reported is None:
         return "no epsilon is reported"
-    if found > reported:
+    if bound > reported:
         return "above the reported one"
     return "not above the reported one" if most > reported else "cannot tell"
 

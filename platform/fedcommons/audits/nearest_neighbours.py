@@ -38,21 +38,21 @@ class Subject:
     """
 
     client: int
-    made: Examples
-    seen: Examples
+    synthetic: Examples
+    training: Examples
     held_out: Examples
     matched: Tensor
 
 
-def subject(client: int, made: Examples, seen: Examples, unseen: Examples, seed: int) -> Subject:
+def subject(client: int, synthetic: Examples, training: Examples, unseen: Examples, seed: int) -> Subject:
     """Draw held-out images from ``unseen``, per class the number of seen images or all; the draw is keyed by client.
 
     Raises:
         UserError: no class of ``seen`` is in ``unseen``.
     """
     draws, matched, held_out = numpy_generator(seed, "held out", client), [], []
-    for label in np.unique(seen.y.numpy()):
-        seen_rows, unseen_rows = (draws.permutation(np.flatnonzero(e.y.numpy() == label)) for e in (seen, unseen))
+    for label in np.unique(training.y.numpy()):
+        seen_rows, unseen_rows = (draws.permutation(np.flatnonzero(e.y.numpy() == label)) for e in (training, unseen))
         n = min(len(seen_rows), len(unseen_rows))
         matched.append(seen_rows[:n])
         held_out.append(unseen_rows[:n])
@@ -62,7 +62,7 @@ def subject(client: int, made: Examples, seen: Examples, unseen: Examples, seed:
             f"sharing.audit needs held-out images of client {client}'s classes, and there are none: "
             "set data.validation above 0, or generator.rho below 1."
         )
-    return Subject(client, made, seen, unseen[np.concatenate(held_out)], torch.from_numpy(rows))
+    return Subject(client, synthetic, training, unseen[np.concatenate(held_out)], torch.from_numpy(rows))
 
 
 def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
@@ -105,8 +105,8 @@ class Compared:
     fresh image of the true distribution is below the limit.
     """
 
-    of: Subject
-    made: Nearest
+    subject: Subject
+    nearest: Nearest
     copies: Nearest
     copied: np.ndarray
     limit: float
@@ -115,15 +115,15 @@ class Compared:
     @property
     def near(self) -> np.ndarray:
         """Return (k,): whether a synthetic image is a near-copy."""
-        return self.made.to_seen < self.limit
+        return self.nearest.to_seen < self.limit
 
     @property
     def identical(self) -> np.ndarray:
         """Return (k,): whether a synthetic image equals a seen image, up to the looks of ``distances`` and rounding."""
-        return self.made.to_seen <= ROUNDING * self.limit
+        return self.nearest.to_seen <= ROUNDING * self.limit
 
 
-def compare(one: Subject, space: Space, seed: int) -> Compared:
+def compare(subject: Subject, space: Space, seed: int) -> Compared:
     """Compare one client's images in a space; ``seed``: for the planted copies.
 
     The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).
@@ -131,15 +131,17 @@ def compare(one: Subject, space: Space, seed: int) -> Compared:
 
     This computes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are in memory at once.
     """
-    n, m = len(one.seen), len(one.held_out)
-    distances = space(torch.cat([one.seen.x, one.held_out.x]))
+    n, m = len(subject.training), len(subject.held_out)
+    distances = space(torch.cat([subject.training.x, subject.held_out.x]))
     j = max(1, int(NEAR * (m + 1)))
-    to_held_out = torch.cat([rows[:, :n].min(1).values for rows in chunks(one.held_out.x, distances)])
+    to_held_out = torch.cat([rows[:, :n].min(1).values for rows in chunks(subject.held_out.x, distances)])
     limit = float(to_held_out.sort().values[j - 1])
-    records = torch.cat([one.matched, n + torch.arange(m)])
-    copies = copies_of(one.seen, numpy_generator(seed, "copies", one.client))
-    synthetic, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (one.made.x, copies.x))
-    return Compared(of=one, made=synthetic, copies=planted, copied=copies.y.numpy(), limit=limit, expected=j / (m + 1))
+    records = torch.cat([subject.matched, n + torch.arange(m)])
+    copies = copies_of(subject.training, numpy_generator(seed, "copies", subject.client))
+    synthetic, planted = (_nearest(chunks(x, distances), n, records, limit) for x in (subject.synthetic.x, copies.x))
+    return Compared(
+        subject=subject, nearest=synthetic, copies=planted, copied=copies.y.numpy(), limit=limit, expected=j / (m + 1)
+    )
 
 
 def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:
@@ -171,5 +173,5 @@ def copies_of(seen: Examples, draws: np.random.Generator) -> Examples:
     x = chosen.x.clone()
     for row in range(len(chosen)):
         kind = kinds[draws.integers(len(kinds))]
-        x[row] = kind[draws.integers(len(kind))].of(x[row : row + 1])[0]
+        x[row] = kind[draws.integers(len(kind))].apply(x[row : row + 1])[0]
     return Examples(x, chosen.y)

@@ -33,7 +33,7 @@ ROUNDING = 1e-13
 """Tolerance of a squared distance at a ball's edge, as a share of |x|^2 + |y|^2 for centred points: floats round."""
 
 
-def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
+def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
     """Return precision, recall, density, coverage and kernel_distance of made points (m, d) against real points (n, d).
 
     made: synthetic points. Two draws from one distribution have density 1 on average, and a coverage of about 1 - 2^-k
@@ -42,11 +42,11 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
     Raises:
         ValueError: there are not more than k points of either kind.
     """
-    if min(len(real), len(made)) <= k:
+    if min(len(real), len(synthetic)) <= k:
         raise ValueError(
-            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(made)} made ones"
+            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(synthetic)} made ones"
         )
-    a, b = (x.double() - real.double().mean(0) for x in (real, made))
+    a, b = (x.double() - real.double().mean(0) for x in (real, synthetic))
     of_real, of_made = _radii(a, k).square(), _radii(b, k).square()
     inside_all = precise = 0.0
     covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
@@ -60,11 +60,11 @@ def compared(real: Tensor, made: Tensor, k: int = 5) -> dict[str, float]:
         covered |= inside.any(0)
         recalled |= (far <= radii[:, None]).any(0)
     return {
-        "precision": precise / len(made),
+        "precision": precise / len(synthetic),
         "recall": float(recalled.sum()) / len(real),
-        "density": inside_all / (k * len(made)),
+        "density": inside_all / (k * len(synthetic)),
         "coverage": float(covered.sum()) / len(real),
-        "kernel_distance": kernel_distance(real, made),
+        "kernel_distance": kernel_distance(real, synthetic),
     }
 
 
@@ -78,7 +78,7 @@ def _radii(points: Tensor, k: int) -> Tensor:
     return torch.cat(radii)
 
 
-def kernel_distance(real: Tensor, made: Tensor) -> float:
+def kernel_distance(real: Tensor, synthetic: Tensor) -> float:
     """Return the unbiased squared MMD of synthetic points (m, d) and real points (n, d); n and m are at least 2."""
 
     def total(a: Tensor, b: Tensor) -> float:
@@ -88,7 +88,7 @@ def kernel_distance(real: Tensor, made: Tensor) -> float:
         itself = float((a.square().sum(1) / a.shape[1] + 1).pow(3).sum())
         return (total(a, a) - itself) / (len(a) * (len(a) - 1))
 
-    x, y = real.double(), made.double()
+    x, y = real.double(), synthetic.double()
     return others(x) + others(y) - 2 * total(x, y) / (len(x) * len(y))
 
 

@@ -30,7 +30,7 @@ class Planted:
 NOTHING = Planted(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) -> np.ndarray:
+def counts(comparison: Compared, label: int | None = None, planted: Planted = NOTHING) -> np.ndarray:
     """Count (7,) for a client's synthetic images, of all classes or of class ``label``.
 
     The counts are: k; the number of images closer to a matched seen image than to any held-out image; the sum over
@@ -39,17 +39,22 @@ def counts(one: Compared, label: int | None = None, planted: Planted = NOTHING) 
 
     planted: copies that replace synthetic images. The replaced rows must be of the class.
     """
-    unchanged = np.full(len(one.near), True)
+    unchanged = np.full(len(comparison.near), True)
     unchanged[planted.rows] = False
-    inside = unchanged if label is None else unchanged & (one.of.made.y.numpy() == label)
-    closer = one.made.closer[inside].sum() + one.copies.closer[planted.copies].sum()
-    records = np.concatenate([one.made.record[inside], one.copies.record[planted.copies]])
-    near = unchanged & one.made.below.any((1, 2))
-    bits = np.concatenate([one.made.below[near], one.copies.below[planted.copies]])
-    m = len(one.of.held_out)
+    inside = unchanged if label is None else unchanged & (comparison.subject.synthetic.y.numpy() == label)
+    closer = comparison.nearest.closer[inside].sum() + comparison.copies.closer[planted.copies].sum()
+    records = np.concatenate([comparison.nearest.record[inside], comparison.copies.record[planted.copies]])
+    near = unchanged & comparison.nearest.below.any((1, 2))
+    bits = np.concatenate([comparison.nearest.below[near], comparison.copies.below[planted.copies]])
+    m = len(comparison.subject.held_out)
     hit = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), axis=1, count=2 * m)
     if label is not None:
-        hit &= torch.cat([one.of.seen.y[one.of.matched], one.of.held_out.y]).numpy() == label
+        hit &= (
+            torch.cat(
+                [comparison.subject.training.y[comparison.subject.matched], comparison.subject.held_out.y]
+            ).numpy()
+            == label
+        )
     hits = hit.reshape(4, m).sum(1)  # near to seen, to held-out; twice as near to seen, to held-out
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedcommons.audits.lower_bound import coins
 from fedcommons.audits.white_box_estimate import Estimate, estimate
-from fedcommons.core.client_worker import Work, trained
+from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.privacy import dp_sgd_vmap
@@ -46,7 +46,7 @@ class Directed(LightningModule):
         self.module, self.u, self.steepness = module, u, steepness
 
     def forward(self, j: Tensor, there: Tensor) -> Tensor:
-        weights = torch.cat([p.reshape(-1) for p in trained(self.module).values()])
+        weights = torch.cat([p.reshape(-1) for p in trainable_parameters(self.module).values()])
         return (self.steepness * there * (self.u.index_select(0, j.view(-1)) @ weights)).mean()
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -96,9 +96,9 @@ def of_vectorised_steps(
 
 
 def _directed(module: nn.Module, k: int, clip: float, seed: int) -> Directed:
-    d = sum(p.numel() for p in trained(module).values())
+    d = sum(p.numel() for p in trainable_parameters(module).values())
     return Directed(deepcopy(module), directions(k, d, seed), STEEP * clip)
 
 
 def _gradient(module: nn.Module) -> Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in trained(module).values() if p.grad is not None])
+    return torch.cat([p.grad.reshape(-1) for p in trainable_parameters(module).values() if p.grad is not None])

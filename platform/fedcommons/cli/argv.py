@@ -19,7 +19,7 @@ from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_smal
 LONGEST = 4096
 """The largest number of characters of a value: the limit of a path on Linux."""
 
-NAMES = {*SECTIONS, *KINDS["algorithm"].known}
+NAMES = {*SECTIONS, *KINDS["algorithm"].components}
 """Sections that may be empty in a config file."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}

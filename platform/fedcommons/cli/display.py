@@ -50,16 +50,16 @@ class _Row:
 
     text: str
     number: int
-    of: int
+    total: int
     first: int
-    began: float
-    said: float
+    first_time: float
+    shown_at: float
 
-    def left(self, now: float) -> str:
+    def remaining_text(self, now: float) -> str:
         """Return the remaining time, from the pace since the first step; an empty text if unknown."""
-        if self.number <= self.first or self.number >= self.of:
+        if self.number <= self.first or self.number >= self.total:
             return ""
-        return f"{duration((now - self.began) / (self.number - self.first) * (self.of - self.number))} left"
+        return f"{duration((now - self.first_time) / (self.number - self.first) * (self.total - self.number))} left"
 
 
 class _Console(Console):
@@ -145,20 +145,20 @@ class Display:
             self._titled = now
             self.say(text)
 
-    def step(self, name: str, number: int, of: int, text: str, *, ends: bool = True) -> None:
+    def step(self, name: str, number: int, total: int, text: str, *, ends: bool = True) -> None:
         """Record that the task ``name`` has done ``number`` of ``of`` steps; the last step removes the task.
 
         ends: without a terminal, print a line for the last step too.
         """
         now, before = self._clock(), self._rows.get(name)
-        row = replace(before, number=number, text=text) if before else _Row(text, number, of, number, now, now)
-        is_said = now - row.said >= EVERY or (ends and number >= of)
-        line = f"{name}: {number}/{of} {text}" + (f", {remaining}" if (remaining := row.left(now)) else "")
+        row = replace(before, number=number, text=text) if before else _Row(text, number, total, number, now, now)
+        is_said = now - row.shown_at >= EVERY or (ends and number >= total)
+        line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if (remaining := row.remaining_text(now)) else "")
         log(line, logging.INFO if is_said else logging.DEBUG)
         if is_said and not self.is_live:
             self._print(line)
-        self._rows[name] = replace(row, said=now) if is_said else row
-        if number >= of:
+        self._rows[name] = replace(row, shown_at=now) if is_said else row
+        if number >= total:
             self.drop(name)
         else:
             self._refresh()
@@ -178,7 +178,7 @@ class Display:
             table.add_column(no_wrap=True, overflow="ellipsis")
         now = self._clock()
         for name, row in self._rows.items():
-            table.add_row(name, f"{row.number}/{row.of}", row.text, row.left(now))
+            table.add_row(name, f"{row.number}/{row.total}", row.text, row.remaining_text(now))
         return table
 
     def _refresh(self) -> None:
@@ -187,7 +187,7 @@ class Display:
             self._live.update(self._table(), refresh=True)
 
 
-def asked(options: Options, *, to_stderr: bool = False) -> Display:
+def create_display(options: Options, *, to_stderr: bool = False) -> Display:
     """Return the display that ``--quiet``, ``--log-file`` and ``--log-level`` describe.
 
     Raises:

@@ -18,10 +18,10 @@ from fedcommons.config import hints
 from fedcommons.config.dotted import (
     SHORT_NAMES,
     choose,
+    common_fields,
     fields_for,
     full_name,
     generates,
-    own_fields,
     unchosen_field_error,
 )
 from fedcommons.config.experiment import Experiment
@@ -61,9 +61,11 @@ def parser(
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
     """Return a field's help with its range. A field that names a component lists all names and the chosen ones."""
     for kind, k in KINDS.items():
-        if k.field == name and k.known:
-            summaries = [f"{part}: {summary(k.known[part])}" for part in chosen.get(kind, ()) if part in k.known]
-            return "; ".join([f"{field.help}: {', '.join(k.known)}, or an import path", *summaries])
+        if k.field == name and k.components:
+            summaries = [
+                f"{part}: {summary(k.components[part])}" for part in chosen.get(kind, ()) if part in k.components
+            ]
+            return "; ".join([f"{field.help}: {', '.join(k.components)}, or an import path", *summaries])
     return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
@@ -80,7 +82,7 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
         options = [k.field, *(short for short, field in SHORT_NAMES.items() if field == k.field), *of_kind]
         texts = [text for o in options if o in last and isinstance(text := last[o].value, str)]
         if not texts:
-            default = defaults.get(k.field, own_fields()[k.field].default)
+            default = defaults.get(k.field, common_fields()[k.field].default)
             texts = [lists[o] for o in of_kind] or ([] if default is None else [str(default)])
         texts = [text for text in texts if not (k.is_optional and text.strip() in NULLS)]
         texts += [text for item in items if item.name == "space" for text in _swept(item, k.field)]
@@ -121,13 +123,13 @@ def add_screen(parser: Parser) -> None:
     parser.add_argument("--log-level", type=levels, default="info", help=text)
 
 
-def refuse_fields(options: Options, taken: Mapping[str, str]) -> None:
+def refuse_fields(options: Options, sources: Mapping[str, str]) -> None:
     """Reject fields on the command line that the script sets by another option. taken: maps the field to the option.
 
     Raises:
         UserError: the user set such a field.
     """
-    for name, option in taken.items():
+    for name, option in sources.items():
         if name in options.asked:
             raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
 
@@ -231,7 +233,7 @@ def _hint(parser: Parser, item: Given) -> str | None:
     if not parser.fields or any(name.startswith(item.name) for name in others):
         return None
     before = "" if item.file else "--"
-    if field_name := hints.meant(item.name, parser.options):
+    if field_name := hints.field_for(item.name, parser.options):
         is_taken = parser.options[field_name].is_hidden  # an option of the sweep sets this field
         leaf = field_name.rpartition(".")[2]
         options = [name for name in (f"{leaf}s", parser.short.get(leaf, "")) if is_taken and name in parser.options]

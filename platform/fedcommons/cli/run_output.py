@@ -36,7 +36,7 @@ class Rounds:
             log(f"round {number}  {facts}", logging.DEBUG)
 
 
-def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: str, width: int) -> str:
+def line(number: int, rounds: int, metrics: Mapping[str, float | None], remaining: str, width: int) -> str:
     """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``, cut to the values that exist and fit."""
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
@@ -44,7 +44,7 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], left: st
     for name, key in (("late", "stragglers"), ("rejected", "rejected")):
         if count := metrics.get(key):
             parts.append(f"{name} {count:.0f}")
-    parts += [left] if left else []
+    parts += [remaining] if remaining else []
     while len(text := "  ".join(parts)) > width and len(parts) > 1:
         parts.pop()
     return text

@@ -22,24 +22,24 @@ class _Unreadable(Exception):
     """The error for a text that is no value of the type; args: the type in words, and the text."""
 
 
-def value_of(given: Given, hint: Any) -> Any:
+def value_of(argument: Given, hint: Any) -> Any:
     """Return the value of an option's text, converted to the type ``hint``.
 
     Raises:
         UserError: the text is no value of this type.
     """
-    no_text = isinstance(given.value, list) or (given.text == "null" and NoneType not in _members(hint))
-    if given.file and no_text and str in _members(hint):
-        raise UserError(f"{given} takes one text, got {quote(given.text)}.")
+    no_text = isinstance(argument.value, list) or (argument.text == "null" and NoneType not in _members(hint))
+    if argument.file and no_text and str in _members(hint):
+        raise UserError(f"{argument} takes one text, got {quote(argument.text)}.")
     try:
-        return _read(hint, given.text if given.value is None else given.value)
+        return _read(hint, argument.text if argument.value is None else argument.value)
     except OverflowError:
-        raise UserError(f"{given} is nested too deeply or too large a number, got {quote(given.text)}.") from None
+        raise UserError(f"{argument} is nested too deeply or too large a number, got {quote(argument.text)}.") from None
     except _Unreadable as error:
         words, text = error.args
-        if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(given.text.strip()):
-            raise UserError(f"{given} takes decimal numbers, got {quote(given.text.strip())}.") from None
-        raise UserError(f"{given.name} takes {words}, got {quote(text.strip())}.") from None
+        if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
+            raise UserError(f"{argument} takes decimal numbers, got {quote(argument.text.strip())}.") from None
+        raise UserError(f"{argument.name} takes {words}, got {quote(text.strip())}.") from None
 
 
 def in_words(hint: Any) -> str:

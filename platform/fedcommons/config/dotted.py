@@ -51,7 +51,7 @@ SHORT_NAMES = {
 }  # fmt: skip
 """Short name -> field. Every sweep accepts the short names; most are the symbols of the papers."""
 
-_NON_SCALAR_FIELDS = {"constants", "source", "beside", *SECTIONS}
+_NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
 
 
 def is_ignored(name: str) -> bool:
@@ -64,7 +64,7 @@ def is_ignored(name: str) -> bool:
 
 
 @cache
-def own_fields() -> Mapping[str, Field]:
+def common_fields() -> Mapping[str, Field]:
     """Return the fields of every run, and the fields of the section ``generator``."""
     result = dict(fields_of(Experiment, _NON_SCALAR_FIELDS))
     for section, kind in SECTIONS.items():
@@ -77,14 +77,16 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
 
     chosen: names of components by kind. reread: see ``registry.source``.
     """
-    result = {n: f for n, f in own_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
+    result = {n: f for n, f in common_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
         for name in names:
             section = registry.section(kind, name)
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
             constants = registry.constants(kind, name, reread)
-            if registry.is_own(name) and (clashes := [n for n in constants if f"{section}.{n}" in own_fields()]):
+            if registry.is_user_defined(name) and (
+                clashes := [n for n in constants if f"{section}.{n}" in common_fields()]
+            ):
                 raise UserError(
                     f"{KINDS[kind].field} {quote(name)}: its constant {clashes[0]} needs another name, as every "
                     f"experiment has a field {section}.{clashes[0]}."
@@ -94,14 +96,14 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
 
 
 def full_name(
-    name: str, known: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
+    name: str, names: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
 ) -> str:
     """Return the full name of a field. name: full name, short name, or component and constant (``resnetgn.width``)."""
     section, _, leaf = name.rpartition(".")
-    for kind, parts_ in chosen.items() if name not in known else ():
-        if section in map(registry.label, parts_) and f"{KINDS[kind].section}.{leaf}" in known:
+    for kind, parts_ in chosen.items() if name not in names else ():
+        if section in map(registry.label, parts_) and f"{KINDS[kind].section}.{leaf}" in names:
             return f"{KINDS[kind].section}.{leaf}"
-    return name if name in known else short.get(name, name)
+    return name if name in names else short.get(name, name)
 
 
 def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,10 +116,10 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generates(setting: str) -> bool:
     """Return whether every client trains a generator for this sharing strategy."""
-    return registry.defines("sharing", setting, "needs")
+    return registry.defines("sharing", setting, "requests")
 
 
-def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experiment:
+def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experiment:
     """Return the experiment that the dotted fields describe. Fields of other components go to its ``beside``.
 
     beside: names of fields that are allowed although no component of the package has them: fields of user-defined
@@ -129,7 +131,7 @@ def choose(values: Mapping[str, Any], beside: Collection[str] = ()) -> Experimen
     names = _names(values)
     valid_fields = fields_for({kind: [name] for kind, name in names.items()})
     for name in values:
-        if name not in valid_fields and name not in beside and not name.startswith("source."):
+        if name not in valid_fields and name not in inactive and not name.startswith("source."):
             _require_owned(name, valid_fields)
     source = {kind: code_hash for kind, name in names.items() if (code_hash := registry.source(name))}
     if file := values.get("model.weights"):
@@ -150,7 +152,7 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
     """
     old, now = config.flat, _names({**config.flat, **values})
     old_values = {n: v for n, v in old.items() if not _replaced(n, config, now)}
-    result = choose({**config.beside, **old_values, **values}, config.beside)
+    result = choose({**config.inactive, **old_values, **values}, config.inactive)
     for name, value in values.items():
         if name not in result.flat and not (name in OPTIONAL and value is None):
             raise not_chosen(name, result)
@@ -198,18 +200,18 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     for name, value in values.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
-    named = {kind: flat.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    named = {kind: flat.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
     names: dict[str, Any] = {
         kind: name for kind, name in named.items() if name is not None or not KINDS[kind].is_optional
     }
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {quote(names[wrong[0]])} and no str")
-    if not (generates(names["sharing"]) if not registry.is_own(names["sharing"]) else "generator" in values):
+    if not (generates(names["sharing"]) if not registry.is_user_defined(names["sharing"]) else "generator" in values):
         del names["generator"]
-    valid_fields = fields_for({kind: [name] for kind, name in names.items() if not registry.is_own(name)})
+    valid_fields = fields_for({kind: [name] for kind, name in names.items() if not registry.is_user_defined(name)})
     if "generator" in names:
-        valid_fields |= {n: f for n, f in own_fields().items() if n.startswith("generator.")}
-    sections = {registry.section(kind, name) for kind, name in names.items() if registry.is_own(name)}
+        valid_fields |= {n: f for n, f in common_fields().items() if n.startswith("generator.")}
+    sections = {registry.section(kind, name) for kind, name in names.items() if registry.is_user_defined(name)}
     settings = {n: valid_fields[n].default for n in valid_fields}
     for name, value in flat.items():
         if name in valid_fields:
@@ -251,7 +253,7 @@ def part_of(config: Experiment, kind: str) -> Any:
 
 def parts_of_own(config: Experiment) -> list[str]:
     """Return the options that name an experiment's user-defined components: ``--algorithm my_lab.py:FedAvgM``."""
-    return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_own(name)]
+    return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_user_defined(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
@@ -266,14 +268,14 @@ def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> User
     if (
         name.startswith("generator.")
         and not chosen.get("generator")
-        and (name in own_fields() or registry.owners(name))
+        and (name in common_fields() or registry.owners(name))
     ):
         if any(generates(setting) for setting in chosen["sharing"]):
             return UserError(
-                f"{name} needs --generator.name {' or '.join(KINDS['generator'].known)}, and it names none."
+                f"{name} needs --generator.name {' or '.join(KINDS['generator'].components)}, and it names none."
             )
         settings = ", ".join(chosen["sharing"])
-        able = [setting for setting in KINDS["sharing"].known if generates(setting)]
+        able = [setting for setting in KINDS["sharing"].components if generates(setting)]
         return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
     if owned := registry.owners(name):
         kind, names = owned
@@ -284,7 +286,7 @@ def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> User
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the chosen component of each kind, by kind. Kinds without a chosen component are left out."""
-    chosen = {kind: values.get(k.field, own_fields()[k.field].default) for kind, k in KINDS.items()}
+    chosen = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
     names = {kind: str(name) for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
     if not generates(names["sharing"]):
         del names["generator"]
@@ -293,14 +295,14 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
     """Raise an error if no component of the package has this field, chosen or not."""
-    if name not in own_fields() and not registry.owners(name):
+    if name not in common_fields() and not registry.owners(name):
         raise unknown("config key", name, valid_fields)
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
     """Return whether a field of ``config`` is a constant of a component that is no longer chosen."""
     return (
-        name not in own_fields()
+        name not in common_fields()
         and any(
             name.startswith(f"{registry.section(kind, old)}.") and now.get(kind) != old
             for kind, old in config.chosen.items()
@@ -308,7 +310,7 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
     ) or (name.startswith("generator.") and "generator" not in now)
 
 
-def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[str, Any] | None = None) -> Experiment:
+def _build(flat: Mapping[str, Any], source: Mapping[str, str], inactive: Mapping[str, Any] | None = None) -> Experiment:
     """Create the experiment with these fields."""
     scalars = {n: v for n, v in flat.items() if "." not in n}
     nested: dict[str, Any] = {}
@@ -322,5 +324,5 @@ def _build(flat: Mapping[str, Any], source: Mapping[str, str], beside: Mapping[s
             nested[section] = kind(**arguments)
     section = registry.section("algorithm", scalars["algorithm"])
     constants = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
-    nested |= {"constants": Constants(constants), "source": Constants(source), "beside": Constants(beside)}
+    nested |= {"constants": Constants(constants), "source": Constants(source), "inactive": Constants(inactive)}
     return Experiment(**scalars, **nested)

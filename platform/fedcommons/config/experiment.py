@@ -63,7 +63,7 @@ class Experiment:
     tracking: Tracking = field(default_factory=Tracking)
     constants: Constants = UNSET
     source: Constants = UNSET
-    beside: Constants = field(default=NONE, compare=False, repr=False)
+    inactive: Constants = field(default=NONE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         complete(self, "algorithm", self.algorithm)
@@ -96,7 +96,7 @@ class Experiment:
                 constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
                 dotted_fields = {f"{field_.name}.{n}": v for n, v in {**section_fields, **constants}.items()}
                 values |= {n: v for n, v in dotted_fields.items() if v is not None or n not in registry.OPTIONAL}
-            elif field_.name not in ("constants", "source", "beside", "generator") and (
+            elif field_.name not in ("constants", "source", "inactive", "generator") and (
                 value is not None or field_.name not in registry.OPTIONAL
             ):
                 values[field_.name] = value

@@ -197,7 +197,7 @@ def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
     return helps
 
 
-def taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def select_arguments(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of ``offered`` whose names are parameters of ``function``."""
     parameters = parameters_of(function)
     return {name: value for name, value in offered.items() if name in parameters}

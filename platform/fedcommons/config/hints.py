@@ -61,10 +61,10 @@ _FIELDS = {_plain(word): field for field, words in FIELDS.items() for word in wo
 _SENTENCES = {_plain(word): sentence for words, sentence in SENTENCES.items() for word in words.split()}
 
 
-def meant(word: str, known: Collection[str]) -> str | None:
+def field_for(word: str, names: Collection[str]) -> str | None:
     """Return the field that this word stands for; None if ``known`` has no such field."""
     field = _FIELDS.get(_plain(word))
-    return field if field in known else None
+    return field if field in names else None
 
 
 def sentence_for(word: str) -> str | None:

@@ -21,15 +21,8 @@ from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.static_fields import fields_in, has
 from fedcommons.config.user_code import Code
-from fedcommons.errors import (
-    UserError,
-    before_any_work,
-    name_of,
-    nearest,
-    quote,
-    unknown,
-    user_code_context,
-)
+from fedcommons.deprecated import adopt_old_methods
+from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, unknown, user_code_context
 
 HERE = "FEDCOMMONS_PARTS"
 """Environment variable that passes the folder of the command to Ray's workers."""
@@ -46,8 +39,8 @@ class Kind:
     """
 
     field: str
-    known: Mapping[str, str]
-    handed: frozenset[str] = frozenset()
+    components: Mapping[str, str]
+    passed: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     is_optional: bool = False
     has: tuple[str, ...] = ()
@@ -209,9 +202,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     Raises:
         UserError: the class or function does not exist.
     """
-    components, field = KINDS[kind].known, KINDS[kind].field
+    components, field = KINDS[kind].components, KINDS[kind].field
     where, _, attribute = components.get(name, name).rpartition(":")
-    if name not in components and not is_own(name):
+    if name not in components and not is_user_defined(name):
         hint = f"an import path of your own, such as my_{kind}.py:Name"
         if is_elsewhere(kind, name):
             names = ", ".join(sorted(components))
@@ -223,18 +216,19 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if not callable(component):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
         raise UserError(f"{field} {quote(name)}: {where} has no {quote(attribute)}{near}")
+    adopt_old_methods(kind, component)
     return component
 
 
-def with_floats(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_floats(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return these constants of a component, with whole numbers as floats where the type is float."""
     fields = constants(kind, name)
-    floats = {n for n, value in given.items() if type(value) is int and n in fields and fields[n].kinds[0] is float}
-    return {n: float(value) if n in floats else value for n, value in given.items()}
+    floats = {n for n, value in arguments.items() if type(value) is int and n in fields and fields[n].kinds[0] is float}
+    return {n: float(value) if n in floats else value for n, value in arguments.items()}
 
 
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
-    """Create the component with these constants; see ``made``."""
+    """Create the component with these constants; see ``build_part``."""
     return build_part(kind, name, partial(find(kind, name), **constants))
 
 
@@ -244,7 +238,7 @@ def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
     Raises:
         UserError: ``build`` fails, or the component lacks an attribute that its kind requires.
     """
-    what, has = called(kind, name), KINDS[kind].has
+    what, has = component_label(kind, name), KINDS[kind].has
     with before_any_work(), user_code_context(what):
         part = build()
         missing = [attribute for attribute in has if not hasattr(part, attribute)]
@@ -254,19 +248,19 @@ def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
     return part
 
 
-def called(kind: str, name: str) -> str:
+def component_label(kind: str, name: str) -> str:
     """Return how a message names a component: its field and its name, without the folders of a path."""
     return f"{KINDS[kind].field} {name.rpartition('/')[2]}"
 
 
-def is_own(name: str) -> bool:
+def is_user_defined(name: str) -> bool:
     """Return whether the name is an import path, so that the component is user-defined."""
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
 
 
 def label(name: str) -> str:
     """Return a short name that a folder can have: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
-    return name.rpartition(":")[2].lower() if is_own(name) else name
+    return name.rpartition(":")[2].lower() if is_user_defined(name) else name
 
 
 def section(kind: str, name: str) -> str:
@@ -287,19 +281,19 @@ def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
     """See ``constants``. The hash of the code is a part of the cache key, as the file may change during a run."""
     k = KINDS[kind]
-    if name in k.known:
-        return fields_in(k.known[name], k.handed)
+    if name in k.components:
+        return fields_in(k.components[name], k.passed)
     part = find(kind, name)
-    with before_any_work(), user_code_context(called(kind, name)):
+    with before_any_work(), user_code_context(component_label(kind, name)):
         try:
-            return fields_of(part, k.handed, k.required)
+            return fields_of(part, k.passed, k.required)
         except ValueError as error:
             raise UserError(f"{k.field} {quote(name)}: {error}.") from None
 
 
 def defines(kind: str, name: str, method: str) -> bool:
     """Return whether the component has this method."""
-    components = KINDS[kind].known
+    components = KINDS[kind].components
     if name in components:
         return has(components[name], method)
     source(name)  # the file may have changed
@@ -309,7 +303,7 @@ def defines(kind: str, name: str, method: str) -> bool:
 def owners(field: str) -> tuple[str, list[str]] | None:
     """Return kind and names of the package's components that have this dotted field; None if no component has it."""
     for kind, parts in KINDS.items():
-        names = [n for n in parts.known if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
+        names = [n for n in parts.components if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
         if names:
             return kind, names
     return None
@@ -320,7 +314,7 @@ def having(constant: str) -> list[tuple[str, str, str]]:
     return [
         (kind, name, f"{section(kind, name)}.{constant}")
         for kind, k in KINDS.items()
-        for name in k.known
+        for name in k.components
         if constant in constants(kind, name)
     ]
 
@@ -332,7 +326,7 @@ def source(name: str, reread: bool = True) -> str | None:
     ``find`` always uses the code that was read last, even if the files have changed. The files are read when an
     experiment is created or checked.
     """
-    if not is_own(name):
+    if not is_user_defined(name):
         return None
     where, what = name.rpartition(":")[0], quote(name)
     if code := _read(where, what) if reread else _code(where, what):
@@ -343,7 +337,7 @@ def source(name: str, reread: bool = True) -> str | None:
 
 def files(name: str) -> Mapping[str, str]:
     """Return the files of a user-defined component, as read last, and their hashes; empty for other components."""
-    code = _codes.get(_key(name.rpartition(":")[0])) if is_own(name) else None
+    code = _codes.get(_key(name.rpartition(":")[0])) if is_user_defined(name) else None
     return code.files if code else {}
 
 

@@ -92,7 +92,7 @@ def in_words(value: float | str) -> str:
     return value.removeprefix("test/") if isinstance(value, str) else f"{100 * value:g} %"
 
 
-def require_measured(field: str, metric: str, known: Mapping[str, Any]) -> None:
+def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> None:
     """Check before the run that the experiment's fields allow the metric to be logged.
 
     field: the field that names the metric. known: the experiment's fields.
@@ -101,7 +101,7 @@ def require_measured(field: str, metric: str, known: Mapping[str, Any]) -> None:
         UserError: the metric needs another field to be set.
     """
     for begins, (needed, value) in _NEEDS.items():
-        if metric.startswith(begins) and not known.get(needed):
+        if metric.startswith(begins) and not metrics.get(needed):
             raise UserError(f"{field}: {metric} needs --{needed} {value}.")
 
 

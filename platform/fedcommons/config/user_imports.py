@@ -100,7 +100,7 @@ class Search:
     """
 
     roots: Sequence[Path]
-    found: dict[str, Place | None] = field(default_factory=dict)
+    places: dict[str, Place | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         paths = [path for path in sys.path if isinstance(path, str) and path not in _added]
@@ -109,10 +109,10 @@ class Search:
 
     def place(self, name: str) -> Place | None:
         """Return the location of the module; None if no folder has the module."""
-        if name not in self.found:
+        if name not in self.places:
             above, _, leaf = name.rpartition(".")
-            self.found[name] = self._below(above, leaf) if above else self._top(leaf)
-        return self.found[name]
+            self.places[name] = self._below(above, leaf) if above else self._top(leaf)
+        return self.places[name]
 
     def _top(self, name: str) -> Place | None:
         if name in _NEVER:

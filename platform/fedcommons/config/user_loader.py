@@ -52,12 +52,12 @@ class _Modules:
     held: code of the loaded components, by file. run: modules that this loader has run, by name and key.
     """
 
-    held: dict[Path, Code] = field(default_factory=dict)
+    code_by_file: dict[Path, Code] = field(default_factory=dict)
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``. ``importlib.reload`` (target) gets the file's current code."""
-        modules = [code.modules[name] for code in self.held.values() if name in code.modules]
+        modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
         if not modules or target is not None:
             return None
         file = modules[-1].file
@@ -70,8 +70,8 @@ class _Modules:
         """Register a component, so that each import of one of its modules yields the module as it was read."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        self.held.pop(code.file, None)
-        self.held[code.file] = code
+        self.code_by_file.pop(code.file, None)
+        self.code_by_file[code.file] = code
         wanted = {name: self._run(name, module) for name, module in code.modules.items()}
         for name, module in wanted.items():
             if module is not sys.modules.get(name):

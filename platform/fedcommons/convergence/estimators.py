@@ -65,7 +65,7 @@ class Part:
             return order[:m]
         return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
 
-    def of(self, which: str, client: int, examples: ClientData) -> ClientData:
+    def select(self, which: str, client: int, examples: ClientData) -> ClientData:
         """Return the client's examples that are in the part."""
         rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
         weight = None if examples.weight is None else examples.weight[rows]
@@ -166,22 +166,22 @@ class Direction:
         return self.at.nbytes + self.v.nbytes
 
 
-def delta_sq(own: Moments, pool: Moments) -> float:
+def delta_sq(clients: Moments, pool: Moments) -> float:
     """Return delta^2 = ||g - g~||^2, the shift of the pool."""
-    shift = sq_norm(own.mean - pool.pooled)
-    return shift - own.v_of_mean - pool.v_of_pooled
+    shift = sq_norm(clients.mean - pool.pooled)
+    return shift - clients.v_of_mean - pool.v_of_pooled
 
 
-def mixed(own: Moments, pool: Moments, p: float) -> tuple[float, float]:
+def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
     """Return (zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
 
     Both are differences of means of squares, which are algebraically equal to Lemma 1. Rounding: about 1e-15 ||g~||^2.
     """
-    client_share, cross = 1 - p, float(own.mean @ pool.pooled)
+    client_share, cross = 1 - p, float(clients.mean @ pool.pooled)
     shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled
-    mean_sq = client_share**2 * own.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
-    sq_of_mean = client_share**2 * own.sq_of_mean + shared
-    sq_mean = client_share * float(own.sq_mean.mean()) + p * pool.sq_mean_of_pooled
+    mean_sq = client_share**2 * clients.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
+    sq_of_mean = client_share**2 * clients.sq_of_mean + shared
+    sq_mean = client_share * float(clients.sq_mean.mean()) + p * pool.sq_mean_of_pooled
     return mean_sq - sq_of_mean, sq_mean - mean_sq
 
 
@@ -228,7 +228,7 @@ def moments_of_block(
     task.load(worker.work)
     total, scalars = BlockSum(), []
     for i in ids:
-        examples = part.of(which, i, clients[i]) if part else clients[i]
+        examples = part.select(which, i, clients[i]) if part else clients[i]
         n, m = int(sizes[i]), len(examples)
         gradient, sq_mean = mean_gradient(worker, examples, measurement_seed(task, which, i, part))
         sq = float(gradient @ gradient)
@@ -245,7 +245,7 @@ def clients_of(run: RunData, which: str) -> Clients:
     Raises:
         ValueError: ``which`` is "pool" and there is no pool.
     """
-    clients = {"own": run.own, "train": run.clients, "pool": run.pool}[which]
+    clients = {"own": run.real, "train": run.clients, "pool": run.pool}[which]
     if clients is None:
         raise ValueError("nothing is in the commons: without a pool there is no delta^2, sigma~_avg^2 or mixture")
     return clients

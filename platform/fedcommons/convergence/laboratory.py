@@ -59,7 +59,7 @@ class Laboratory:
     @property
     def subsampled(self) -> bool:
         """Return whether a client has more examples than are measured."""
-        measured = [clients for clients in (self.data.own, self.data.clients, self.data.pool) if clients is not None]
+        measured = [clients for clients in (self.data.real, self.data.clients, self.data.pool) if clients is not None]
         return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in measured)
 
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
@@ -80,9 +80,9 @@ class Laboratory:
 
         Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i with ``hessians``.
         """
-        sets = 1 if self.data.clients is self.data.own else 2
+        sets = 1 if self.data.clients is self.data.real else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians
-        return len(self.data.own) * (at.nbytes + sets * up)
+        return len(self.data.real) * (at.nbytes + sets * up)
 
     def moments(self, at: ModelTask, which: str, part: Part | None = None) -> Moments:
         """See ``estimators.moments``."""
@@ -93,7 +93,7 @@ class Laboratory:
 
     def _gradients(self, at: ModelTask, part: Part | None) -> dict[str, float]:
         own_moments = self.moments(at, "own", part)
-        same = self.data.clients is self.data.own
+        same = self.data.clients is self.data.real
         train = own_moments if same else self.moments(at, "train", part)
         values = {
             "gradient_sq": own_moments.sq_of_mean,
@@ -117,7 +117,7 @@ class Laboratory:
 
     def _hessians(self, at: ModelTask, part: Part | None) -> dict[str, float]:
         values = {"L_max": max(self._each(at, "own", part))}
-        same = self.data.clients is self.data.own
+        same = self.data.clients is self.data.real
         values["L_p"] = values["L_max"] if same else max(self._each(at, "train", part))
         if self.data.pool is not None:
             values["L_pool"] = smoothness(self.executor, at, "pool", self._sets("pool"), self.blocks, part)

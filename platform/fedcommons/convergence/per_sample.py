@@ -23,7 +23,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.core.client_worker import trained
+from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.logging_shim import Metrics
 
 Batch = Sequence[Tensor]
@@ -81,7 +81,9 @@ def _loss(module: LightningModule, batch: Batch) -> Tensor:
 
 
 def _gradient(module: LightningModule, loss: Tensor) -> Tensor:
-    parts = torch.autograd.grad(loss, list(trained(module).values()), allow_unused=True, materialize_grads=True)
+    parts = torch.autograd.grad(
+        loss, list(trainable_parameters(module).values()), allow_unused=True, materialize_grads=True
+    )
     return torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -98,7 +100,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Compute ``gradients`` from the closed forms; return None if they do not cover the module."""
-    layers, parameters, seen = _owners(module), list(trained(module).values()), []
+    layers, parameters, seen = _owners(module), list(trainable_parameters(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the loss of one sample, and the layers' inputs and outputs in the order of their calls."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, measurement_seed
 from fedcommons.convergence.per_sample import Batch, require_apart
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
-from fedcommons.core.client_worker import trained
+from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import Worker
@@ -125,7 +125,7 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     Raises:
         ValueError: the parameters are in half precision, or a layer mixes samples.
     """
-    parameters = list(trained(module).values())
+    parameters = list(trainable_parameters(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):
         raise ValueError(
             f"the model is in {parameters[0].dtype}, whose Hessian-vector products are rounding noise; use float32"
@@ -165,5 +165,5 @@ def _start(at: ModelTask, client: int) -> Tensor:
 
 def _batches(worker: Worker, which: str, client: int, part: Part | None) -> list[Batch]:
     examples = clients_of(worker.data, which)[client]
-    examples = part.of(which, client, examples) if part else examples
+    examples = part.select(which, client, examples) if part else examples
     return list(zip(*(column.split(BATCH) for column in examples.columns), strict=True))

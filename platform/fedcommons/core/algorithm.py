@@ -17,6 +17,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.weighting import total_weight
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, nbytes
 from fedcommons.privacy.release import Release
@@ -85,6 +86,7 @@ class Facts:
         return total_weight(self.weighting, self.sizes)
 
 
+@accepts_old_names(own="individual")
 @dataclass(frozen=True)
 class Message:
     """A message from the server to one client; ``own`` is for this client alone.
@@ -93,12 +95,12 @@ class Message:
     """
 
     common: Payload
-    own: Payload = field(default_factory=dict)
+    individual: Payload = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes that one client downloads."""
-        return nbytes(self.common) + nbytes(self.own)
+        return nbytes(self.common) + nbytes(self.individual)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def weighted_reply(x: Flat, trained: LocalResult, weight: float, memory: Payload
     """Return a client's reply with w_i (y_i - x) as the sum ``delta``, and its release. memory: see ``Reply``."""
     y, metrics, spent = trained
     delta = scale(sub(y, x), weight)
-    return Reply({"delta": delta}, weight=weight, memory=memory, metrics=metrics, releases=[spent.of("delta")])
+    return Reply({"delta": delta}, weight=weight, memory=memory, metrics=metrics, releases=[spent.with_names("delta")])
 
 
 def weighted_mean(x: Flat, total: Payload, replies: Replies) -> Flat:

@@ -60,13 +60,13 @@ class Work:
     ) -> None:
         hooks.prepare(module)
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
-        self.share, self.clock, self.began = 1.0, Clock(gradient_clip_val=loop.clip_norm), (0, 0)
-        self.instead: Callable[..., LocalResult] | None = None
+        self.share, self.clock, self.started_at = 1.0, Clock(gradient_clip_val=loop.clip_norm), (0, 0)
+        self.replacement: Callable[..., LocalResult] | None = None
         self.source, self.noise = source, Noise(source)
-        self.trained: list[Release] = []
-        self.listed: Mapping[bytes, int] = {}
+        self.releases: list[Release] = []
+        self.row_counts: Mapping[bytes, int] = {}
         self.clock.attach(module)
-        self.named = trained(module)
+        self.named = trainable_parameters(module)
         self.params = _flat_views(self.named)
         for name, parameter in self.named.items():
             parameter.data = self.params[name]
@@ -87,7 +87,7 @@ class Work:
         self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
         vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
         vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
-        self.graphs, self.hooks = cuda_graphs.of(self), hooks.of(self)
+        self.graphs, self.hooks = cuda_graphs.build_graphs(self), hooks.build_hooks(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the learning rates for a client's round. Round 0 means a job outside rounds."""
@@ -95,10 +95,10 @@ class Work:
             self.logged.metrics.put_back()
         before = max(0, round - 1)
         steps = self.loop.steps_for(len(data), data.n_own) if data is not None else 0
-        self.began = before * self.loop.epochs, before * steps
-        self.clock.set(round, *self.began)
+        self.started_at = before * self.loop.epochs, before * steps
+        self.clock.set(round, *self.started_at)
         if self.loop.dp:
-            self.listed = MappingProxyType(contents(data.x) if data is not None else {})
+            self.row_counts = MappingProxyType(contents(data.x) if data is not None else {})
         if self.loop.schedule:
             self.factor = self.loop.schedule(round) if round else 1.0
             self.rates = [rate * self.factor for rate in self._rates]
@@ -144,7 +144,7 @@ class Work:
 
         DP-SGD does not protect this gradient, so a reply computed with it counts as uncovered, whatever it declares.
         """
-        self.trained.append(BARE_GRADIENT)
+        self.releases.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
 
     def times_listed(self, data: ClientData) -> int:
@@ -154,7 +154,8 @@ class Work:
         another client, or a row that a method has created, counts as an example.
         """
         return max(
-            (-(-times // max(1, self.listed.get(content, 0))) for content, times in contents(data.x).items()), default=1
+            (-(-times // max(1, self.row_counts.get(content, 0))) for content, times in contents(data.x).items()),
+            default=1,
         )
 
     def weight(self, data: ClientData) -> float:
@@ -258,7 +259,7 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
     Raises:
         ValueError: names or shapes of the weights or buffers are not the module's.
     """
-    weights = trained(module)
+    weights = trainable_parameters(module)
     statistics = _state_buffers(module)[0] if len(buffers) else {}
     if layout_of(weights.items()) != model.layout or (statistics and layout_of(statistics.items()) != buffers.layout):
         raise ValueError("the weights' names or shapes are not the module's")
@@ -269,7 +270,7 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
     return module
 
 
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained and sent: all with ``requires_grad = True``, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 

@@ -107,10 +107,10 @@ class Graphs:
         """Return a key for the kind of correction, and the correction with its values copied to the graphs' inputs."""
         if correction is None:
             return None, None
-        key = (correction.function, *(x.layout for x in correction.of))
+        key = (correction.function, *(x.layout for x in correction.values))
         if key not in self.corrections:
-            self.corrections[key] = Correction(correction.function, tuple(map(copy, correction.of)))
-        for place, x in zip(self.corrections[key].of, correction.of, strict=True):
+            self.corrections[key] = Correction(correction.function, tuple(map(copy, correction.values)))
+        for place, x in zip(self.corrections[key].values, correction.values, strict=True):
             place.buffer.copy_(x.buffer)
         return key, self.corrections[key]
 
@@ -224,6 +224,6 @@ def _generators_as_before() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
-def of(work: TrainingProcess) -> Graphs | None:
+def build_graphs(work: TrainingProcess) -> Graphs | None:
     """Return the ``Graphs`` of a worker if client.graphs is on and its device is a GPU; else None."""
     return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

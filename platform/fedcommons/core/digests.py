@@ -57,7 +57,7 @@ OF_LOGGERS = {*vars(Logger("")), "_cache"}
 class Digest(NamedTuple):
     """The digest of a value. unknown: name of the first type in the value that cannot be read; empty if none."""
 
-    of: bytes
+    value: bytes
     unknown: str = ""
 
 
@@ -129,7 +129,7 @@ class Hasher:
         return others
 
 
-def own(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
+def user_variables(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
     """Return the variables without those that Python itself sets."""
     return {name: value for name, value in variables.items() if name not in hidden}
 
@@ -173,7 +173,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
     kind = type(x)
     match x:
         case type():
-            return [kind, *(part for pair in own(vars(x)).items() for part in pair)] if is_users(x) else []
+            return [kind, *(part for pair in user_variables(vars(x)).items() for part in pair)] if is_users(x) else []
         case types.ModuleType():  # ``state_leaks`` inspects the files of imported modules separately
             return [] if sys.modules.get(x.__name__) is x else [vars(x)]
         case np.ndarray() | np.generic():
@@ -194,7 +194,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case threading.local():  # only the values of this thread are visible
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
-            return [own(vars(x), OF_LOGGERS)]
+            return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
             return []  # a visit of the cache covers the parts of its elements
         case _ if isinstance(x, VISITED):

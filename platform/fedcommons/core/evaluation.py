@@ -118,7 +118,7 @@ def evaluate_some_clients(worker: Worker, task: ModelTask, job: tuple[bool, rang
 
 def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict[str, float]:
     """Return metrics of the worker's loaded model on one client's own examples, and ``n``, their number."""
-    all_data = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
+    all_data = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.real
     examples = all_data[client]
     return {
         "n": len(examples),

@@ -19,9 +19,9 @@ class JobData(Protocol):
 class WorkerDied(ClientError):
     """The error that every process that ran ``jobs[job]`` died. times: number of attempts. why: the last reason."""
 
-    def __init__(self, job: int, times: int, why: str) -> None:
-        super().__init__(f"the process that ran a job died {times} times (out of memory?): {why}")
-        self.job, self.times, self.why = job, times, why
+    def __init__(self, job: int, times: int, reason: str) -> None:
+        super().__init__(f"the process that ran a job died {times} times (out of memory?): {reason}")
+        self.job, self.times, self.reason = job, times, reason
 
 
 S = TypeVar("S", bound=JobData)

@@ -172,7 +172,7 @@ class Hooks:
         if loop.dp:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
-        (first_epoch, first_step), last = work.began, loop.steps_of(len(data), 1) - 1
+        (first_epoch, first_step), last = work.started_at, loop.steps_of(len(data), 1) - 1
         self._saved.put_attributes_back()  # calls of training_step outside of local training may have changed them
         if not module.training:
             work.train_mode()
@@ -331,6 +331,6 @@ class _Closure:
         return value
 
 
-def of(work: TrainingProcess) -> Hooks | None:
+def build_hooks(work: TrainingProcess) -> Hooks | None:
     """Return the ``Hooks`` of a worker's module; None if the module overrides no hook."""
     return Hooks(work) if overridden(work.module, CALLED) else None

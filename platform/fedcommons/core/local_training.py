@@ -17,6 +17,7 @@ from fedcommons.core.optimizers import plain_step
 from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.flat_tensors import Flat
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD
@@ -39,6 +40,7 @@ AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
 """Function that changes the gradients of the named parameters between the backward pass and the step."""
 
 
+@accepts_old_names(of="values")
 @dataclass(frozen=True)
 class Correction:
     """An ``AddToGrad`` that can run for a batch of clients at once: ``function(params, *of)``, only of tensors.
@@ -49,14 +51,14 @@ class Correction:
     """
 
     function: Callable[..., None]
-    of: tuple[Flat, ...]
+    values: tuple[Flat, ...]
 
     def __call__(self, params: Mapping[str, nn.Parameter]) -> None:
         self.function(params, *self._parts)
 
     @cached_property
     def _parts(self) -> list[dict[str, Tensor]]:
-        return [dict(x) for x in self.of]
+        return [dict(x) for x in self.values]
 
 
 KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -65,7 +67,7 @@ KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
 SCALE = 1024.0
 """Initial loss scale of a local training in fp16; the scaler halves it when a gradient overflows."""
 
-BARE_GRADIENT = Release(why="work.gradient has no noise")
+BARE_GRADIENT = Release(reason="work.gradient has no noise")
 """Release of the gradient over all examples of a client, which no noise protects."""
 
 
@@ -138,12 +140,12 @@ class LocalSGD:
         A loss function of the method gets the number of the step in this training. ``training_step`` gets the index of
         the batch in its epoch, as in Lightning.
         """
-        if data.beside and (loss is None or any(len(column) != len(data) for column in data.beside)):
+        if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
             raise ValueError("columns beside a client's data are for a loss of the method's own, one row an example")
-        if work.instead:
-            return work.instead(work, self, start, data, seed, loss or lr, add_to_grad)
+        if work.replacement:
+            return work.replacement(work, self, start, data, seed, loss or lr, add_to_grad)
         if work.graphs and loss is None and lr is None and isinstance(add_to_grad, Correction | None):
-            work.trained.append(UNCOVERED)
+            work.releases.append(UNCOVERED)
             return work.graphs.train(start, data, seed, add_to_grad, self.epochs_for(len(data), data.n_own, work.share))
         module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
         step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
@@ -160,7 +162,11 @@ class LocalSGD:
         losses: list[Tensor] = []
         protections: set[Release] = set()
         n = len(data)
-        epochs, clock, (first_epoch, first_step) = self.epochs_for(n, data.n_own, work.share), work.clock, work.began
+        epochs, clock, (first_epoch, first_step) = (
+            self.epochs_for(n, data.n_own, work.share),
+            work.clock,
+            work.started_at,
+        )
         private = work.noise.call("local training", *data.columns) if self.dp else None
         set_default_generator(seed, "dropout")
         is_plain, skipped = self.accumulate == 1 and not scaler, 0
@@ -234,9 +240,9 @@ class LocalSGD:
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
         metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
         listed = work.times_listed(data) if self.dp else 1
-        uncovered = written and (written.found or (WRITTEN if is_moved else None))
+        uncovered = written and (written.unprotected or (WRITTEN if is_moved else None))
         spent = uncovered or self._spent(protections, n, len(losses), listed)
-        work.trained.append(spent)
+        work.releases.append(spent)
         return LocalResult(work.params, metrics, spent)
 
     def _private(self, work: TrainingProcess, data: ClientData) -> DPSGD:
@@ -247,7 +253,7 @@ class LocalSGD:
                 times, so that the target would be missed.
         """
         assert self.dp
-        if self.dp.target and work.trained:
+        if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
         if self.dp.target and (times := work.times_listed(data)) > 1:
             raise ValueError(f"dp.target_epsilon is for examples that are listed once, and one is listed {times} times")
@@ -281,7 +287,7 @@ class LocalSGD:
         for number in range(epoch * steps, (epoch + 1) * steps):
             chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
             rows, all_seeds = chosen.to(data.y.device), private.seeds(n, number)
-            batch = [t[rows] for t in (*data.columns, *data.beside)]
+            batch = [t[rows] for t in (*data.columns, *data.extra_columns)]
             seeds = [all_seeds[j] for j in chosen.tolist()] if all_seeds else []
             if self.augment and seeds:
                 images = zip(batch[0].split(1), seeds, strict=True)
@@ -308,7 +314,7 @@ class LocalSGD:
 
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
-        n, b, columns = len(data), self.batch_size, (*data.columns, *data.beside)
+        n, b, columns = len(data), self.batch_size, (*data.columns, *data.extra_columns)
         if n <= b and not self.augment:
             yield columns  # one batch contains all examples, so their order does not matter
             return

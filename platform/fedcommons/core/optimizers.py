@@ -27,24 +27,27 @@ class Every(NamedTuple):
     frequency: int
 
 
-def read(given: Any) -> tuple[Optimizer, list[Every]]:
+def read(returned: Any) -> tuple[Optimizer, list[Every]]:
     """Return the optimizer and the schedulers in the return value of ``configure_optimizers``.
 
     Raises:
         ValueError: the value has another form, or a scheduler needs a monitored metric.
     """
-    optimizers, schedulers = given, []
-    if isinstance(given, Mapping):
-        optimizers, schedulers = given.get("optimizer"), [given["lr_scheduler"]] if given.get("lr_scheduler") else []
-    elif isinstance(given, Sequence) and len(given) == 2 and all(isinstance(part, Sequence) for part in given):
-        optimizers, schedulers = given
-    elif isinstance(given, Sequence) and len(given) == 1:
-        return read(given[0])
+    optimizers, schedulers = returned, []
+    if isinstance(returned, Mapping):
+        optimizers, schedulers = (
+            returned.get("optimizer"),
+            [returned["lr_scheduler"]] if returned.get("lr_scheduler") else [],
+        )
+    elif isinstance(returned, Sequence) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
+        optimizers, schedulers = returned
+    elif isinstance(returned, Sequence) and len(returned) == 1:
+        return read(returned[0])
     many = list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
     if len(many) > 1 and all(isinstance(item, Optimizer | Mapping) for item in many):
         raise ValueError(f"configure_optimizers gives {len(many)} optimizers, and a client trains with one")
     if len(many) != 1 or not isinstance(many[0], Optimizer):
-        kind = type(many[0] if many else given).__name__
+        kind = type(many[0] if many else returned).__name__
         raise ValueError(f"configure_optimizers must return one torch optimizer, alone or with schedulers, got {kind}")
     return many[0], [_every(item, many[0]) for item in schedulers]
 

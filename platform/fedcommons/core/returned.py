@@ -36,7 +36,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
         require_type(Message, message)
     if message.common is not checked:
         require_payload("Message.common", message.common)
-    require_payload("Message.own", message.own)
+    require_payload("Message.individual", message.individual)
 
 
 def require_reply(reply: Reply) -> None:

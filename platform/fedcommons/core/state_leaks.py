@@ -27,15 +27,15 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.core.client_worker import Work
-from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, own
+from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, user_variables
 from fedcommons.errors import is_user_code
 
 OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
 """Packages whose classes and files store no training state."""
 
 OF_THE_ENGINE = {
-    "module", "optimizer", "params", "buffers", "noise", "trained", "clock", "logged", "began", "share", "instead",
-    "listed",
+    "module", "optimizer", "params", "buffers", "noise", "releases", "clock", "logged", "started_at", "share",
+    "replacement", "row_counts",
 }  # fmt: skip
 """Attributes of a worker that the engine sets or loads before every client, or that are compared separately."""
 
@@ -81,14 +81,14 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
         values |= {f"module state ({path}{'.' * bool(path)}{name})": x for name, x in _attributes(module, sent)}
     if not _is_ours(type(algorithm)):
         values |= {f"method state ({name})": x for name, x in vars(algorithm).items()}
-    values |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in own(vars(c)).items()}
+    values |= {f"class state ({c.__name__}.{name})": x for c in classes for name, x in user_variables(vars(c)).items()}
     for file, module in _files(classes).items():
         values |= {f"global state ({file}.{name})": x for name, x in _variables(module).items()}
     values["process state (os.environ)"] = dict(os.environ)
     return {name: hasher.digest(name, value) for name, value in values.items()}
 
 
-def handed(work: Work) -> dict[str, object]:
+def engine_attributes(work: Work) -> dict[str, object]:
     """Return the attributes of a worker and of its noise that the engine sets for a client, by name."""
     attributes = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
     return attributes | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
@@ -193,7 +193,7 @@ def _imports(file: str, package: str) -> list[str]:
 
 def _variables(module: ModuleType) -> dict[str, Any]:
     """Return all variables of a user's file; of an installed file only data, because objects there reach too far."""
-    variables = own(vars(module), OF_FILES)
+    variables = user_variables(vars(module), OF_FILES)
     file = getattr(module, "__file__", None)
     if file is None or is_user_code(file):
         return variables

@@ -34,12 +34,12 @@ class TrainingProcess(Protocol):
     rates: list[Any]
     clock: Clock
     logged: Logged
-    began: tuple[int, int]
+    started_at: tuple[int, int]
     share: float
     noise: Noise
-    trained: list[Release]
-    listed: Mapping[bytes, int]
-    instead: Callable[..., Any] | None
+    releases: list[Release]
+    row_counts: Mapping[bytes, int]
+    replacement: Callable[..., Any] | None
     graphs: Any
     hooks: Any
     has_user_code: bool

@@ -23,7 +23,7 @@ from fedcommons.core.local_training import Batch, Correction, LocalResult, Local
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ends, sentence
+from fedcommons.errors import is_exit, sentence
 from fedcommons.flat_tensors import Flat
 from fedcommons.privacy.release import UNCOVERED
 
@@ -35,7 +35,7 @@ STEPWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 @dataclass(eq=False)
-class Asked(BaseException):
+class Request(BaseException):
     """Request for a local training with these arguments; ``except Exception`` in user code does not catch it."""
 
     start: Flat
@@ -55,31 +55,31 @@ def _ask(
     """Replace a local training: raise its request. override: a loss function or learning rate of the method."""
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
-    raise Asked(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
+    raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
 
 
-def asked(work: "Work", client: Callable[[], object]) -> Asked | None:
+def request_training(work: "Work", client: Callable[[], object]) -> Request | None:
     """Return the local training that a call of a method's ``client`` requests; None: train the client alone."""
-    work.instead = _ask
+    work.replacement = _ask
     try:
         client()
-    except Asked as request:
+    except Request as request:
         return request
     except BaseException as error:  # the client fails again when trained alone, and that error names it
-        if ends(error):
+        if is_exit(error):
             raise
         return None
     finally:
-        work.instead = None
+        work.replacement = None
     return None
 
 
-def give(result: LocalResult) -> Callable[..., LocalResult]:
+def return_result(result: LocalResult) -> Callable[..., LocalResult]:
     """Return a function for ``Work.instead`` that replaces a client's first local training by ``result``."""
 
     def instead(work: "Work", *_: object) -> LocalResult:
-        work.instead = None
-        work.trained.append(result.spent)
+        work.replacement = None
+        work.releases.append(result.spent)
         return result
 
     return instead
@@ -144,7 +144,7 @@ class Stacked:
         return torch.cat([w.detach()[i].reshape(-1) for w in self.weights.values()])
 
 
-def train(work: "Work", requests: Sequence[Asked]) -> list[LocalResult]:
+def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     """Run all requested local trainings at once and return their results.
 
     During the training, the module's clock shows the beginning of a client's round.
@@ -176,7 +176,7 @@ def train(work: "Work", requests: Sequence[Asked]) -> list[LocalResult]:
     return results
 
 
-def _epochs(loop: LocalSGD, request: Asked) -> Iterator[Iterator[Batch]]:
+def _epochs(loop: LocalSGD, request: Request) -> Iterator[Iterator[Batch]]:
     return (loop.batches(request.data, request.seed, epoch) for epoch in range(request.epochs))
 
 
@@ -188,7 +188,7 @@ def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[st
     first = corrections[0]
     if first is None:
         return None
-    of_each = list(zip(*(c.of for c in corrections if c), strict=True))
+    of_each = list(zip(*(c.values for c in corrections if c), strict=True))
     common = [all(x is xs[0] for x in xs) for xs in of_each]
     values = [
         dict(xs[0]) if shared else {name: torch.stack([x[name] for x in xs]) for name in xs[0]}
@@ -243,11 +243,11 @@ def flaw(work: "Work", batch: Batch) -> str | None:
         work.module.train(training)
 
 
-def alike(requests: Mapping[int, Asked]) -> list[list[int]]:
+def group_alike(requests: Mapping[int, Request]) -> list[list[int]]:
     """Group the clients of the requests: clients with the same kind of correction can be trained at once."""
     parts: dict[Any, list[int]] = {}
     for client, request in requests.items():
         c = request.correction
-        key = None if c is None else (c.function, tuple(x.layout for x in c.of))
+        key = None if c is None else (c.function, tuple(x.layout for x in c.values))
         parts.setdefault(key, []).append(client)
     return list(parts.values())

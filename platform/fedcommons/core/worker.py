@@ -15,6 +15,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import J, R, S
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import UserError, user_code_context
 from fedcommons.runtime import torch_settings
 from fedcommons.runtime.gpu_memory import is_lost, with_room
@@ -139,6 +140,7 @@ def give_back_freed() -> None:
         libc.malloc_trim(0)
 
 
+@accepts_old_names(own="real")
 @dataclass(frozen=True)
 class RunData:
     """All data of a run: the clients' training data, their own real data, and named data sets for evaluation.
@@ -152,7 +154,7 @@ class RunData:
     """
 
     clients: Clients
-    own: Clients
+    real: Clients
     sets: Mapping[str, Examples] = field(default_factory=dict)
     pool: Clients | None = None
     n_classes: int | None = None
@@ -172,7 +174,7 @@ class RunData:
             return clients.on(move(clients.store))
 
         clients = moved_clients(self.clients)
-        own_data = clients if self.own is self.clients else moved_clients(self.own)
+        own_data = clients if self.real is self.clients else moved_clients(self.real)
         sets = {name: move(examples) for name, examples in self.sets.items()}
         pool, tests = (None if part is None else moved_clients(part) for part in (self.pool, self.tests))
         return RunData(clients, own_data, sets, pool, self.n_classes, tests, self.serves)

@@ -27,7 +27,7 @@ def hold_out(
     Raises:
         UserError: a client has fewer than two rows.
     """
-    rows, train = Rows.of(client_data.rows), dataset.train
+    rows, train = Rows.from_lists(client_data.rows), dataset.train
     if (small := np.flatnonzero(rows.sizes < 2)).size:
         client = int(small[0])
         raise UserError(
@@ -47,7 +47,7 @@ def hold_out(
     training_rows = cut(number[flat[~is_test]], rows.sizes - n_test)
     training = train[np.flatnonzero(is_training)]
     tests = Clients(train[flat[is_test]], _consecutive(n_test))
-    return Partitioned.of(training_rows, training.y.numpy(), dataset.n_classes), training, tests
+    return Partitioned.from_rows(training_rows, training.y.numpy(), dataset.n_classes), training, tests
 
 
 def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
@@ -58,7 +58,7 @@ def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
     train, test = dataset.train.groups, dataset.test.groups
     if train is None or test is None:
         return None
-    rows = Rows.of(client_data.rows)
+    rows = Rows.from_lists(client_data.rows)
     owner, groups = np.repeat(np.arange(len(rows)), rows.sizes), train[rows.flat].numpy()
     of_group = np.full(1 + max(int(train.max()), int(test.max())), -1)
     of_group[groups] = owner

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import UserError
 
 
+@accepts_old_names(beside="extra_columns")
 @dataclass(frozen=True)
 class ClientData:
     """The examples that one client trains on.
@@ -39,7 +41,7 @@ class ClientData:
     n_own: float | None = None
     total: float | None = None
     commons: Examples | None = None
-    beside: tuple[Tensor, ...] = ()
+    extra_columns: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor takes four times as long
@@ -61,9 +63,16 @@ class ClientData:
             total = self.size * share / n
             weight = weight[rows] * (m / share)
         n_own = None if self.n_own is None else self.n_own * m / n
-        beside = tuple(column[rows] for column in self.beside)
+        extra_columns = tuple(column[rows] for column in self.extra_columns)
         return ClientData(
-            self.x[rows], self.y[rows], weight, ids=ids, n_own=n_own, total=total, commons=self.commons, beside=beside
+            self.x[rows],
+            self.y[rows],
+            weight,
+            ids=ids,
+            n_own=n_own,
+            total=total,
+            commons=self.commons,
+            extra_columns=extra_columns,
         )
 
     @property
@@ -83,6 +92,7 @@ def digests(x: Tensor) -> list[bytes]:
     return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
+@accepts_old_names(of="from_lists")
 @dataclass(frozen=True)
 class Rows(Sequence[np.ndarray]):
     """The rows of a store that each client holds: client i holds ``flat[starts[i] : starts[i] + sizes[i]]``.
@@ -115,7 +125,7 @@ class Rows(Sequence[np.ndarray]):
         object.__setattr__(self, "totals", totals)
 
     @staticmethod
-    def of(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
+    def from_lists(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
         """Build the object from each client's rows and, optionally, the ``weights`` of the rows in the client's loss.
 
         Raises:
@@ -143,20 +153,20 @@ class Rows(Sequence[np.ndarray]):
 
     def ids(self, client: int) -> Tensor:
         """Return a client's rows as a view."""
-        return self._of(client, self.flat)
+        return self._slice(client, self.flat)
 
     def weights(self, client: int) -> Tensor | None:
         """Return the weights of a client's rows, scaled to mean 1; None if all weights are 1."""
         if self.weight is None:
             return None
-        return (self._of(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
+        return (self._slice(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
 
     def to(self, device: torch.device) -> "Rows":
         """Return the same rows with tensors on ``device``."""
         weight = None if self.weight is None else self.weight.to(device)
         return replace(self, flat=self.flat.to(device), weight=weight)
 
-    def _of(self, client: int, vector: Tensor) -> Tensor:
+    def _slice(self, client: int, vector: Tensor) -> Tensor:
         start = self.starts.item(client)
         return vector[start : start + self.sizes.item(client)]
 
@@ -172,7 +182,7 @@ class Clients(Sequence[ClientData]):
         commons: Examples | None = None,
     ) -> None:
         self.store = store
-        self.rows = rows if isinstance(rows, Rows) else Rows.of(rows)
+        self.rows = rows if isinstance(rows, Rows) else Rows.from_lists(rows)
         self.n_own = self.rows.totals if n_own is None else np.asarray(n_own)
         self.commons = commons
 

@@ -84,14 +84,14 @@ class Origin:
     """
 
     rows: np.ndarray
-    given: int
+    n_given: int
     group_names: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def moved(self) -> bool:
         """Return whether an example i is not row i or rows are held out: then row numbers of a file would mislead."""
-        return len(self.rows) < self.given or bool((self.rows != np.arange(self.given)).any())
+        return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ class Partitioned:
     class_counts: np.ndarray | None  # (N, classes); None if labels are not classes
 
     @staticmethod
-    def of(rows: Rows, labels: np.ndarray, n_classes: int | None) -> "Partitioned":
+    def from_rows(rows: Rows, labels: np.ndarray, n_classes: int | None) -> "Partitioned":
         """Build the object from the clients' rows, and count the classes of these rows in ``labels``."""
         if n_classes is None:
             return Partitioned(rows, None)
@@ -70,7 +70,7 @@ def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, 
             f"the partition cannot be met: {name} leaves client {empty[0]} without images; "
             "use fewer clients or more images."
         )
-    return Partitioned.of(rows, labels, n_classes)
+    return Partitioned.from_rows(rows, labels, n_classes)
 
 
 def _whole_rows(name: str, clients: Sequence[Any], n: int) -> Rows:

@@ -34,7 +34,7 @@ def is_array(thing: Any) -> bool:
     return isinstance(thing, Tensor) or (hasattr(thing, "__array__") and hasattr(thing, "shape"))
 
 
-def as_tensor(whose: str, what: str, given: Any) -> Tensor:
+def as_tensor(whose: str, what: str, value: Any) -> Tensor:
     """Return a dense tensor on the CPU with the numbers of ``given``; whose, what: names for messages.
 
     The tensor shares memory with ``given`` if this memory is writable; a mapped file or an array from Ray is copied.
@@ -42,48 +42,48 @@ def as_tensor(whose: str, what: str, given: Any) -> Tensor:
     Raises:
         UserError: ``given`` contains no numbers, or masked ones.
     """
-    if isinstance(given, list) and given and all(isinstance(item, Tensor) for item in given):
-        tensors = [item.detach().cpu() for item in given]  # numpy accepts neither gradients nor bfloat16
-        given = torch.stack(tensors) if len({item.shape for item in tensors}) == 1 else given
-    if isinstance(given, Tensor):
-        is_dense = given.layout == torch.strided and not (given.is_nested or given.is_quantized or given.is_meta)
-        if not is_dense or given.is_complex():
+    if isinstance(value, list) and value and all(isinstance(item, Tensor) for item in value):
+        tensors = [item.detach().cpu() for item in value]  # numpy accepts neither gradients nor bfloat16
+        value = torch.stack(tensors) if len({item.shape for item in tensors}) == 1 else value
+    if isinstance(value, Tensor):
+        is_dense = value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
+        if not is_dense or value.is_complex():
             raise UserError(
-                f"{whose}: {what} must be a dense tensor of real numbers, such as x.to_dense(), got {given.layout} "
-                f"{given.dtype}."
+                f"{whose}: {what} must be a dense tensor of real numbers, such as x.to_dense(), got {value.layout} "
+                f"{value.dtype}."
             )
-        t = given.detach().cpu()
+        t = value.detach().cpu()
         return t.long() if t.dtype in (torch.uint16, torch.uint32, torch.uint64) else t
-    array = as_array(whose, what, given)
+    array = as_array(whose, what, value)
     if array.dtype.kind == "u" and array.itemsize > 1:
         array = array.astype(np.int64)  # torch adds and compares only uint8 of all unsigned types
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
-def as_array(whose: str, what: str, given: Any) -> np.ndarray:
+def as_array(whose: str, what: str, value: Any) -> np.ndarray:
     """Convert ``given`` to a numpy array; whose, what: names for messages.
 
     Raises:
         UserError: ``given`` contains no numbers, or masked ones.
     """
-    mode = getattr(given, "mode", "L") if hasattr(given, "convert") else "L"
+    mode = getattr(value, "mode", "L") if hasattr(value, "convert") else "L"
     if mode not in ("L", "RGB", "F"):  # numbers of other modes, such as palette indices, are not brightnesses
         raise UserError(
             f"{whose}: {what} must be images of mode L or RGB, such as image.convert('RGB'), got {quote(mode)}."
         )
-    if isinstance(given, np.ma.MaskedArray):
+    if isinstance(value, np.ma.MaskedArray):
         raise UserError(
             f"{whose}: {what} must not be masked, as the numbers under a mask would be used; see np.ma.filled."
         )
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except ValueError as error:  # lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
-        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else conversion_hint(given)
+        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else conversion_hint(value)
         raise UserError(
-            f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(given)} of {array.dtype.name}{hint}."
+            f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(value)} of {array.dtype.name}{hint}."
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise UserError(f"{whose}: {what} must be at most 2^63 - 1, got {array.max()}.")

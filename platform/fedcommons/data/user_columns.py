@@ -182,7 +182,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
     return x.contiguous()
 
 
-def labels_of(what: str, given: Any, n: int) -> Tensor:
+def labels_of(what: str, labels: Any, n: int) -> Tensor:
     """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k); zeros if ``given`` is None.
 
     The type of the numbers decides between classes and floats: 2.0 is a float.
@@ -190,9 +190,9 @@ def labels_of(what: str, given: Any, n: int) -> Tensor:
     Raises:
         UserError: the labels are not such numbers.
     """
-    if given is None:
+    if labels is None:
         return torch.zeros(n, dtype=torch.int64)
-    y = as_tensor(what, "labels", given)
+    y = as_tensor(what, "labels", labels)
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() == 2 and len(y) and (y.count_nonzero(1) == 1).all() and (y.sum(1) == 1).all():

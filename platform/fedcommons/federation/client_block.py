@@ -22,7 +22,7 @@ from fedcommons.core.local_training import LocalResult
 from fedcommons.core.returned import require_reply
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError, ends, name_of
+from fedcommons.errors import ClientError, is_exit, name_of
 from fedcommons.flat_tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 from fedcommons.privacy.noise import Noise
 from fedcommons.privacy.release import Release, uncovered
@@ -65,14 +65,14 @@ class Block:
     """
 
     clients: list[int]
-    own: list[Payload]
+    individual: list[Payload]
     memory: list[Payload]
     shares: list[float]
 
     def alone(self, client: int) -> "Block":
         """Return a block that contains only this client."""
         at = self.clients.index(client)
-        return Block([client], [self.own[at]], [self.memory[at]], [self.shares[at]])
+        return Block([client], [self.individual[at]], [self.memory[at]], [self.shares[at]])
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
@@ -109,7 +109,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
     is_batched = worker.work.loop.batched and trains_locally(worker.algorithm)
     ready = _at_once(worker, task, block, common, seeds) if is_batched else {}
-    each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
+    each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
     for client, seed, client_payload, memory, share in each:
         rows = worker.data.clients[client]
         worker.work.begin(task.round, rows)
@@ -117,32 +117,32 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             state_leaks.put_back(worker.work)
             before = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
         worker.work.share = share
-        worker.work.trained.clear()
+        worker.work.releases.clear()
         set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
             message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
-            received = (common, message.own, memory)
+            received = (common, message.individual, memory)
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
             if private:  # a client that writes to its message must not change the messages of other clients
-                message = Message(_cloned(message.common), _cloned(message.own))
-            worker.work.instead = vmap_clients.give(ready[client]) if client in ready else None
-            objects_before = state_leaks.handed(worker.work) if private else {}
+                message = Message(_cloned(message.common), _cloned(message.individual))
+            worker.work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
+            objects_before = state_leaks.engine_attributes(worker.work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
                 reply = _client(worker, task, message, memory, rows, seed)
             if private:
-                outlived |= state_leaks.replaced(objects_before, state_leaks.handed(worker.work))
+                outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(worker.work))
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for a GPU, which reports its errors only now
         except BaseException as error:  # user code may raise any exception
-            if ends(error):
+            if is_exit(error):
                 raise
             where = f"client {client}, round {task.round}, {task.algorithm}"
             doing = [f"training data {tuple(rows.x.shape)}", *getattr(error, "__notes__", [])]
-            failed = ClientError.of(error, where, f"{name_of(worker.algorithm)}.client", doing)
+            failed = ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", doing)
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.instead = 1.0, None  # the server's training needs neither
+            worker.work.share, worker.work.replacement = 1.0, None  # the server's training needs neither
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -151,8 +151,8 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
         releases += events
         if private:
-            releases += _unnamed(worker.work.trained, reply.releases, client)
-            if not (is_whole and all(training.covered for training in worker.work.trained)):
+            releases += _unnamed(worker.work.releases, reply.releases, client)
+            if not (is_whole and all(training.covered for training in worker.work.releases)):
                 exposed.add(client)
         if isinstance(size, str):
             rejected[client] = size
@@ -180,30 +180,30 @@ def _at_once(
 ) -> dict[int, LocalResult]:
     """Train together the clients of the block that can be batched, and return client -> result of local training."""
     work, requests, device = worker.work, {}, worker.work.device
-    each = zip(block.clients, seeds, block.own, block.memory, block.shares, strict=True)
+    each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
     try:
         for client, seed, client_payload, memory, share in each:
             rows, work.share = worker.data.clients[client], share
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
             message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
-            work.noise = Noise(work.source, task.round, client, received=(common, message.own, memory))
+            work.noise = Noise(work.source, task.round, client, received=(common, message.individual, memory))
             play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
-            if request := vmap_clients.asked(work, play):
+            if request := vmap_clients.request_training(work, play):
                 requests[client] = request
-        parts = [part for part in vmap_clients.alike(requests) if len(part) > 1]
+        parts = [part for part in vmap_clients.group_alike(requests) if len(part) > 1]
         trained = [
             zip(part, vmap_clients.train(work, [requests[client] for client in part]), strict=True) for part in parts
         ]
         gpu_memory.wait()  # else an error on the GPU would be reported for the first client
         return dict(chain.from_iterable(trained))
     except BaseException as error:  # user code may raise any exception
-        if ends(error):
+        if is_exit(error):
             raise
         where = f"clients {', '.join(map(str, block.clients))}, round {task.round}, {task.algorithm}"
-        raise ClientError.of(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
+        raise ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
     finally:
-        work.share, work.instead = 1.0, None
+        work.share, work.replacement = 1.0, None
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
@@ -244,7 +244,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
     others: list[Release] = []
     for event in reply.releases:
         if event.covered and not has_drawn:
-            event, is_whole = replace(event, mechanism=None, why=NOT_DRAWN), False
+            event, is_whole = replace(event, mechanism=None, reason=NOT_DRAWN), False
         if event.covered:
             bare.difference_update(name for name in event.what if name != BUFFERS)
             events.append(replace(event, client=client))
@@ -255,12 +255,12 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
     names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # the key is ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
-        seen[event.commons] = max(event.seen, seen[event.commons])
+        seen[event.commons] = max(event.n_disclosed, seen[event.commons])
     for commons in names:
         if names[commons]:
             what = tuple(sorted(names[commons]))
             alike = uncovered(what, commons)
-            events.append(replace(alike, client=client, seen=seen[commons]) if seen[commons] else alike)
+            events.append(replace(alike, client=client, n_disclosed=seen[commons]) if seen[commons] else alike)
     return events, is_whole
 
 
@@ -277,7 +277,7 @@ def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) 
 
 
 def _protection(event: Release) -> Release:
-    return replace(event, client=-1, what=(), seen=0, commons=False)
+    return replace(event, client=-1, what=(), n_disclosed=0, commons=False)
 
 
 def _cloned(payload: Payload) -> Payload:

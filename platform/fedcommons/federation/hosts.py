@@ -68,7 +68,7 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
     """Call the function in this process of Ray. Errors: see ``require_same`` and ``cpu_kind.require_true``."""
-    cpu_kind.require_true()
+    cpu_kind.require_this_kind()
     require_same(theirs)
     return function(*arguments)
 
@@ -89,7 +89,7 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     driver_node = ray.get_runtime_context().get_node_id()
-    others = [node for node in cpu_kind.selected(ray.nodes(), pin) if node["NodeID"] != driver_node]
+    others = [node for node in cpu_kind.select_nodes(ray.nodes(), pin) if node["NodeID"] != driver_node]
     if not others:
         return
     with _marked(folder for _, folder in shared) as markers:

@@ -123,7 +123,7 @@ def _by_own_rule(
     worker: Worker, algorithm: Predicts, task: ModelTask, client: int, personal: Payload, on_tests: bool
 ) -> dict[str, float]:
     """Return the accuracy of the method's ``predictions``; an empty dict if the method predicts no classes."""
-    data_sets = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.own
+    data_sets = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.real
     examples, right = data_sets[client], 0
     for first in range(0, len(examples), CHUNK):
         set_default_generator(task.seed, "client", client, first)

@@ -24,7 +24,7 @@ from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import hosts
 from fedcommons.runtime import ray_cluster
-from fedcommons.runtime.gpu_memory import bound
+from fedcommons.runtime.gpu_memory import limit_memory
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
 DEATHS = 3
@@ -46,7 +46,7 @@ class _Actor:
         driver: Mapping[str, Mapping[str, str]],
     ) -> None:
         set_up_process()
-        bound(gpus or 1.0)
+        limit_memory(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         try:
             # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
@@ -88,7 +88,7 @@ class RayActors:
         gpus = share.get("GPU", 0)
         self.reserved = None
         if get_current_placement_group() is None:  # a trial of a sweep has reserved its resources
-            what, pin = f"federation.actors = {actors}", ray_cluster.pinned(gpus_per_actor)
+            what, pin = f"federation.actors = {actors}", ray_cluster.node_labels(gpus_per_actor)
             self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)

@@ -46,7 +46,7 @@ class Plan:
     participation: float
     blocks: int
     seed: int
-    late: Rule | None = None  # straggler rule; None: no client is a straggler
+    straggler_rule: Rule | None = None  # straggler rule; None: no client is a straggler
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # updates with a larger norm are rejected
     take_partial: bool | None = None  # accept the partial work of stragglers; None: as the algorithm declares
@@ -73,7 +73,7 @@ class Standing:
     rejected: Mapping[int, Rejected] = field(default_factory=dict)
     largest: Largest | None = None
     ledger: Ledger = field(default_factory=Ledger)
-    late: Mapping[int, float] = field(default_factory=dict)
+    stragglers: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def has_model(self) -> bool:
@@ -137,10 +137,10 @@ def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) 
                 raise ValueError(f"participants must be some of {n} clients, each once, got {joined}")
     else:
         joined = participants(n, plan.participation, plan.seed, number)
-    if plan.late:
-        with user_code_context(plan.late, "__call__", at):
+    if plan.straggler_rule:
+        with user_code_context(plan.straggler_rule, "__call__", at):
             late = require_type(
-                Mapping, plan.late(list(joined), plan.facts, number, plan.seed), "a share of work by client"
+                Mapping, plan.straggler_rule(list(joined), plan.facts, number, plan.seed), "a share of work by client"
             )
             participant_set = set(joined)
             if wrong := {i: share for i, share in late.items() if i not in participant_set or not 0 <= share <= 1}:
@@ -160,7 +160,7 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
     return joined, [i for i in joined if late.get(i, 1.0)]
 
 
-CLASS_COUNTS = Release(what=("class counts",), commons=True, why="read by the method or the straggler rule")
+CLASS_COUNTS = Release(what=("class counts",), commons=True, reason="read by the method or the straggler rule")
 """The release that every client sends once, as soon as the method or the rule reads ``Facts.counts``."""
 
 
@@ -177,7 +177,7 @@ class Call:
     """A round before training: participants, stragglers, download traffic, and the jobs of the clients that reply."""
 
     joined: list[int]
-    late: dict[int, float]
+    stragglers: dict[int, float]
     sent: Traffic
     task: RoundTask
     blocks: list[Block]
@@ -207,11 +207,13 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     )
     shares = {i: late.get(i, 1.0) for i in joined}
     blocks = [
-        Block(ids, [messages[i].own for i in ids], [now.memory.get(i, {}) for i in ids], [shares[i] for i in ids])
+        Block(
+            ids, [messages[i].individual for i in ids], [now.memory.get(i, {}) for i in ids], [shares[i] for i in ids]
+        )
         for ids in cut([i for i in joined if shares[i]], plan.blocks)
     ]
     of_all = nbytes(common) + now.buffers.buffer.nbytes
-    down = {i: of_all + nbytes(m.own) for i, m in messages.items()}
+    down = {i: of_all + nbytes(m.individual) for i, m in messages.items()}
     sent = Traffic(down=sum(down.values()), lost=sum(down[i] for i in joined if not shares[i]))
     return Call(joined, late, sent, task, blocks)
 
@@ -254,12 +256,12 @@ def _round(
     totals, refused = now.traffic + traffic, count_rejections(now.rejected, rejected)
     after = Standing(
         number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
-        late=called.late,
+        stragglers=called.stragglers,
     )  # fmt: skip
     after = with_counts(after, plan.facts)
     facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
-    if plan.late:
-        facts |= {"stragglers": len(called.late), "comm/lost_bytes": traffic.lost}
+    if plan.straggler_rule:
+        facts |= {"stragglers": len(called.stragglers), "comm/lost_bytes": traffic.lost}
     return after, facts
 
 
@@ -293,12 +295,12 @@ def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) 
         except WorkerDied as again:
             text = (
                 f"client {client}, round {task.round}, {task.algorithm}: the process that trained it died "
-                f"{again.times} times (out of memory?): {again.why}"
+                f"{again.times} times (out of memory?): {again.reason}"
             )
             return ClientError(text, client, task.round)
     return ClientError(
         f"clients {block.clients}, round {task.round}, {task.algorithm}: the process that trained them died "
-        f"{died.times} times, though each of them can be trained alone (out of memory?): {died.why}"
+        f"{died.times} times, though each of them can be trained alone (out of memory?): {died.reason}"
     )
 
 

@@ -97,7 +97,7 @@ def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
 class Sender:
     """A client with examples, sampling rate q and noise; ``draws`` hide its data, so it alone draws, once per step."""
 
-    own: Examples
+    examples: Examples
     n_classes: int
     q: float
     sigma: float
@@ -105,12 +105,12 @@ class Sender:
 
     def message(self, phi: Phi, step: int) -> NoisySum:
         """Return the noisy sums (classes, D) of a Poisson sample: each example is drawn with probability q."""
-        sample = np.flatnonzero(self.draws.stream("sample", step).random(len(self.own)) < self.q)
-        real = sums(phi, self.own[torch.from_numpy(sample)], self.n_classes)
+        sample = np.flatnonzero(self.draws.stream("sample", step).random(len(self.examples)) < self.q)
+        real = sums(phi, self.examples[torch.from_numpy(sample)], self.n_classes)
         total = NoisySum(torch.zeros_like(real), clip=1.0)
         total.add(real, norm=1.0)
         if self.sigma:
-            total.blur(self.sigma, self.draws.hiding(real, "noise", step))
+            total.blur(self.sigma, self.draws.stream_for(real, "noise", step))
         return total
 
 

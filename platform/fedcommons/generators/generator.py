@@ -33,7 +33,7 @@ class Receipt:
 
     def release(self, client: int, *what: str, seen: int = 0) -> Release:
         """Return the release of ``what`` (names) by ``client``; ``seen``: number of its examples, see ``Release``."""
-        return Release(client, what, **asdict(self), seen=seen)
+        return Release(client, what, **asdict(self), n_disclosed=seen)
 
 
 @dataclass(frozen=True)

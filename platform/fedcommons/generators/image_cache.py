@@ -18,7 +18,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, require_type, user_code_context
 from fedcommons.generators.generator import Receipt, TrainedGenerator
-from fedcommons.generators.requests import Contribution, Need, largest_remainder, takes, takes_noise
+from fedcommons.generators.requests import Contribution, GenerationRequest, largest_remainder, takes, takes_noise
 from fedcommons.runtime.gpu_memory import with_room
 from fedcommons.storage.artifact_store import Store, constants, key_of
 
@@ -30,20 +30,20 @@ class Job:
     trained: the stored generators, by number of epochs.
     """
 
-    needs: list[Need]
-    trained: dict[int, TrainedGenerator]
+    requests: list[GenerationRequest]
+    stored: dict[int, TrainedGenerator]
 
     @property
     def epochs(self) -> list[int]:
         """Return the numbers of epochs whose weights are missing; empty if no training is needed."""
-        return sorted({need.epochs for need in self.needs} - self.trained.keys())
+        return sorted({need.epochs for need in self.requests} - self.stored.keys())
 
 
 @dataclass(frozen=True)
 class JobResult:
     """The result of a job: the missing generators by number of epochs, and the images for each of its needs."""
 
-    trained: dict[int, TrainedGenerator]
+    generators: dict[int, TrainedGenerator]
     images: list[Tensor]
 
 
@@ -64,9 +64,9 @@ def make(job: Job, step: Step | None = None) -> JobResult:
     try:
         return with_room(partial(_run_job, job, step))
     except Exception:  # the error type depends on the generator
-        if not job.trained:
+        if not job.stored:
             raise
-    return with_room(partial(_run_job, Job(job.needs, {}), step))
+    return with_room(partial(_run_job, Job(job.requests, {}), step))
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict
 
 
 def _run_job(job: Job, step: Step | None) -> JobResult:
-    first = job.needs[0]
+    first = job.requests[0]
     shape, new = tuple(first.examples.x.shape[1:]), {}
     client = f"client {first.client}"
     if job.epochs:
         with user_code_context(first.recipe.generator, "fit", client):
             new = _fitted(first, job.epochs, step)
-    trained, images = {**job.trained, **new}, []
-    for need in job.needs:
+    trained, images = {**job.stored, **new}, []
+    for need in job.requests:
         part, weights = need.recipe.generator, trained[need.epochs].weights
         with user_code_context(part, "sample", client):
             telling = _telling(part.sample, step, "sampling")
@@ -94,7 +94,7 @@ def _run_job(job: Job, step: Step | None) -> JobResult:
     return JobResult(new, images)
 
 
-def _fitted(need: Need, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
+def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
     """Train and return the generators after each number of ``epochs``.
 
     Raises:
@@ -116,35 +116,35 @@ def _fitted(need: Need, epochs: Sequence[int], step: Step | None) -> dict[int, T
     return generators
 
 
-def require_like(x: Tensor, name: str, n: int, drawn: Tensor) -> None:
+def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
     """Check that the generator ``name`` drew n examples of the type and shape of the real examples x.
 
     Raises:
         ClientError: number, type or shape of the drawn examples differ, or they have no dense values.
     """
-    if drawn.dtype != x.dtype or drawn.shape != (n, *x.shape[1:]):
+    if expected.dtype != x.dtype or expected.shape != (n, *x.shape[1:]):
         raise ClientError(
-            f"generator {name} drew {drawn.dtype} {tuple(drawn.shape)} for {n} labels, and examples are "
+            f"generator {name} drew {expected.dtype} {tuple(expected.shape)} for {n} labels, and examples are "
             f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
         )
-    if drawn.is_meta or drawn.layout != torch.strided:
+    if expected.is_meta or expected.layout != torch.strided:
         raise ClientError(f"generator {name} drew examples that are sparse, or without values on the device meta.")
 
 
-def missing(store: Store, wanted: Iterable[Need]) -> list[Job]:
+def missing(store: Store, wanted: Iterable[GenerationRequest]) -> list[Job]:
     """Return the jobs for the images that the store lacks; equal requests of several configurations become one job.
 
     Requests whose generators differ only in their epochs share one training.
     """
     images = {key_of(need.images_facts): need for need in wanted}
-    courses: dict[str, list[Need]] = {}
+    courses: dict[str, list[GenerationRequest]] = {}
     for need in images.values():
         if _images(store, need) is None:
             courses.setdefault(key_of(need.course_facts), []).append(need)
     return [Job(needs, _stored(store, needs)) for needs in courses.values()]
 
 
-def _images(store: Store, need: Need) -> Contribution | None:
+def _images(store: Store, need: GenerationRequest) -> Contribution | None:
     """Return the stored images of a generation request, or None."""
     artifact = store.get("images", key_of(need.images_facts))
     if artifact is None:
@@ -159,7 +159,7 @@ def _images(store: Store, need: Need) -> Contribution | None:
     return Contribution(Examples(images, labels), _receipt(artifact.findings))
 
 
-def _stored(store: Store, needs: Sequence[Need]) -> dict[int, TrainedGenerator]:
+def _stored(store: Store, needs: Sequence[GenerationRequest]) -> dict[int, TrainedGenerator]:
     each = {need.epochs: key_of(need.generator_facts) for need in needs}
     artifacts = {epochs: store.get("generators", key) for epochs, key in each.items()}
     return {
@@ -169,11 +169,11 @@ def _stored(store: Store, needs: Sequence[Need]) -> dict[int, TrainedGenerator]:
 
 def keep(store: Store, job: Job, result: JobResult) -> None:
     """Store a job's generators and images, each with its receipt."""
-    for epochs, trained in result.trained.items():
-        facts = next(need for need in job.needs if need.epochs == epochs).generator_facts
+    for epochs, trained in result.generators.items():
+        facts = next(need for need in job.requests if need.epochs == epochs).generator_facts
         store.put("generators", dict(trained.weights), facts, _findings(trained))
-    trained = {**job.trained, **result.trained}
-    for need, images in zip(job.needs, result.images, strict=True):
+    trained = {**job.stored, **result.generators}
+    for need, images in zip(job.requests, result.images, strict=True):
         tensors = {"images": images, "labels": need.labels}
         store.put("images", tensors, need.images_facts, _findings(trained.get(need.epochs)))
 
@@ -202,7 +202,7 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
     return Receipt(**receipt)
 
 
-def read(store: Store, need: Need) -> Contribution:
+def read(store: Store, need: GenerationRequest) -> Contribution:
     """Return the images that a client contributes: a part of its stored images, with their class shares.
 
     Raises:

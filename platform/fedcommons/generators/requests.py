@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import UserError, require_type, user_code_context
 from fedcommons.generators.generator import Generator, Receipt, for_client
 from fedcommons.privacy import salts
@@ -72,7 +73,7 @@ class GeneratorRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class GenerationRequest:
     """A generation request: all facts on which one client's synthetic images and their generator depend."""
 
     client: int
@@ -156,7 +157,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return name in signature(function).parameters
 
 
-def salt_facts(needs: Sequence[Need]) -> list[str]:
+def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
     """Return the facts that reveal the secret salts of generators and class counts: salt names and image keys."""
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
@@ -176,7 +177,7 @@ def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> i
 
 def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
     """Return n~ of each client."""
-    return [contribution(p, client_data.n_total, len(client_data.own), n) for n in client_data.own.sizes]
+    return [contribution(p, client_data.n_total, len(client_data.clients), n) for n in client_data.clients.sizes]
 
 
 def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
@@ -185,7 +186,7 @@ def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
     Raises:
         UserError: no client would have an image, or the images do not fit into memory.
     """
-    sizes, largest = contributions(p, client_data), max(client_data.own.sizes)
+    sizes, largest = contributions(p, client_data), max(client_data.clients.sizes)
     if p and max(sizes) < 1:
         least = 1 / (2 * largest + 1)
         raise UserError(
@@ -195,7 +196,9 @@ def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
     memory_limit.require(f"{n:,} synthetic images", n * (numbers * client_data.itemsize + 8), "sharing.p")  # 8: a label
 
 
-def needs(p: float | None, client_data: ClientDatasets, recipe: GeneratorRecipe) -> list[Need]:
+def requests_of_clients(
+    p: float | None, client_data: ClientDatasets, recipe: GeneratorRecipe
+) -> list[GenerationRequest]:
     """Return one generation request per client.
 
     The requested images are the same for every learning rate, and for every p with at most n_total/N images per client.
@@ -206,18 +209,18 @@ def needs(p: float | None, client_data: ClientDatasets, recipe: GeneratorRecipe)
     """
     if client_data.n_classes is None:
         raise UserError("generators draw examples of given classes, and the labels of this data set are no classes.")
-    paper = -(-client_data.n_total // len(client_data.own))
+    paper = -(-client_data.n_total // len(client_data.clients))
     result = []
-    for client, (rows, wanted) in enumerate(zip(client_data.own.rows, contributions(p, client_data), strict=True)):
+    for client, (rows, wanted) in enumerate(zip(client_data.clients.rows, contributions(p, client_data), strict=True)):
         seen = n_seen(recipe.rho, len(rows))
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
-        examples = client_data.own.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
+        examples = client_data.clients.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
         n_drawn = paper * max(1, -(-wanted // paper))  # the same images for every p up to 1/2
         counts = _counts(examples, client, client_data, recipe)
         labels = np.repeat(np.arange(client_data.n_classes), largest_remainder(counts, n_drawn))
-        need = Need(
+        need = GenerationRequest(
             client=client,
             recipe=replace(recipe, generator=for_client(recipe.generator, seen)),
             flip=client_data.flip,
@@ -239,7 +242,7 @@ def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe
     if not recipe.label_noise:
         return counts
     facts = {"seed": client_data.seed, "client": client, "rho": recipe.rho, "label_noise": recipe.label_noise}
-    key = key_of({**facts, "sizes": list(map(int, client_data.own.sizes))})
+    key = key_of({**facts, "sizes": list(map(int, client_data.clients.sizes))})
     salt = salts.of_artifact(f"{key}-{sha256(examples.x.numpy().tobytes())[:24]}") if recipe.is_secret else b""
     draws = Noise(Source(wide_key("class counts", key), salt)).call("class counts", examples.x, examples.y).stream()
     noisy = np.maximum(counts + recipe.label_noise * draws.standard_normal(len(counts)), 0)
@@ -255,6 +258,7 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
+@accepts_old_names(seen="n_sources")
 @dataclass(frozen=True)
 class Contribution:
     """Synthetic examples of a client and the receipt of their protection; None: no protection.
@@ -265,5 +269,5 @@ class Contribution:
 
     examples: Examples
     receipt: Receipt | None = None
-    seen: int = 0
+    n_sources: int = 0
     of_labels: Receipt | None = None

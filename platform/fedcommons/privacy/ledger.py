@@ -54,13 +54,13 @@ class Released:
         names = dict.fromkeys((*self.names, *(name for event in new if event.covered for name in event.what)))
         return Released(_with(self.covered, new), tuple(names), _counted(self.uncovered, new))
 
-    def of(self, client: int, delta: float) -> float:
+    def epsilon(self, client: int, delta: float) -> float:
         """Return the epsilon of a client's covered releases; 0 if the client has none."""
         return composed(_spent(self.covered.get(client, {})), delta)
 
-    def largest(self, delta: float) -> float:
+    def largest_epsilon(self, delta: float) -> float:
         """Return the largest epsilon of covered releases over all clients; 0 if there is no covered release."""
-        return max((self.of(client, delta) for client in self.covered), default=0.0)
+        return max((self.epsilon(client, delta) for client in self.covered), default=0.0)
 
     def record(self) -> dict[str, Any]:
         """Return plain values, for checkpoints."""
@@ -84,14 +84,14 @@ class Ledger:
 
     commons: Released = field(default_factory=Released)
     updates: Released = field(default_factory=Released)
-    given_away: Mapping[int, int] = field(default_factory=dict)
+    n_disclosed: Mapping[int, int] = field(default_factory=dict)
     before: Events = field(default_factory=dict)
     outlived: tuple[str, ...] = ()
     leaks: Mapping[str, str] = field(default_factory=dict)
     exposed: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, shared: Iterable[Release]) -> Self:
+    def before_rounds(cls, shared: Iterable[Release]) -> Self:
         """Return the ledger before round 1, with the releases before round 1, which all belong to a commons."""
         events = list(shared)
         commons = Released().and_also(events)
@@ -118,10 +118,10 @@ class Ledger:
         leaks = {**self.leaks, **leaks}
         if reason := OUTLIVED if outlived else "".join(f"uncovered: {name}" for name in [*leaks][:1]):
             exposed = {*exposed, *(int(event.client) for event in round if event.covered)}
-            round = [replace(event, mechanism=None, why=reason) if event.covered else event for event in round]
+            round = [replace(event, mechanism=None, reason=reason) if event.covered else event for event in round]
         commons = self.commons.and_also([event for event in round if event.commons])
         updates = self.updates.and_also([event for event in round if not event.commons])
-        given_away = _most(self.given_away, round)
+        given_away = _most(self.n_disclosed, round)
         return Ledger(commons, updates, given_away, self.before, outlived, leaks, self.exposed.union(exposed))
 
     @property
@@ -131,7 +131,7 @@ class Ledger:
         sent |= {name: 1 for name in self.leaks if name not in shared}
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
 
-    def of_rounds(self, client: int, delta: float) -> float | None:
+    def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
         """Return the epsilon of a client's updates and of its contributions to a commons in rounds.
 
         None: a training of the client is uncovered.
@@ -143,14 +143,14 @@ class Ledger:
             spent[event] = spent.get(event, 0) + steps - before.get(event, 0)
         return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
 
-    def largest_of_rounds(self, delta: float) -> float | None:
+    def largest_epsilon_of_rounds(self, delta: float) -> float | None:
         """Return the largest ``of_rounds`` over clients: 0 without releases, None if a client has no epsilon."""
         if self.exposed:
             return None
         clients = {**self.commons.covered, **self.updates.covered}
-        return max((self.of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
+        return max((self.epsilon_of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
-    def of_all(self, client: int, delta: float) -> float | None:
+    def epsilon_of_all(self, client: int, delta: float) -> float | None:
         """Return the epsilon of all releases of a client; None if any release of any client is uncovered."""
         if self.uncovered:
             return None
@@ -159,7 +159,7 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """Return the ledger as plain values, for checkpoints."""
-        given_away = [[i, n] for i, n in self.given_away.items()]
+        given_away = [[i, n] for i, n in self.n_disclosed.items()]
         before = Released(self.before).record()["covered"]
         shared, sent = self.commons.record(), self.updates.record()
         lasting = {"before": before, "outlived": list(self.outlived), "leaks": dict(self.leaks)}
@@ -225,8 +225,8 @@ def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int,
     """Return the largest number of each client's examples that an uncovered release disclosed, before or now."""
     after = dict(given_away)
     for event in new:
-        if event.seen and not event.covered:
-            after[int(event.client)] = max(int(event.seen), after.get(event.client, 0))
+        if event.n_disclosed and not event.covered:
+            after[int(event.client)] = max(int(event.n_disclosed), after.get(event.client, 0))
     return after
 
 

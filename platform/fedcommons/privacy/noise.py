@@ -101,7 +101,7 @@ class Draws:
 
     source: Source
     key: tuple[int | str, ...] = ()
-    given: set[tuple[int | str, ...]] = field(default_factory=set, repr=False, compare=False)
+    streams: set[tuple[int | str, ...]] = field(default_factory=set, repr=False, compare=False)
 
     def stream(self, *key: int | str) -> Stream:
         """Return the stream of one step, for one purpose.
@@ -109,12 +109,12 @@ class Draws:
         Raises:
             ValueError: the stream was requested before: noise that two values share cancels in their difference.
         """
-        if key in self.given:
+        if key in self.streams:
             raise ValueError(f"the stream {key} of this call has been drawn; read on in it, or call for noise again")
-        self.given.add(key)
+        self.streams.add(key)
         return self.source.stream(*self.key, *key)
 
-    def hiding(self, value: Tensor, *key: int | str) -> Stream:
+    def stream_for(self, value: Tensor, *key: int | str) -> Stream:
         """Return the stream of the noise on ``value``, which another run may compute with different rounding.
 
         With secret noise, a value that differs in one bit gets different noise. If two values had the same noise, their

@@ -10,6 +10,7 @@ from math import inf, nan
 from numbers import Integral, Real
 from typing import Any
 
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import quote
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
@@ -20,6 +21,7 @@ MOST_STEPS = 10**12
 """The accountant's limits: outside of them it overflows, or rounds the cost of a step to zero."""
 
 
+@accepts_old_names(seen="n_disclosed", why="reason", of="with_names")
 @dataclass(frozen=True)
 class Release:
     """A release: data that left a client, and their protection. Default: no protection; nor if a number has a ``flaw``.
@@ -42,18 +44,18 @@ class Release:
     sigma: float = 0.0
     sensitivity: float = inf
     steps: int = 0
-    seen: int = 0
+    n_disclosed: int = 0
     commons: bool = False
-    why: str = ""
+    reason: str = ""
 
-    def of(self, *what: str) -> "Release":
+    def with_names(self, *what: str) -> "Release":
         """Return this release with other names, which must be computed from its result, messages and memory only."""
         return uncovered(what) if self is UNCOVERED else replace(self, what=what)
 
     @property
     def named(self) -> tuple[str, ...]:
         """Return the names as the ledger records them, with the reason why the release is uncovered."""
-        reason = self.why or self.flaw
+        reason = self.reason or self.flaw
         return tuple(f"{name} ({reason})" for name in self.what) if reason else self.what
 
     @property

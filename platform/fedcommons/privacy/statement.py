@@ -61,7 +61,7 @@ def statement(
     *,
     local: bool,
     secret: bool,
-    own: Mapping[str, str] | None = None,
+    user_code: Mapping[str, str] | None = None,
     views: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the privacy statement of a run. It contains an epsilon only if all releases that it describes are covered.
@@ -85,18 +85,20 @@ def statement(
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
     shared = "covered" if ledger.commons.covered else "nothing"
     shared = "uncovered" if ledger.commons.uncovered else shared
-    pool = ledger.commons.largest(delta) if shared == "covered" else None
-    largest = max((e for i in range(clients) if (e := ledger.of_all(i, delta)) is not None), default=0.0)
+    pool = ledger.commons.largest_epsilon(delta) if shared == "covered" else None
+    largest = max((e for i in range(clients) if (e := ledger.epsilon_of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
-    spent = [ledger.of_rounds(client, delta) for client in range(clients)]
-    closer = _of_closer_views(of_views, ledger.commons.largest(delta))
+    spent = [ledger.epsilon_of_rounds(client, delta) for client in range(clients)]
+    closer = _of_closer_views(of_views, ledger.commons.largest_epsilon(delta))
     earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
-        "pool_epsilon_of_each_client": None if pool is None else [ledger.commons.of(i, delta) for i in range(clients)],
+        "pool_epsilon_of_each_client": None
+        if pool is None
+        else [ledger.commons.epsilon(i, delta) for i in range(clients)],
         **({"pool_epsilon_of_each_view": of_views} if of_views and pool is not None else {}),
         "overall": "none" if overall is None else overall,
         "epsilon_of_messages": overall,
-        "epsilon_local_training": {"largest": ledger.largest_of_rounds(delta), "of_each_client": spent}
+        "epsilon_local_training": {"largest": ledger.largest_epsilon_of_rounds(delta), "of_each_client": spent}
         if local
         else None,
     }
@@ -109,7 +111,7 @@ def statement(
         "commons": shared,
         **earned,
         "uncovered": [*NOTES, *closer, *leaks],
-        "trusted": [f"{kind} {name}: {TRUSTED[kind]}" for kind, name in (own or {}).items() if kind in TRUSTED],
+        "trusted": [f"{kind} {name}: {TRUSTED[kind]}" for kind, name in (user_code or {}).items() if kind in TRUSTED],
         "in_words": [
             _of_commons(ledger.commons, delta, secret),
             _overall(leaks, overall, delta, secret, ADDED * bool(closer)),
@@ -117,15 +119,15 @@ def statement(
     }
 
 
-def in_short(said: Mapping[str, Any]) -> dict[str, float | str]:
+def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
     """Return the entries of W&B's summary: ``overall``, the epsilons that can be stated, and notes on the epsilons."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
-    epsilons = {name: said[name] for name in names if said.get(name) is not None}
-    notes = {name: "; ".join(said[name]) for name in ("uncovered", "trusted")}
+    epsilons = {name: statement[name] for name in names if statement.get(name) is not None}
+    notes = {name: "; ".join(statement[name]) for name in ("uncovered", "trusted")}
     for name in ("epsilon_local_training", f"epsilon_local_training{IF_SECRET}"):
-        if (spent := said.get(name)) and spent["largest"] is None:  # else W&B would show the last logged epsilon
+        if (spent := statement.get(name)) and spent["largest"] is None:  # else W&B would show the last logged epsilon
             epsilons[name] = "none"
-    return {**epsilons, "overall": said["overall"], "in_words": " ".join(said["in_words"]), **notes}
+    return {**epsilons, "overall": statement["overall"], "in_words": " ".join(statement["in_words"]), **notes}
 
 
 def _epsilon(value: float, delta: float, secret: bool) -> str:
@@ -136,7 +138,7 @@ def _epsilon(value: float, delta: float, secret: bool) -> str:
 def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     if not commons.covered and not commons.uncovered:
         return "Commons: nothing was shared but updates of the model."
-    guarantee = f"{_epsilon(commons.largest(delta), delta, secret)}, the largest of all clients'"
+    guarantee = f"{_epsilon(commons.largest_epsilon(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
         return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, {DRAWN_AGAIN}'}."

@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from fedcommons.privacy.release import Release
 
-WRITTEN = Release(why="the loss or add_to_grad writes the weights")
+WRITTEN = Release(reason="the loss or add_to_grad writes the weights")
 """The unprotected release of a training in which user code, not only the optimizer, has changed the weights."""
 
-STEERED = Release(why="the loss or add_to_grad changes the optimizer")
+STEERED = Release(reason="the loss or add_to_grad changes the optimizer")
 """The unprotected release of a training in which, for example, the learning rate may follow the data."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,14 +27,14 @@ class Written:
 
     def __init__(self, weights: Tensor, optimizer: Optimizer) -> None:
         self._now, self._optimizer = weights.detach().view(BITS[weights.element_size()]), optimizer
-        self._kept, self._any = self._now.clone(), self._now.new_zeros((), dtype=torch.bool)
+        self._before, self._any = self._now.clone(), self._now.new_zeros((), dtype=torch.bool)
         self._settings: list[Any] = []
         self._tensors: list[Tensor] = []
         self._is_steered, self._steered = False, self._any.clone()
 
     def keep(self) -> None:
         """Store the weights after a step."""
-        self._kept.copy_(self._now)
+        self._before.copy_(self._now)
 
     def begin(self) -> None:
         """Store the optimizer's inputs of a step: parameter groups and state (momentum)."""
@@ -43,7 +43,7 @@ class Written:
 
     def look(self) -> None:
         """Compare weights and optimizer with the stored values."""
-        self._any |= (self._now != self._kept).any()
+        self._any |= (self._now != self._before).any()
         settings, tensors = self._read()
         self._is_steered |= settings != self._settings
         for now, stored in zip(tensors, self._tensors, strict=False):
@@ -51,7 +51,7 @@ class Written:
                 self._steered |= ~torch.isclose(now, stored, rtol=0, atol=0, equal_nan=True).all().to(self._any.device)
 
     @property
-    def found(self) -> Release | None:
+    def unprotected(self) -> Release | None:
         """Return the unprotected release if a comparison has found a difference, else None."""
         if self._any:
             return WRITTEN

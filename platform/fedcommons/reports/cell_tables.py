@@ -107,16 +107,16 @@ def _cut(table: Table) -> Table:
     return replace(table, groups=[group for group in shown_groups if group[2]], cut=cut)
 
 
-def first_columns(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Return heads and texts of the columns that distinguish the cells of a group.
 
     The columns are the algorithm, the sharing strategy, p, and the varying fields. Fields of the environment are in
     the group's title instead.
     """
-    varied = dict.fromkeys(name for cell in of for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
+    varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
     heads = ["method", *map(columns.head, names[1:])]
-    return heads, [[_first(cell, name) for name in names] for cell in of]
+    return heads, [[_first(cell, name) for name in names] for cell in cells]
 
 
 def _first(cell: Cell, name: str) -> str:

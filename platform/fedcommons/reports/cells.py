@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.config.dotted import is_ignored, own_fields
+from fedcommons.config.dotted import common_fields, is_ignored
 from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import UserError, quote, unknown
 
@@ -37,7 +37,7 @@ class Cell:
 
 def fields(runs: "pd.DataFrame") -> list[str]:
     """Return the columns of a ``load_runs`` frame that are config fields and may distinguish cells."""
-    names = [n for n in runs.columns if n in own_fields() or ("." in n and "/" not in n)]
+    names = [n for n in runs.columns if n in common_fields() or ("." in n and "/" not in n)]
     return sorted((n for n in names if n != "seed" and not is_ignored(n)), key=_place)
 
 

@@ -32,7 +32,7 @@ class RunFacts:
     folder: Path
     curve: Mapping[str, Sequence[float | None]]
     words: tuple[str, ...]
-    late: int
+    n_late: int
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -18,10 +18,10 @@ def others(cell: Cell) -> list[str]:
     return [name for name in cell.fields if name not in IDENTIFYING]
 
 
-def identified(of: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+def identified(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Return the first columns of a table: their heads, and each cell's values as texts."""
-    names = [*IDENTIFYING, *others(of[0])]
-    return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in of]
+    names = [*IDENTIFYING, *others(cells[0])]
+    return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in cells]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
@@ -29,14 +29,14 @@ def key(cell: Cell) -> tuple[Any, ...]:
     return tuple(value(cell, name) for name in IDENTIFYING)
 
 
-def text(found: object) -> str:
+def text(value: object) -> str:
     """Format a value in short, ``-`` for None."""
-    if isinstance(found, tuple):
-        return "-".join(map(str, found))
-    return "-" if found is None else f"{found:g}" if isinstance(found, float) else str(found)
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def of_clients(of: Sequence[Cell]) -> list[tuple[str, str]]:
+def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """Return names and heads of the accuracies over clients that these cells have from ``evaluate.clients``.
 
     A head names the model, and marks accuracies on training data.
@@ -48,7 +48,7 @@ def of_clients(of: Sequence[Cell]) -> list[tuple[str, str]]:
         for rows in ("", "train_")
         for what, label in whats.items()
     }
-    return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in of)]
+    return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in cells)]
 
 
 def place(cell: Cell) -> str:
@@ -82,9 +82,9 @@ def head(name: str) -> str:
     return _HEADS.get(name, name)
 
 
-def without_sharing(of: Sequence[Cell]) -> list[Cell | None]:
+def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
     """Return for each cell the cell without sharing (``real``) that differs in sharing only, or None."""
-    names = [name for name in of[0].fields if not name.startswith(_OF_SETTING)] if of else []
-    keys = [tuple(value(cell, name) for name in names) for cell in of]
-    real = {k: cell for k, cell in zip(keys, of, strict=True) if value(cell, "sharing.setting") == "real"}
+    names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
+    keys = [tuple(value(cell, name) for name in names) for cell in cells]
+    real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}
     return [real.get(k) for k in keys]

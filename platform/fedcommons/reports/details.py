@@ -93,13 +93,13 @@ def _when(folders: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "-"
 
 
-def privacy(groups: Sequence[Group], told: Sequence[RunFacts]) -> list[dict[str, Any]]:
+def privacy(groups: Sequence[Group], run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
     """Return one line per cell: epsilon of the commons, and each distinct privacy statement with its runs."""
     lines: list[dict[str, Any]] = []
     for group in groups:
         for cell in group.cells:
             numbers = cell.runs.index.tolist()
-            words = shared([told[n].words or None for n in numbers], numbers)
+            words = shared([run_facts[n].words or None for n in numbers], numbers)
             if words:
                 facts = {"group": group.title, "cell": name(cell), "epsilon": _epsilon(cell), "words": words}
                 lines.append({**facts, "line": len(lines)})
@@ -120,16 +120,16 @@ def name(cell: Cell) -> str:
     return f"{columns.method(cell)}, {columns.setting(cell)}"
 
 
-def trouble(runs: "pd.DataFrame", told: Sequence[RunFacts]) -> list[dict[str, Any]]:
+def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
     """Return one line for each run that had stragglers or rejected replies."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
     lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
-    for number, (facts, sentence, bytes_lost) in enumerate(zip(told, rejected, lost, strict=True)):
+    for number, (facts, sentence, bytes_lost) in enumerate(zip(run_facts, rejected, lost, strict=True)):
         rejection = sentence if isinstance(sentence, str) else ""
         megabytes = intervals.number(bytes_lost / 1e6, None) if bytes_lost > 0 else "-"
-        if facts.late or rejection or bytes_lost > 0:
-            lines.append({"run": number, "late": facts.late, "lost": megabytes, "rejected": rejection or "-"})
+        if facts.n_late or rejection or bytes_lost > 0:
+            lines.append({"run": number, "late": facts.n_late, "lost": megabytes, "rejected": rejection or "-"})
     return lines
 
 
@@ -201,9 +201,9 @@ def _png(file: Path) -> str | None:
     return "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
 
 
-def environments(told: Sequence[RunFacts]) -> list[Facts]:
+def environments(run_facts: Sequence[RunFacts]) -> list[Facts]:
     """Return each distinct software and hardware environment as (name, value) pairs, with its runs."""
-    return shared([_environment(run.facts) for run in told])
+    return shared([_environment(run.facts) for run in run_facts])
 
 
 def _environment(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:

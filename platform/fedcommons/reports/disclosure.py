@@ -33,13 +33,13 @@ def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "
     return runs.loc[runs[ACCURACY].notna() & runs["disclosed"].notna(), :]
 
 
-def table(found: Sequence[Cell], round: int) -> str:
+def table(cells: Sequence[Cell], round: int) -> str:
     """Return a markdown table with one line per cell, sorted by federation, method and disclosed share."""
     head = ["federation", "algorithm", "setting", "given away", f"accuracy after round {round}", "MB exchanged once"]
-    with_epsilon = private(found)
+    with_epsilon = private(cells)
     head += ["ε of the commons"] * with_epsilon
     lines = []
-    for cell in sorted(found, key=lambda c: (columns.place(c), columns.method(c), series.value(c, "disclosed"))):
+    for cell in sorted(cells, key=lambda c: (columns.place(c), columns.method(c), series.value(c, "disclosed"))):
         once = fmean(cell.values("bytes_once")) / 1e6
         lines.append(
             [
@@ -51,20 +51,20 @@ def table(found: Sequence[Cell], round: int) -> str:
     return tables.markdown(head, lines)
 
 
-def private(found: Sequence[Cell]) -> bool:
+def private(cells: Sequence[Cell]) -> bool:
     """Check whether a cell has an epsilon of the shared data."""
-    return any(map(tables.has_epsilon, found))
+    return any(map(tables.has_epsilon, cells))
 
 
-def draw(found: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
+def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
     """Write a picture: one panel per federation, one series per algorithm and sharing. x: disclosed or pool_epsilon."""
     from fedcommons.reports import epsilon
 
-    several = len({cell.runs["algorithm"].iloc[0] for cell in found}) > 1
+    several = len({cell.runs["algorithm"].iloc[0] for cell in cells}) > 1
     panels = []
-    for place in dict.fromkeys(map(columns.place, found)):
+    for place in dict.fromkeys(map(columns.place, cells)):
         points_of_panel = []
-        for cell in sorted((c for c in found if columns.place(c) == place), key=epsilon_place):
+        for cell in sorted((c for c in cells if columns.place(c) == place), key=epsilon_place):
             setting = str(cell.runs["sharing.setting"].iloc[0])
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
             point = series.point(cell, "disclosed", ACCURACY, name)

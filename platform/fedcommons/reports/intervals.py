@@ -156,12 +156,12 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> tuple[list[str], list[str]]:
+def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], n_left: int) -> tuple[list[str], list[str]]:
     """Return LaTeX by pandas: the lines of head and rows, and the last lines. left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")
     style.format(escape="latex")
-    lines = style.to_latex(hrules=True, column_format="l" * left + "r" * (len(heads) - left)).splitlines()
+    lines = style.to_latex(hrules=True, column_format="l" * n_left + "r" * (len(heads) - n_left)).splitlines()
     end = lines.index(r"\midrule") + 1 + len(rows)
     return lines[:end], lines[end:]

@@ -29,7 +29,7 @@ _WORDS = {
 _ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "validation accuracy, %", 100, 1))
 
 
-def contents(runs: "pd.DataFrame", told: Sequence[RunFacts], say: Callable[[str], None]) -> dict[str, Any]:
+def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[[str], None]) -> dict[str, Any]:
     """Return all values that the template prints for these runs, and the data for page.js."""
     runs = _with_numbers(runs)
     groups = grouped(runs, say)
@@ -42,7 +42,7 @@ def contents(runs: "pd.DataFrame", told: Sequence[RunFacts], say: Callable[[str]
     dims = _dims(runs)
     partitions, n_partitions = details.partitions(runs, say)
     pools, n_pools = details.pools(runs)
-    privacy, trouble = details.privacy(groups, told)[: cell_tables.SHOWN], details.trouble(runs, told)
+    privacy, trouble = details.privacy(groups, run_facts)[: cell_tables.SHOWN], details.trouble(runs, run_facts)
     files = {"runs": _files(runs)}
     if privacy:
         statements = [
@@ -52,7 +52,7 @@ def contents(runs: "pd.DataFrame", told: Sequence[RunFacts], say: Callable[[str]
     if trouble:
         late = [[rows[item["run"]]["name"], item["late"], item["lost"], item["rejected"]] for item in trouble]
         files["late"] = _files_of_texts(("run", "replies late", "MB for nothing", "rejected"), late)
-    thinned, every = thin([item.curve for item in told])
+    thinned, every = thin([item.curve for item in run_facts])
     data = {
         "runs": [
             {"f": [dim["of"][n] for dim in dims], "s": runs["status"].iloc[n], "n": Path(runs["run"].iloc[n]).name,
@@ -74,9 +74,9 @@ def contents(runs: "pd.DataFrame", told: Sequence[RunFacts], say: Callable[[str]
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown_columns, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
-        "environments": details.environments(told), "who": [_WORDS[name] for name in WHO],
+        "environments": details.environments(run_facts), "who": [_WORDS[name] for name in WHO],
         "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"},
-        "commands": [details.command(item.folder) for item in told[:COMMANDS]],
+        "commands": [details.command(item.folder) for item in run_facts[:COMMANDS]],
     }  # fmt: skip
 
 

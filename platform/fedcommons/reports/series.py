@@ -54,9 +54,9 @@ def value(cell: Cell, name: str) -> Any:
     return fmean(numbers) if len(set(values)) > 1 and numbers else values[0]
 
 
-def label(found: object) -> str:
+def label(value: object) -> str:
     """Format a value for a legend."""
-    return "none" if found is None else f"{found:.3g}" if isinstance(found, float) else str(found)
+    return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:

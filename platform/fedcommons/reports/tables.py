@@ -111,26 +111,26 @@ def speed_up(base: Cell, other: Cell) -> str:
     return f"{sign}{slow / fast:.1f}x"
 
 
-def effect(of: Sequence[Cell]) -> str:
+def effect(cells: Sequence[Cell]) -> str:
     """Return one line for a federation and algorithm: rounds per sharing strategy, and the speed-up over no sharing."""
-    _, n, c, alpha, algorithm, _ = key(of[0])
+    _, n, c, alpha, algorithm, _ = key(cells[0])
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
-    pairs = zip(of, without_sharing(of), strict=True)
+    pairs = zip(cells, without_sharing(cells), strict=True)
     for cell, base in sorted(pairs, key=lambda pair: value(pair[0], "sharing.setting") != "real"):
         parts.append(f"{variant(cell)} {rounds(cell.runs)} rounds")
         parts += [speed_up(base, cell)] if base and base is not cell else []
     return "  ".join(parts)
 
 
-def table1_markdown(of: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
+def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
     """Return the paper's Table 1, one line per cell. published: the paper's rounds by ``key(cell)``, if comparable."""
-    head, values_of_cells = identified(of)
+    head, values_of_cells = identified(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
-    private = any(map(has_epsilon, of))
-    more = of_clients(of)
+    private = any(map(has_epsilon, cells))
+    more = of_clients(cells)
     head += ["ε of the commons"] * private + [name for _, name in more]
     lines = []
-    for cell, line, base in zip(of, values_of_cells, without_sharing(of), strict=True):
+    for cell, line, base in zip(cells, values_of_cells, without_sharing(cells), strict=True):
         line += [
             target.in_words(value(cell, 'target')), rounds(cell.runs),
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
@@ -207,14 +207,14 @@ def lost_notes(runs: "pd.DataFrame") -> list[str]:
     ]
 
 
-def spread(of: Sequence[Cell]) -> str:
+def spread(cells: Sequence[Cell]) -> str:
     """Return how much the algorithms differ in each federation and sharing strategy; empty with one algorithm.
 
     Last accuracy: maximum minus minimum of the means over seeds, in percentage points. Rounds: minimum and maximum of
     the means.
     """
     places: dict[str, dict[str, list[Cell]]] = {}
-    for cell in of:
+    for cell in cells:
         places.setdefault(place(cell), {}).setdefault(setting(cell), []).append(cell)
     lines = []
     for where, groups in places.items():

@@ -121,7 +121,7 @@ def _version(folder: Path) -> str:
     return recorded if isinstance(recorded, str) and re.fullmatch(r"[\w.+]{1,40}", recorded) else "(unknown)"
 
 
-def workspace(entity: str, project: str, name: str, known: Logged) -> "workspaces.Workspace":
+def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspaces.Workspace":
     """Return a workspace with sections for parallel coordinates, accuracy, zeta^2, sigma^2, privacy, bytes, pictures.
 
     A panel is left out if no run has its metrics. Lines are means over runs that differ in the seed only, with the
@@ -130,17 +130,17 @@ def workspace(entity: str, project: str, name: str, known: Logged) -> "workspace
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
 
-    sections = [_decisive(known)]
+    sections = [_decisive(logged)]
     for title, lines in LINES.items():
-        plots = [(x, [name for name in y if name in known.metrics]) for x, y in lines]
+        plots = [(x, [name for name in y if name in logged.metrics]) for x, y in lines]
         panels: list[Any] = [_line(x, y) for x, y in plots if y]
-        panels += [_bar(end) for end in BARS.get(title, ()) if end in known.ends]
+        panels += [_bar(end) for end in BARS.get(title, ()) if end in logged.ends]
         if panels:
             sections.append(workspaces.Section(name=title, panels=panels, is_open=True))
     browsers: list[Any] = [
         v2.MediaBrowser(title=title, media_keys=[key], mode="gallery", gallery_axis="run")
         for key, title in PICTURES.items()
-        if key in known.ends
+        if key in logged.ends
     ]
     if browsers:
         sections.append(workspaces.Section(name="Pictures", panels=browsers, is_open=True))

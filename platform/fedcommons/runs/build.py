@@ -22,7 +22,7 @@ from fedcommons.core.algorithm import (
     require_attributes,
     takes_partial,
 )
-from fedcommons.core.client_worker import floating_buffers, trained
+from fedcommons.core.client_worker import floating_buffers, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.returned import require_state
@@ -39,7 +39,14 @@ from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.flat_tensors import EMPTY, Flat, flatten
 from fedcommons.generators import image_cache
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, n_seen, require_constants, salt_facts
+from fedcommons.generators.requests import (
+    Contribution,
+    GenerationRequest,
+    GeneratorRecipe,
+    n_seen,
+    require_constants,
+    salt_facts,
+)
 from fedcommons.privacy import ledger, salts
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import Source
@@ -86,7 +93,7 @@ class Prepared:
     partition: Partitioned
     algorithm: Algorithm
     stage: Stage
-    late: Rule | None  # the rule that picks stragglers; None: there are no stragglers
+    straggler_rule: Rule | None  # the rule that picks stragglers; None: there are no stragglers
     train: Examples  # the partitioned examples: the training examples without the clients' test examples
     tests: Clients | None = None  # the clients' test examples; None: clients have no test examples
     about: Mapping[str, Any] = field(default_factory=dict)  # the fields of ``Facts`` that describe data and model
@@ -104,10 +111,10 @@ class Prepared:
         """Return the names of all secret salts that are used before round 1; empty if the noise is seeded."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
-        return [*salt_facts(self.needs), *map(salts.name_of, stage_salts)]
+        return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
 
     @property
-    def told(self) -> Sequence[str]:
+    def notes_for_user(self) -> Sequence[str]:
         """Return the notes that are reported to the user before any costly step."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
@@ -116,14 +123,14 @@ class Prepared:
             return [*self.notes, *(require_type(str, sentence) for sentence in stage.beforehand(self.client_data))]
 
     @property
-    def needs(self) -> Sequence[Need]:
+    def requests(self) -> Sequence[GenerationRequest]:
         """Return the generation requests: the generators and synthetic images that this experiment uses."""
         stage = self.stage
         if not isinstance(stage, Generating):
             return ()
-        with before_any_work(), user_code_context(stage, "needs"):
-            requests = list(stage.needs(self.client_data, recipe(self.config)))
-            return [require_type(Need, request) for request in requests]
+        with before_any_work(), user_code_context(stage, "requests"):
+            requests = list(stage.requests(self.client_data, recipe(self.config)))
+            return [require_type(GenerationRequest, request) for request in requests]
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
@@ -183,7 +190,7 @@ def prepare(config: Experiment) -> Prepared:
     rule = None if components["straggler"] == Independent() else components["straggler"]
     prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)
-    refuse(prepared.stage, "check_dealt", prepared.client_data)
+    refuse(prepared.stage, "check_data", prepared.client_data)
     if config.generator is not None:
         refuse(components["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
     refuse(
@@ -194,14 +201,14 @@ def prepare(config: Experiment) -> Prepared:
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
-        pool_audit.subjects(prepared.client_data, prepared.needs, dataset.validation)
+        pool_audit.subjects(prepared.client_data, prepared.requests, dataset.validation)
     # A built-in network is built on the meta device (names and shapes only), where an algorithm can already refuse it.
-    is_user_defined = registry.is_own(config.model.name) or registry.is_own(config.data.name)
+    is_user_defined = registry.is_user_defined(config.model.name) or registry.is_user_defined(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if is_user_defined or is_tried else "meta")
     notes: Sequence[str] = ()
     if is_user_defined:
-        label = registry.called("model", config.model.name)
+        label = registry.component_label("model", config.model.name)
         check_module.require_hooks(prepared.algorithm, module, loop, label)
         is_of_clients = config.measure.clients or config.evaluate.clients
         of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
@@ -213,7 +220,7 @@ def prepare(config: Experiment) -> Prepared:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
-    model = flatten(trained(module))
+    model = flatten(trainable_parameters(module))
     memory_limit.require_model(model)
     keeps = config.federation.buffers == "keep"
     is_kept = keeps_batch_norm(prepared.algorithm)
@@ -228,13 +235,13 @@ def prepare(config: Experiment) -> Prepared:
     check_module.require_distillable(prepared.algorithm, module, dataset)
     with (
         before_any_work(),
-        user_code_context(registry.called("model", config.model.name)),
+        user_code_context(registry.component_label("model", config.model.name)),
     ):  # a user's attributes may raise
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
         }  # fmt: skip
-    facts = plan_of(config, prepared.algorithm, rule, prepared.client_data.own, about).facts
+    facts = plan_of(config, prepared.algorithm, rule, prepared.client_data.clients, about).facts
     require_replies(facts, config.straggler.rule, config.straggler.constants)
     if "model" not in begin(prepared.algorithm, model, facts, config.seed):
         options = {
@@ -286,7 +293,7 @@ def synthetic_images(
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
-        name = f"generator {number}/{len(jobs)} (client {job.needs[0].client})"
+        name = f"generator {number}/{len(jobs)} (client {job.requests[0].client})"
         say(f"{name}: {doing}")
         step = partial(on_step, name) if on_step else None
         image_cache.keep(store, job, image_cache.make(job, step))
@@ -299,7 +306,7 @@ def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
     Raises:
         LookupError: the store lacks some of the synthetic images.
     """
-    return [image_cache.read(store, need) for need in prepared.needs]
+    return [image_cache.read(store, need) for need in prepared.requests]
 
 
 @dataclass(frozen=True)
@@ -357,29 +364,27 @@ class Assembled:
     def start(self, memory: ClientMemory) -> Standing:
         """Return the state before round 1, with the untrained model; ``memory``: an empty memory of the clients."""
         module = build_module(self.config, self.facts)
-        state = begin(self.algorithm, flatten(trained(module)), self.plan.facts, self.config.seed)
+        state = begin(self.algorithm, flatten(trainable_parameters(module)), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
-        return Standing(0, state, memory, self.shared.traffic, buffers, ledger=Ledger.of(self.shared.releases))
+        ledger = Ledger.before_rounds(self.shared.releases)
+        return Standing(0, state, memory, self.shared.traffic, buffers, ledger=ledger)
 
 
 @fresh_torch()
-def assemble(prepared: Prepared, made: Sequence[Contribution] = ()) -> Assembled:
-    """Run the sharing stage and plan the rounds; ``made``: the result of ``synthetic_images``."""
+def assemble(prepared: Prepared, contributions: Sequence[Contribution] = ()) -> Assembled:
+    """Run the sharing stage and plan the rounds; ``contributions``: the result of ``synthetic_images``."""
     set_up_process()
-    return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, made))
+    return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, contributions))
 
 
 @fresh_torch()
 def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
     """Assemble the federation from the clients' contributions, which the stage's ``make`` returned."""
     c, dataset, audited = prepared.config, prepared.dataset, None
-    if c.sharing.is_audited and (needs := prepared.needs):
-        module = build_module(c, dataset)
-        withhold = c.sharing.withhold == "near_copies"
-        audited = pool_audit.audited(
-            prepared.client_data, contributed, needs, dataset.validation, module, withhold=withhold
-        )
-        contributed = audited.kept
+    if c.sharing.is_audited and (needs := prepared.requests):
+        module, real, withhold = build_module(c, dataset), prepared.client_data, c.sharing.withhold == "near_copies"
+        audited = pool_audit.audited(real, contributed, needs, dataset.validation, module, withhold=withhold)
+        contributed = audited.released
     shared = share_contributed(prepared.stage, prepared.client_data, contributed)
     if audited and c.sharing.withhold != "none":
         shared = pool_audit.uncovered(shared)
@@ -390,6 +395,6 @@ def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Asse
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
     about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
     leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.client_data, contributed)
-    plan = replace(plan_of(c, prepared.algorithm, prepared.late, data.clients, about), leaks=leaks)
-    shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.own))])
+    plan = replace(plan_of(c, prepared.algorithm, prepared.straggler_rule, data.clients, about), leaks=leaks)
+    shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.real))])
     return Assembled(prepared, shared, plan, audited)

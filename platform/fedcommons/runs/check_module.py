@@ -49,7 +49,7 @@ def try_module(
         UserError: the module fails a check.
     """
     x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
-    label = registry.called("model", name)
+    label = registry.component_label("model", name)
     what = f"{label} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
     with before_any_work():
         with user_code_context(label):

@@ -12,7 +12,7 @@ from typing import Any
 from fedcommons.config import registry, weights_file
 from fedcommons.config.dotted import fields_for
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import parameters_of, taken
+from fedcommons.config.fields import parameters_of, select_arguments
 from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
@@ -130,13 +130,13 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
     if name == "constant" and not constants["warmup"]:
         return None
     part = registry.find("schedule", name)
-    offered = {"rounds": rounds} if "rounds" in taken(part, {"rounds": rounds}) else {}
-    return Schedule(partial(part, **offered, **constants), registry.called("schedule", name))
+    offered = {"rounds": rounds} if "rounds" in select_arguments(part, {"rounds": rounds}) else {}
+    return Schedule(partial(part, **offered, **constants), registry.component_label("schedule", name))
 
 
 def depends_on_rounds(name: str) -> bool:
     """Check whether the learning rates of a schedule's first rounds depend on the number of rounds R."""
-    return name != "constant" and bool(taken(registry.find("schedule", name), {"rounds": 0}))
+    return name != "constant" and bool(select_arguments(registry.find("schedule", name), {"rounds": 0}))
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedcommons.config import registry
 from fedcommons.config.dotted import same_results
-from fedcommons.core.client_worker import trained
+from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Payload, data, flatten
@@ -63,10 +63,10 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
 
     Built-in straggler rules do not read ``Facts.rounds``, so only a user-defined rule is called, for each round.
     """
-    config, algorithm, rule = prepared.config, prepared.algorithm, prepared.late
-    plan = plan_of(config, algorithm, rule, prepared.client_data.own, prepared.about)
+    config, algorithm, rule = prepared.config, prepared.algorithm, prepared.straggler_rule
+    plan = plan_of(config, algorithm, rule, prepared.client_data.clients, prepared.about)
     plans = plan.facts, replace(plan.facts, rounds=rounds)
-    model = flatten(trained(build_module(config, prepared.dataset)))
+    model = flatten(trainable_parameters(build_module(config, prepared.dataset)))
     first, second = (begin(algorithm, model, facts, config.seed) for facts in plans)
     if not same(first, second):
         return f"algorithm {config.algorithm} depends"
@@ -74,7 +74,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
         return "the noise of dp.target_epsilon depends"
     if depends_on_rounds(config.client.lr_schedule):
         return f"client.lr_schedule {config.client.lr_schedule} depends"
-    if rule is None or not registry.is_own(config.straggler.rule):
+    if rule is None or not registry.is_user_defined(config.straggler.rule):
         return None
     for number in range(1, done + 1):
         joined = participants(plan.facts.n_clients, plan.participation, plan.seed, number)

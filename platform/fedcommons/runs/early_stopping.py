@@ -49,7 +49,7 @@ class Stop:
         if self.rule == "patience":
             target.require_logged("federation.stop_metric", self.watched, round, logged)
 
-    def why(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
+    def reason_to_stop(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
         """Return why the run ends after the last line; None if it continues, or if all R rounds are done.
 
         lines: the lines of rounds.jsonl so far.

@@ -18,7 +18,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.data.partition import default_n_aux
 from fedcommons.federation.rounds import Plan
 from fedcommons.flat_tensors import Flat
-from fedcommons.generators.requests import Need
+from fedcommons.generators.requests import GenerationRequest
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import CLASS_COUNTS, Shared
@@ -45,7 +45,7 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
         values["partition.factor"] = next(iter(dataset.train.factors))
     if asked.get("partition.join", 0) is None:
         values["partition.join"] = n
-    if plan.late and asked["straggler.partial"] == "method":
+    if plan.straggler_rule and asked["straggler.partial"] == "method":
         values["straggler.partial"] = "take" if plan.take_partial else "drop"
     return values
 
@@ -72,11 +72,13 @@ def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str,
     if asked.get("sharing.p", 0) is None:
         pool = shared.data.pool  # a pool may stay at the server, without a client that receives it
         n_shared = len(pool.rows.flat) if pool else 0
-        values["sharing.p"] = shared.p or n_shared / (n_shared + sum(shared.data.own.sizes))
+        values["sharing.p"] = shared.p or n_shared / (n_shared + sum(shared.data.real.sizes))
     return values | {f"sharing.{n}": joined(v) if isinstance(v, list) else v for n, v in constants.items()}
 
 
-def of_generators(asked: Mapping[str, Any], needs: Sequence[Need], releases: Sequence[Release]) -> dict[str, Any]:
+def of_generators(
+    asked: Mapping[str, Any], needs: Sequence[GenerationRequest], releases: Sequence[Release]
+) -> dict[str, Any]:
     """Return the values that rules decided for the clients' generators; releases: all releases before round 1."""
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
     values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}

@@ -9,7 +9,7 @@ from fedcommons.config.dotted import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal, trains_locally
-from fedcommons.core.client_worker import trained
+from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
 from fedcommons.federation.personal_evaluation import evaluate_personal
@@ -72,7 +72,7 @@ def of_clients(
     metrics are called ``train_NAME``. With ``measure.clients`` they are always the training examples, and the names of
     metrics do not change, as in earlier versions. last: see ``observe``.
     """
-    c, n = ready.config, len(ready.data.own)
+    c, n = ready.config, len(ready.data.real)
     if not (c.measure.clients or c.evaluate.clients):
         return {}, {}
     if not due(now.round, c.evaluate.every, last or c.federation.rounds):
@@ -141,11 +141,18 @@ def summarise(
     c, flat, split, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
     sizes, facts, dp = [len(rows) for rows in split.rows], ready.plan.facts, ready.config.dp
     # capped, as a client may also disclose rows that it received from other clients
-    n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.given_away.items())
-    own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_own(name)}
+    n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.n_disclosed.items())
+    own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_user_defined(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)
     privacy = statement(
-        ledger, facts.n_clients, dp.delta, rejected, local=dp.local, secret=is_secret, own=own_code, views=shared.views
+        ledger,
+        facts.n_clients,
+        dp.delta,
+        rejected,
+        local=dp.local,
+        secret=is_secret,
+        user_code=own_code,
+        views=shared.views,
     )
     if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
         privacy["mechanisms"] = tables
@@ -153,9 +160,12 @@ def summarise(
     if trains_locally(ready.algorithm):
         used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
     used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.client_data))
-    used |= effective.of_generators(flat, ready.prepared.needs, shared.releases)
+    used |= effective.of_generators(flat, ready.prepared.requests, shared.releases)
     if hasattr(ready.algorithm, "effective_constants"):
-        model, section = flatten(trained(build_module(c, ready.facts))), registry.section("algorithm", c.algorithm)
+        model, section = (
+            flatten(trainable_parameters(build_module(c, ready.facts))),
+            registry.section("algorithm", c.algorithm),
+        )
         used |= effective.of_algorithm(ready.algorithm, section, model, facts, c.client.epochs)
     after = accuracies(lines)
 
@@ -184,7 +194,7 @@ def summarise(
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
-        **({"stopped": reason} if (reason := stop_of(c).why(lines)) else {}),
+        **({"stopped": reason} if (reason := stop_of(c).reason_to_stop(lines)) else {}),
         "rejected": rejections.records(end.rejected),
         "partition": split.fingerprint,
         "config": {n: list(v) if type(v) is tuple else v for n, v in recorded(flat).items() if not is_ignored(n)},

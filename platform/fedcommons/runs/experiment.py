@@ -16,13 +16,13 @@ import torch
 from fedcommons.config import registry
 from fedcommons.config.dotted import parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import taken
+from fedcommons.config.fields import select_arguments
 from fedcommons.config.target import NotLogged
 from fedcommons.core.algorithm import Algorithm, State
 from fedcommons.core.client_worker import Work, module_with
 from fedcommons.core.executor import Executor
 from fedcommons.core.rejections import records, rejection_summary
-from fedcommons.core.vmap_clients import asked
+from fedcommons.core.vmap_clients import request_training
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
@@ -94,7 +94,7 @@ def run(
     data, patience, mirror = prepared.dataset.digest, 0 if may_generate else PATIENCE, None
     if config.storage is not None:
         mirror = RunMirror(config.storage, mirrored_as or name_of(folder), folder, say)
-        mirror.bring(resume, patience)
+        mirror.fetch(resume, patience)
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, finished: nothing is left to do.")
         if mirror:
@@ -103,7 +103,7 @@ def run(
     if resume:
         continuation.require_same_rounds(prepared, folder)
     store = Store(Path(config.artifacts), say, config.storage)
-    if jobs := image_cache.missing(store, prepared.needs) if may_generate else []:
+    if jobs := image_cache.missing(store, prepared.requests) if may_generate else []:
         store.require_writable()
     if config.federation.executor == "ray_actors":
         from fedcommons.runtime import ray_cluster
@@ -125,10 +125,10 @@ def run(
             raise
         except ClientError:
             if mirror and not mirror.has_lost:
-                mirror.send()
+                mirror.upload()
             raise
         if mirror:
-            mirror.end(store.send() if may_generate else "")
+            mirror.end(store.upload() if may_generate else "")
         return summary
 
 
@@ -149,10 +149,10 @@ def _run(
         if config.dp.noise == SECRET:
             salt = run_salts.begin_salt(folder, prepared.salts)
         _write_partition(folder, prepared.partition, prepared.tests, prepared.dataset.digest, salt)
-        for sentence in prepared.told:
+        for sentence in prepared.notes_for_user:
             say(sentence)
         images = synthetic_images(prepared, store, jobs, say, on_step)
-        require_own(prepared.stage, prepared.client_data, prepared.needs, images)
+        require_own(prepared.stage, prepared.client_data, prepared.requests, images)
         ready = assemble(prepared, images)
         for note in ready.shared.notes:
             say(note)
@@ -161,7 +161,7 @@ def _run(
                 say(Warned(f"no epsilon covers this run: {what}: {reason}"))
         if ready.audited:
             ready.audited.write(folder)
-            say(ready.audited.told)
+            say(ready.audited.text)
         elif config.sharing.is_audited:
             say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
         if config.client.batched:
@@ -175,7 +175,7 @@ def _run(
         trackers: list[Tracker] = []
         summary = None
         try:
-            start = _left(ready, record, resume, salt, say)
+            start = _resume_or_begin(ready, record, resume, salt, say)
             trackers += _trackers(ready, record, say)
             end = _federate(ready, executor, start, record, mirror, trackers, on_round, say)
             record.require_rounds(end.round)
@@ -192,7 +192,9 @@ def _run(
                 tracker.finish(summary)
 
 
-def _left(ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]) -> Standing:
+def _resume_or_begin(
+    ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]
+) -> Standing:
     """Return the state to start from: the last intact checkpoint with all its lines, or the state before round 1.
 
     Records of later rounds are removed, as these rounds run again. Checkpoints of another run are reported to ``say``.
@@ -234,7 +236,7 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
         offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
 
         def build() -> Tracker:
-            return registry.build_part("tracker", name, lambda: part(**taken(part, offered), **constants))
+            return registry.build_part("tracker", name, lambda: part(**select_arguments(part, offered), **constants))
 
         others.append(OwnTracker(name, build, say))
     for line in record.rounds() if others else ():
@@ -251,7 +253,7 @@ def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, 
     Raises:
         UserError: delta is too large, or a release in a round was computed from rows that repeat.
     """
-    require_small_delta(now, delta, shared.data.own.sizes)
+    require_small_delta(now, delta, shared.data.real.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
         require_once(stage, shared)
 
@@ -270,7 +272,7 @@ def _federate(
     config, f = ready.config, ready.config.federation
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
     stop = stop_of(config)
-    if stop.why(record.rounds()):
+    if stop.reason_to_stop(record.rounds()):
         courses = ()
     if not record.rounds():  # the untrained model has not been recorded yet
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
@@ -283,7 +285,10 @@ def _federate(
             trained = time.perf_counter()
             _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
             metrics, clients = _observed(ready, executor, now, facts, f.rounds)
-            is_over = stop.rule != "never" and stop.why([*record.rounds(), line_of(now.round, metrics)]) is not None
+            is_over = (
+                stop.rule != "never"
+                and stop.reason_to_stop([*record.rounds(), line_of(now.round, metrics)]) is not None
+            )
             if is_over:  # in the last round more metrics are computed
                 metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
             if clients:
@@ -309,7 +314,7 @@ def _federate(
                 on_round(now.round, metrics)
             last = now
             if mirror and is_saved:
-                mirror.send()
+                mirror.upload()
             clock = time.perf_counter()
             if is_over:
                 break
@@ -336,14 +341,14 @@ def _observed(
     clients, of_all = evaluate.of_clients(ready, executor, now, last)
     metrics |= of_all
     if config.dp.local:
-        spent = now.ledger.largest_of_rounds(config.dp.delta)
+        spent = now.ledger.largest_epsilon_of_rounds(config.dp.delta)
         metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
     return metrics, clients
 
 
 def _late(now: Standing) -> dict[str, list[int]]:
     """Return the stragglers, and the stragglers whose partial work arrived."""
-    return {"late": list(now.late), "partial": [i for i, share in now.late.items() if share]}
+    return {"late": list(now.stragglers), "partial": [i for i, share in now.stragglers.items() if share]}
 
 
 def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
@@ -379,4 +384,4 @@ def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, ro
     def play() -> None:
         algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, seed)
 
-    return "the method trains with a loss, rate or gradient of its own" if asked(work, play) is None else ""
+    return "the method trains with a loss, rate or gradient of its own" if request_training(work, play) is None else ""

@@ -54,9 +54,9 @@ def _follows_examples(stage: Stage, client_data: ClientDatasets, contributed: Co
     The stage is called again with blank real examples, with the same labels and synthetic rows. If that call fails,
     the result is True, as independence cannot be shown.
     """
-    real, store = client_data.own.store, contributed.store
+    real, store = client_data.clients.store, contributed.store
     blank = torch.zeros_like(real.x)
-    hidden = replace(client_data, own=Clients(replace(real, x=blank), client_data.own.rows))
+    hidden = replace(client_data, clients=Clients(replace(real, x=blank), client_data.clients.rows))
     seen = replace(contributed, store=replace(store, x=torch.cat([blank, store.x[len(real) :]])))
     results = []
     for variant, contributes in ((client_data, contributed), (hidden, seen)):
@@ -64,6 +64,6 @@ def _follows_examples(stage: Stage, client_data: ClientDatasets, contributed: Co
             assigned = stage.assign(variant, stage.release(variant, contributes)[0])
         except Exception:  # a user-defined stage may raise any error
             return True
-        results_of_stage = (assigned.kept, assigned.weights or ())
+        results_of_stage = (assigned.own_rows, assigned.weights or ())
         results.append([[np.asarray(part).tolist() for part in each] for each in results_of_stage])
     return results[0] != results[1]

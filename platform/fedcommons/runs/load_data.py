@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcommons.config import registry
-from fedcommons.config.fields import parameters_of, taken
+from fedcommons.config.fields import parameters_of, select_arguments
 from fedcommons.config.schema import Data, Partition
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
@@ -37,8 +37,8 @@ def load(data: Data) -> Dataset:
     loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
     offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
-    with user_code_context(registry.called("data", data.name)):
-        build = partial(loader, **{**taken(loader, offered), **data.constants})
+    with user_code_context(registry.component_label("data", data.name)):
+        build = partial(loader, **{**select_arguments(loader, offered), **data.constants})
         return datasets.load(
             data.name, build, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
             augment=data.augment, standardise=data.standardise,
@@ -87,7 +87,7 @@ def partition_rows(
     """
     name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
     constants = registry.with_floats("partition", name, recipe.constants)
-    with user_code_context(registry.called("partition", name)):
+    with user_code_context(registry.component_label("partition", name)):
         requested = parameters_of(part).keys() - constants.keys()
     if "n_clients" in requested and recipe.n_clients > n:
         raise UserError(
@@ -109,12 +109,14 @@ def partition_rows(
             "n_clients": recipe.n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
-        return part(**{**taken(part, {what: _read_only(value) for what, value in offered.items()}), **constants})
+        return part(
+            **{**select_arguments(part, {what: _read_only(value) for what, value in offered.items()}), **constants}
+        )
 
-    with user_code_context(registry.called("partition", name)):
+    with user_code_context(registry.component_label("partition", name)):
         partitioned = partitions.partition(name, rows, labels, n_classes)
-    if registry.is_own(name) and origin is not None and origin.moved and "rows" not in requested:
-        _require_places(name, rows, n, origin.given)
+    if registry.is_user_defined(name) and origin is not None and origin.moved and "rows" not in requested:
+        _require_places(name, rows, n, origin.n_given)
     return partitioned
 
 

@@ -90,7 +90,7 @@ class Best:
     def __init__(self, lines: Sequence[Mapping[str, Any]], watched: tuple[str, str] | None) -> None:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
-        self.held: Standing | None = None
+        self.standing: Standing | None = None
         self.before: Standing | None = None  # the best state before an extra round
         self.is_extra = False
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
@@ -107,19 +107,19 @@ class Best:
         if not chosen or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
             return
         if self.value is None or (value > self.value if chosen[1] == "max" else value < self.value):
-            self.before, self.is_extra = self.held, is_extra
-            self.value, self.held = value, now
+            self.before, self.is_extra = self.standing, is_extra
+            self.value, self.standing = value, now
 
     def write(self, folder: Path, build: Build, data: Dataset) -> None:
         """Write the stored best model to ``folder``, if there is one."""
-        if self.held is None:
+        if self.standing is None:
             return
         if self.is_extra and self.before is not None:
             self._write(folder / BEFORE, self.before, build, data)
         elif self.is_extra and (folder / BEST).is_file():
             write_bytes(folder / BEFORE, (folder / BEST).read_bytes())
-        self._write(folder / BEST, self.held, build, data)
-        self.held = None
+        self._write(folder / BEST, self.standing, build, data)
+        self.standing = None
 
     @staticmethod
     def _write(path: Path, now: Standing, build: Build, data: Dataset) -> None:

@@ -14,7 +14,7 @@ from fedcommons.audits.distances import Space, feature_space, pixel_space
 from fedcommons.audits.nearest_neighbours import Subject, subject
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
-from fedcommons.generators.requests import Need
+from fedcommons.generators.requests import GenerationRequest
 from fedcommons.sharing.stage import Contributions, Shared
 from fedcommons.storage.atomic_files import write_json
 
@@ -22,7 +22,10 @@ WHY = "near-copies were withheld by a look at the data that it was made from"
 
 
 def subjects(
-    client_data: ClientDatasets, needs: Sequence[Need], others: Examples, contributed: Sequence[Examples] | None = None
+    client_data: ClientDatasets,
+    needs: Sequence[GenerationRequest],
+    others: Examples,
+    contributed: Sequence[Examples] | None = None,
 ) -> list[Subject]:
     """Return an audit subject per client: its synthetic images, its generator's training images, held-out images.
 
@@ -35,7 +38,7 @@ def subjects(
     """
     result = []
     for i, need in enumerate(needs):
-        client_examples = client_data.own.store[client_data.own.rows[need.client]]
+        client_examples = client_data.clients.store[client_data.clients.rows[need.client]]
         held_out = client_examples[_unseen(client_examples, need.examples)]
         unseen = Examples(torch.cat([held_out.x, others.x]), torch.cat([held_out.y, others.y]))
         images = need.examples[:0] if contributed is None else contributed[i]
@@ -62,7 +65,7 @@ class PoolAudit:
     withheld images by client.
     """
 
-    kept: Contributions
+    released: Contributions
     record: Mapping[str, Any]
     withheld: Mapping[int, int]
 
@@ -75,7 +78,7 @@ class PoolAudit:
         }
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Return the result of the audit as text for the user."""
         records = {name: of_space["all"] for name, of_space in self.record.items() if of_space["all"]}
         if not records:
@@ -97,18 +100,18 @@ class PoolAudit:
         write_json(folder / "audit.json", {"spaces": dict(self.record), "withheld": withheld})
 
 
-def power(space: str, found: Mapping[str, Any]) -> str:
+def power(space: str, findings: Mapping[str, Any]) -> str:
     """Return a sentence on the number of copies that the audit would have detected; ``found``: ``copies.facts``."""
-    if found["finds"] is None:
+    if findings["finds"] is None:
         return f"The look at {space} would not have found copies, however many: images are too few, or too much alike."
     return (
-        f"The look at {space} would have found {found['finds_images']:,} copies among them "
-        f"({100 * found['finds']:.2g} %; exact, moved by a pixel or mirrored) with probability 0.9."
+        f"The look at {space} would have found {findings['finds_images']:,} copies among them "
+        f"({100 * findings['finds']:.2g} %; exact, moved by a pixel or mirrored) with probability 0.9."
     )
 
 
 def audited(
-    client_data: ClientDatasets, contributed: Contributions, needs: Sequence[Need], others: Examples,
+    client_data: ClientDatasets, contributed: Contributions, needs: Sequence[GenerationRequest], others: Examples,
     module: LightningModule, *, withhold: bool,
 ) -> PoolAudit:  # fmt: skip
     """Compare the synthetic images with the generators' training images; with ``withhold``, remove near-copies.
@@ -129,9 +132,9 @@ def audited(
 
 
 def _is_synthetic(client_data: ClientDatasets, contributed: Contributions) -> np.ndarray:
-    return contributed.rows >= len(client_data.own.store)
+    return contributed.rows >= len(client_data.clients.store)
 
 
 def uncovered(shared: Shared) -> Shared:
     """Mark all releases as unprotected: the choice of withheld images depends on real images, without an epsilon."""
-    return replace(shared, releases=[replace(r, mechanism=None, why=WHY) for r in shared.releases])
+    return replace(shared, releases=[replace(r, mechanism=None, reason=WHY) for r in shared.releases])

@@ -104,7 +104,7 @@ def replay(
     return Replayed(
         len(labels),
         [] if not ready.data.n_classes else torch.bincount(labels).tolist(),
-        called.task.nbytes + nbytes(alone.own[0]),
+        called.task.nbytes + nbytes(alone.individual[0]),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},
         add_blocks(list(result.sums.values())),

@@ -61,7 +61,7 @@ def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, floa
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)
     data = deepcopy(worker.data)  # the measure may write into its copy; the worker's data stay unchanged
-    with user_code_context(registry.called("measure", task.name), "", f"round {task.at.round}"):
+    with user_code_context(registry.component_label("measure", task.name), "", f"round {task.at.round}"):
         numbers = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
         if not isinstance(numbers, Mapping):
             raise ValueError(f"it must give numbers by name, got {type(numbers).__name__}")

@@ -9,7 +9,7 @@ from torch import nn
 from fedcommons.config import registry
 from fedcommons.config.dotted import deciding, part_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import taken
+from fedcommons.config.fields import select_arguments
 from fedcommons.core import hooks
 from fedcommons.core.algorithm import (
     Algorithm,
@@ -58,16 +58,16 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         "weight_decay": c.weight_decay,
         "optimizer": c.optimizer,
     }
-    part, is_own = registry.find("model", m.name), registry.is_own(m.name)
+    part, is_own = registry.find("model", m.name), registry.is_user_defined(m.name)
     without = f"needs labels, and {dataset.name} has none: name a LightningModule with a loss of its own"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
         with (
             before_any_work(),
-            user_code_context(f"{registry.called('model', m.name)} cannot be built for {dataset.name}"),
+            user_code_context(f"{registry.component_label('model', m.name)} cannot be built for {dataset.name}"),
         ):
-            model = part(**taken(part, offered), **m.constants)
+            model = part(**select_arguments(part, offered), **m.constants)
         if hasattr(
             model, "_orig_mod"
         ):  # a compiled module would be wrapped like a plain network, and trained with another loss
@@ -86,17 +86,17 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
             module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
         else:
             raise UserError(f"model.name {m.name} must be a LightningModule or a network, got {type(model).__name__}.")
-    with before_any_work(), user_code_context(registry.called("model", m.name), "setup"):
+    with before_any_work(), user_code_context(registry.component_label("model", m.name), "setup"):
         hooks.prepare(module)
     if m.weights:
-        with before_any_work(), user_code_context(registry.called("model", m.name)):
+        with before_any_work(), user_code_context(registry.component_label("model", m.name)):
             model_files.load_weights(module, m.weights, config.source.get("weights"))
     return module
 
 
 def standardises(model: str, module: LightningModule) -> bool:
     """Check whether the module of component ``model`` was built with the data set's mean and standard deviation."""
-    requested = taken(registry.find("model", model), {"mean": (), "std": ()})
+    requested = select_arguments(registry.find("model", model), {"mean": (), "std": ()})
     return bool(requested) or type(module) in (Classifier, Regressor)
 
 

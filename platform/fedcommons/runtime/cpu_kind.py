@@ -49,7 +49,7 @@ def labels() -> dict[str, str]:
     return {CPU: cpu(), TORCH: _label(version("torch"))}
 
 
-def require_true() -> None:
+def require_this_kind() -> None:
     """Check the labels of the Ray node of this process, because a cluster file may set wrong labels.
 
     Raises:
@@ -71,7 +71,7 @@ def _label(text: str) -> str:
     return re.sub("[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-") or "unnamed"
 
 
-def chosen(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, str]:
+def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, str]:
     """Return the labels that pin trials and actors to nodes of one kind; empty if no node has a CPU label.
 
     Candidates are the kinds with this process's version of torch, and with GPUs if ``gpus`` is above 0. The result is
@@ -111,7 +111,7 @@ def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
     return totals
 
 
-def described(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
+def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
     """Describe the nodes with the labels ``selector``, and the unused other nodes, in words."""
     working = _working(nodes, "CPU")
     unused_labels = [node["Labels"] for node in working if not _has(node, selector)]
@@ -122,7 +122,7 @@ def described(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
     return f"{len(working) - len(unused_labels)} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
 
 
-def selected(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
+def select_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """Return the nodes with cores and the labels ``selector``."""
     return [node for node in _working(nodes, "CPU") if _has(node, selector)]
 

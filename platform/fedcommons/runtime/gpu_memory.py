@@ -42,7 +42,7 @@ def with_room(play: Callable[[], T]) -> T:
     return play()
 
 
-def bound(share: float) -> None:
+def limit_memory(share: float) -> None:
     """Limit this process to its share of the GPU's memory, in (0, 1], so that other processes keep their shares."""
     if share < 1 and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory

@@ -224,10 +224,10 @@ def describe(gpus_per_actor: float | str) -> str:
     """Describe the cores, GPUs and nodes that fedcommons uses, in words."""
     import ray
 
-    nodes, pin = ray.nodes(), pinned(gpus_per_actor)
+    nodes, pin = ray.nodes(), node_labels(gpus_per_actor)
     resources = cpu_kind.resources(nodes, pin)
     gpus = int(resources["GPU"])
-    return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {cpu_kind.described(nodes, pin)}"
+    return f"{int(resources['CPU'])} cores, {gpus} GPU{'s' if gpus != 1 else ''}, {cpu_kind.describe_nodes(nodes, pin)}"
 
 
 def bundle(gpus_per_actor: float | str) -> dict[str, float]:
@@ -236,18 +236,18 @@ def bundle(gpus_per_actor: float | str) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
-def pinned(gpus_per_actor: float | str) -> dict[str, str]:
+def node_labels(gpus_per_actor: float | str) -> dict[str, str]:
     """Return the labels of the nodes for all processes, as bits depend on the CPU; see ``cpu_kind.chosen``."""
     import ray
 
-    return cpu_kind.chosen(ray.nodes(), gpu_share(gpus_per_actor))
+    return cpu_kind.choose_kind(ray.nodes(), gpu_share(gpus_per_actor))
 
 
 def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
     """Return the kind of CPU of the actors, as a list; empty without a connection to a Ray with labelled nodes."""
     import ray
 
-    pin = pinned(gpus_per_actor) if ray.is_initialized() else {}
+    pin = node_labels(gpus_per_actor) if ray.is_initialized() else {}
     return [pin[cpu_kind.CPU]] if pin else []
 
 
@@ -318,7 +318,7 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
     """
     import ray
 
-    resources = cpu_kind.resources(ray.nodes(), pinned(gpus_per_actor))
+    resources = cpu_kind.resources(ray.nodes(), node_labels(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share cannot span GPUs

@@ -18,7 +18,7 @@ from fedcommons.data.clients import Clients, Rows, digests
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, quote
-from fedcommons.generators.requests import Need
+from fedcommons.generators.requests import GenerationRequest
 from fedcommons.privacy.release import Release
 
 RAW = "raw examples"
@@ -36,11 +36,11 @@ def require_unchanged(stage: str, client_data: ClientDatasets, store: Examples) 
             f"sharing stage {stage} must not change the clients' real examples or rows, and it did, or a part that ran "
             "before it in this process: contribute changed copies instead."
         )
-    real = client_data.own.store
+    real = client_data.clients.store
     if store is not real and store[slice(0, len(real))].digest != real.digest:
         raise UserError(
             f"sharing stage {stage} must give a store that begins with the clients' {len(real):,} real examples as "
-            "they are, and it does not: see Contributions.of_made."
+            "they are, and it does not: see Contributions.from_generated."
         )
 
 
@@ -53,35 +53,35 @@ def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np
     Raises:
         UserError: owners do not exist, or their number differs from the number of rows.
     """
-    stated = numbers(stage, "owners", owners, len(client_data.own))
+    stated = numbers(stage, "owners", owners, len(client_data.clients))
     if len(rows) != len(stated):
         raise UserError(
             f"sharing stage {stage} gives {len(rows):,} contributed rows and {len(stated):,} owners of them."
         )
     result = np.full(len(store), -1)
     result[rows] = stated
-    result[: len(client_data.own.store)] = -1
-    real_rows = client_data.own.rows
+    result[: len(client_data.clients.store)] = -1
+    real_rows = client_data.clients.rows
     result[real_rows.flat.numpy()] = np.repeat(np.arange(len(real_rows)), real_rows.sizes)
     return result
 
 
-def numbers(stage: str, what: str, given: Any, n: int) -> np.ndarray:
+def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
     """Check row or client numbers and return them as (m,) int64; an empty vector may be of any type.
 
     Raises:
         UserError: a number is not an integer, or is not in 0 ... n - 1.
     """
-    values = np.asarray(given)
+    values = np.asarray(vector)
     if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-        raise UserError(f"sharing stage {stage} must give {what} as a vector of whole numbers, got {quote(given)}.")
+        raise UserError(f"sharing stage {stage} must give {what} as a vector of whole numbers, got {quote(vector)}.")
     if len(values) and not 0 <= values.min() <= values.max() < n:
         raise UserError(f"sharing stage {stage} gives {what} outside of 0 ... {n - 1}.")
     return values.astype(np.int64)
 
 
 def sent(
-    kept: Sequence[np.ndarray],
+    kept_rows: Sequence[np.ndarray],
     received: Sequence[np.ndarray],
     contributed: np.ndarray,
     pool: Sequence[np.ndarray],
@@ -101,7 +101,7 @@ def sent(
         owners: owner of each row of the store, -1 if no client owns it.
         n_real: number of real examples, which are the first rows of the store.
     """
-    (keepers, own_rows), (receivers, new) = _pairs(kept), _pairs(received)
+    (keepers, own_rows), (receivers, new) = _pairs(kept_rows), _pairs(received)
     _, pooled = _pairs(pool)
     foreign, down = owners[own_rows] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
     sent_up = np.concatenate([own_rows[foreign], new[down], pooled])
@@ -121,7 +121,7 @@ def nbytes(stage: str, client_data: ClientDatasets, stated: Any, examples: Calla
         return images_nbytes(examples(), client_data.shape, client_data.itemsize, client_data.label_nbytes)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
-    raise UserError(f"sharing stage {stage} must give once as a whole number of bytes, or None, got {quote(stated)}.")
+    raise UserError(f"sharing stage {stage} must give nbytes as a whole number of bytes, or None, got {quote(stated)}.")
 
 
 def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +130,7 @@ def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
 
 
-def elsewhere(clients: Clients, owners: np.ndarray) -> np.ndarray:
+def held_by_others(clients: Clients, owners: np.ndarray) -> np.ndarray:
     """Return the rows held by a client that does not own them, repeated once per holder (owner -1: unknown)."""
     holders, rows = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
     return rows[owners[rows] != holders]
@@ -150,13 +150,13 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
     return np.array([row for row in met if (store.x[row] != store.x[row].reshape(-1)[0]).any()], np.int64)
 
 
-def require_known(stage: str, client_data: ClientDatasets, given: np.ndarray, owners: np.ndarray) -> None:
+def require_known(stage: str, client_data: ClientDatasets, rows: np.ndarray, owners: np.ndarray) -> None:
     """Check that every synthetic row of ``given`` has a known owner, whose data it contains.
 
     Raises:
         UserError: some rows of ``given`` have no known owner.
     """
-    unknown = np.unique(given[(given >= len(client_data.own.store)) & (owners[given] < 0)])
+    unknown = np.unique(rows[(rows >= len(client_data.clients.store)) & (owners[rows] < 0)])
     if len(unknown):
         raise UserError(
             f"sharing stage {stage} gives out {len(unknown):,} made rows that no client contributed (such as row "
@@ -178,9 +178,11 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
             raise UserError(f"{what} must declare what leaves as Release, got {quote(event)}.")
         if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
             raise UserError(f"{what} must name what leaves as a tuple of names, got {quote(event.what)}.")
-        if not (isinstance(event.seen, Integral) and event.seen >= 0):
-            raise UserError(f"{what} declares that {quote(event.seen)} examples were seen: it must be a whole number.")
-        nobody = event.client == -1 and not event.covered and not event.seen
+        if not (isinstance(event.n_disclosed, Integral) and event.n_disclosed >= 0):
+            raise UserError(
+                f"{what} declares that {quote(event.n_disclosed)} examples were seen: it must be a whole number."
+            )
+        nobody = event.client == -1 and not event.covered and not event.n_disclosed
         if not nobody and not (isinstance(event.client, Integral) and 0 <= event.client < n_clients):
             raise UserError(
                 f"{what} declares a release of client {quote(event.client)}, and clients are 0 ... {n_clients - 1}."
@@ -191,10 +193,10 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
 def with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
     """Return ``releases``, plus an unprotected release of all examples for every giver without a release."""
     silent = sorted(set(givers) - {release.client for release in releases})
-    return [*releases, *(Release(client, ("undeclared",), seen=sizes[client]) for client in silent)]
+    return [*releases, *(Release(client, ("undeclared",), n_disclosed=sizes[client]) for client in silent)]
 
 
-def with_raw(releases: Sequence[Release], left: np.ndarray, n_clients: int) -> list[Release]:
+def with_raw(releases: Sequence[Release], rows: np.ndarray, n_clients: int) -> list[Release]:
     """Return ``releases``, plus an unprotected release for every client with more raw examples out than declared.
 
     left: owners of the real rows that left their client, each row once.
@@ -202,12 +204,15 @@ def with_raw(releases: Sequence[Release], left: np.ndarray, n_clients: int) -> l
     declared = np.zeros(n_clients, np.int64)
     for event in releases:
         if not event.covered and event.client >= 0:
-            declared[event.client] = max(declared[event.client], event.seen)
-    counts = np.bincount(left, minlength=n_clients)
-    return [*releases, *(Release(i, (RAW,), seen=int(counts[i])) for i in np.flatnonzero(counts > declared).tolist())]
+            declared[event.client] = max(declared[event.client], event.n_disclosed)
+    counts = np.bincount(rows, minlength=n_clients)
+    return [
+        *releases,
+        *(Release(i, (RAW,), n_disclosed=int(counts[i])) for i in np.flatnonzero(counts > declared).tolist()),
+    ]
 
 
-def require_once(stage: str, rows: Rows, own: Rows) -> None:
+def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
     """Check that no client trains on a real row more than once; ``own``: the rows of the partition.
 
     DP-SGD bounds the effect of each listed row on a step, and a noisy mean bounds its contribution. So a row that is
@@ -216,9 +221,9 @@ def require_once(stage: str, rows: Rows, own: Rows) -> None:
     Raises:
         UserError: a client trains on a real row more than once.
     """
-    listed_rows, store = rows.flat.numpy(), int(max(rows.flat.max(), own.flat.max())) + 1
+    listed_rows, store = rows.flat.numpy(), int(max(rows.flat.max(), own_rows.flat.max())) + 1
     places = np.repeat(np.arange(len(rows)), rows.sizes) * store + listed_rows
-    listed, times = np.unique(places[np.isin(listed_rows, own.flat.numpy())], return_counts=True)
+    listed, times = np.unique(places[np.isin(listed_rows, own_rows.flat.numpy())], return_counts=True)
     if (times > 1).any():
         client = listed[times > 1][0] // store
         uses = times[listed // store == client]
@@ -229,7 +234,9 @@ def require_once(stage: str, rows: Rows, own: Rows) -> None:
         )
 
 
-def require_own(stage: str, client_data: ClientDatasets, needs: Sequence[Need], private: Sequence[bool]) -> None:
+def require_own(
+    stage: str, client_data: ClientDatasets, needs: Sequence[GenerationRequest], private: Sequence[bool]
+) -> None:
     """Check that private generators see only their client's own examples, each at most once.
 
     A receipt covers the examples that a generator sees, and the ledger charges it to one client. An example of another
@@ -240,7 +247,7 @@ def require_own(stage: str, client_data: ClientDatasets, needs: Sequence[Need], 
         UserError: a private generator sees other examples, or an example more than once.
     """
     clients = [need.client for need in needs]
-    if any(private) and clients != list(range(len(client_data.own))):
+    if any(private) and clients != list(range(len(client_data.clients))):
         raise UserError(
             f"sharing stage {stage} must need one private generator a client, in the order of the clients, as the "
             f"ledger charges each once, and needs those of clients {quote(clients)}."
@@ -248,7 +255,7 @@ def require_own(stage: str, client_data: ClientDatasets, needs: Sequence[Need], 
     for need, is_private in zip(needs, private, strict=True):
         if not is_private:
             continue
-        if not _contents(need.examples) <= _contents(client_data.own.store[client_data.own.rows[need.client]]):
+        if not _contents(need.examples) <= _contents(client_data.clients.store[client_data.clients.rows[need.client]]):
             raise UserError(
                 f"sharing stage {stage} must train client {need.client}'s private generator on examples of its own, "
                 "each at most once, as its receipt speaks of no others."

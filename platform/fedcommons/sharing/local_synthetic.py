@@ -10,11 +10,11 @@ from typing import Annotated
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import (
     Contribution,
+    GenerationRequest,
     GeneratorRecipe,
-    Need,
     check_contributions,
     contributions,
-    needs,
+    requests_of_clients,
 )
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import Assigned, Contributions
@@ -27,7 +27,7 @@ class LocalSynthetic:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
         check_contributions(self.p, client_data)
 
@@ -35,13 +35,13 @@ class LocalSynthetic:
         """Return the number of images that each client contributes."""
         return contributions(self.p, client_data)
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
         """See ``Generating``."""
-        return needs(self.p, client_data, recipe)
+        return requests_of_clients(self.p, client_data, recipe)
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(client_data, drawn)
+        return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -51,8 +51,10 @@ class LocalSynthetic:
         A real image influences many synthetic images, and private training counts these as separate examples. So the
         updates reveal more of the real image than the accounting states. No example is disclosed (``Release.seen``: 0).
         """
-        return contributed, [replace(event, seen=0) for event in contributed.releases("synthetic images")]
+        return contributed, [replace(event, n_disclosed=0) for event in contributed.releases("synthetic images")]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its own synthetic images."""
-        return Assigned(client_data.own.rows, released.of_each(len(client_data.own)), n_own=client_data.own.sizes)
+        return Assigned(
+            client_data.clients.rows, released.rows_by_client(len(client_data.clients)), n_own=client_data.clients.sizes
+        )

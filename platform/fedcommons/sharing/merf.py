@@ -92,13 +92,13 @@ class MERF:
 
     check = privacy_target.check
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
         if not self.norm_bias and self.fit != "generator":
             raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
         if client_data.n_classes is None:
             raise UserError("setting merf sums features by class, and the labels of this data set are no classes.")
-        if client_data.own.store.x.dtype != torch.uint8:
+        if client_data.clients.store.x.dtype != torch.uint8:
             raise UserError(
                 "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
             )
@@ -108,9 +108,9 @@ class MERF:
             )
         if self.may_miss and self.noise != "summed":
             raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
-        if self.may_miss >= len(client_data.own):
+        if self.may_miss >= len(client_data.clients):
             raise UserError(
-                f"sharing.may_miss must be below the number of clients, {len(client_data.own)}: some must send."
+                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: some must send."
             )
 
     @property
@@ -136,28 +136,28 @@ class MERF:
         scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
         return Fourier.draw(d, self.features, scales, client_data.seed)
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Compute the clients' messages, their sum and the images; the assignment of images to owners is arbitrary."""
-        phi, classes, n = self.phi(client_data), client_data.n_classes or 0, len(client_data.own)
+        phi, classes, n = self.phi(client_data), client_data.n_classes or 0, len(client_data.clients)
         total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
         for client in range(n):
             total += self.message(client_data, client, phi).values.float()  # messages are sent as float32
         seed = seed_for(client_data.seed, "merf")
         fit = partial(generate_images, norm_bias=self.norm_bias) if self.fit == "generator" else fit_images
         images = fit(phi, total, client_data.shape, self.per_class, self.steps, seed)
-        images = Examples(images.x.to(client_data.own.store.x.dtype), images.y)
-        return Contributions.of_made(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        images = Examples(images.x.to(client_data.clients.store.x.dtype), images.y)
+        return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
         """Return the message S_i (classes, D + 1)."""
-        examples = client_data.own.store[client_data.own.rows[client]]
+        examples = client_data.clients.store[client_data.clients.rows[client]]
         exact = sums(phi, examples, client_data.n_classes or 0)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
         total.add(exact, norm=1.0)
-        if sigma := self.sigma_of_each(len(client_data.own)):
+        if sigma := self.sigma_of_each(len(client_data.clients)):
             salt = self._salt(client_data, client, phi) if client_data.is_secret else client_data.salt
             source = Source(wide_key("merf", self._key(client_data, client)), salt)
-            total.blur(sigma, Noise(source).call("sums of features", examples.x, examples.y).hiding(exact))
+            total.blur(sigma, Noise(source).call("sums of features", examples.x, examples.y).stream_for(exact))
         return total
 
     def shorter(self) -> tuple["MERF", float]:
@@ -168,15 +168,17 @@ class MERF:
     def salts(self, client_data: ClientDatasets) -> list[bytes]:
         """Return the salt of each client's message, see ``Salted``."""
         phi = self.phi(client_data)
-        return [self._salt(client_data, client, phi) for client in range(len(client_data.own))] if self.sigma else []
+        return (
+            [self._salt(client_data, client, phi) for client in range(len(client_data.clients))] if self.sigma else []
+        )
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
         """Return the key of the requested message, which seeds its noise."""
-        examples = client_data.own.store[client_data.own.rows[client]]
+        examples = client_data.clients.store[client_data.clients.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
         return key_of(
-            {"seed": client_data.seed, "client": client, "clients": len(client_data.own), "own": content, **decides}
+            {"seed": client_data.seed, "client": client, "clients": len(client_data.clients), "own": content, **decides}
         )
 
     def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
@@ -184,7 +186,7 @@ class MERF:
 
         Salts outlive the code: the same noise on two different messages would reveal their difference.
         """
-        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.own)), "features": phi.digest}
+        really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.clients)), "features": phi.digest}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")
 
     def release(
@@ -193,17 +195,17 @@ class MERF:
         """Release one noisy value per client. With summed noise the release is that of the sum, as its name states."""
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
-        sizes = client_data.own.sizes
-        return contributed, [replace(event, client=i, seen=0 if event.covered else n) for i, n in enumerate(sizes)]
+        disclosed = [0 if event.covered else n for n in client_data.clients.sizes]
+        return contributed, [replace(event, client=i, n_disclosed=n) for i, n in enumerate(disclosed)]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all images to all clients: the clients send sums and receive images."""
-        n, phi = len(client_data.own), self.phi(client_data)
+        n, phi = len(client_data.clients), self.phi(client_data)
         up = 4 * (phi.size + 1) * (client_data.n_classes or 0)
         down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
         return Assigned(
-            client_data.own.rows, [released.rows] * n, n_own=client_data.own.sizes, pool=released.of_each(n),
-            once=n * (up + down),
+            client_data.clients.rows, [released.rows] * n, n_own=client_data.clients.sizes,
+            pool=released.rows_by_client(n), nbytes=n * (up + down),
             views=self.views(n) if self.sigma else {},
         )  # fmt: skip
 
@@ -214,9 +216,9 @@ class MERF:
         """
         if not self.sigma:
             return []
-        n, classes = len(client_data.own), client_data.n_classes or 1
+        n, classes = len(client_data.clients), client_data.n_classes or 1
         noise = self.sigma_of_each(n) * sqrt(n)
-        ratio = sqrt(2 * self.features) * noise * classes / sum(client_data.own.sizes)
+        ratio = sqrt(2 * self.features) * noise * classes / sum(client_data.clients.sizes)
         (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
         result = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
         if not least <= ratio <= most:

@@ -83,18 +83,18 @@ class NDPDC:
 
     check = privacy_target.check
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``. Solve for every client's noise, so that an unreachable target is refused at once."""
         if client_data.n_classes is None:
             raise UserError("setting ndpdc sums features by class, and the labels of this data set are no classes.")
         if (
-            client_data.own.store.x.dtype != torch.uint8
+            client_data.clients.store.x.dtype != torch.uint8
             or len(client_data.shape) != 3
             or min(client_data.shape[1:]) < 2
         ):
             what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
             raise UserError(f"setting ndpdc fits {what}, and these examples are others.")
-        for n in {*client_data.own.sizes}:
+        for n in {*client_data.clients.sizes}:
             self.sigma(n, client_data.n_classes)
 
     def rate(self, n: int, classes: int) -> float:
@@ -115,7 +115,7 @@ class NDPDC:
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
         """Return the noise multiplier and the class size of each client, and the depth that was used."""
-        sizes, classes = client_data.own.sizes, client_data.n_classes or 1
+        sizes, classes = client_data.clients.sizes, client_data.n_classes or 1
         return {
             "noise_multiplier": [self.sigma(n, classes) for n in sizes],
             "class_size": [self.class_size or n / classes for n in sizes],
@@ -134,9 +134,9 @@ class NDPDC:
             seed=seed_for(client_data.seed, "ndpdc"),
         )
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Compute messages, totals and images step by step; the assignment of images to owners is arbitrary."""
-        n = len(client_data.own)
+        n = len(client_data.clients)
         senders = [self.sender(client_data, client) for client in range(n)]
 
         def total(phi: Phi, step: int) -> Tensor:
@@ -151,17 +151,17 @@ class NDPDC:
             self.batch,
             self.lr,
         )
-        images = Examples(images.x.to(client_data.own.store.x.dtype), images.y)
-        return Contributions.of_made(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        images = Examples(images.x.to(client_data.clients.store.x.dtype), images.y)
+        return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def expected(self, client_data: ClientDatasets) -> float:
         """Return R, computed from public numbers."""
         classes = client_data.n_classes or 1
-        return sum(self.rate(n, classes) * n / classes for n in client_data.own.sizes)
+        return sum(self.rate(n, classes) * n / classes for n in client_data.clients.sizes)
 
     def sender(self, client_data: ClientDatasets, client: int) -> Sender:
         """Return the client's sender of T messages (classes, D)."""
-        examples, classes = client_data.own.store[client_data.own.rows[client]], client_data.n_classes or 0
+        examples, classes = client_data.clients.store[client_data.clients.rows[client]], client_data.n_classes or 0
         sigma = self.sigma(len(examples), classes)
         salt = self._salt(client_data, client) if client_data.is_secret and sigma else client_data.salt
         source = Source(wide_key("ndpdc", self._key(client_data, client)), salt)
@@ -176,11 +176,11 @@ class NDPDC:
     def salts(self, client_data: ClientDatasets) -> list[bytes]:
         """Return the salt of each client's messages, see ``Salted``."""
         has_noise = self.noise_multiplier != 0
-        return [self._salt(client_data, client) for client in range(len(client_data.own))] if has_noise else []
+        return [self._salt(client_data, client) for client in range(len(client_data.clients))] if has_noise else []
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
         """Return the key of the requested messages, which seeds the samples and the noise."""
-        examples = client_data.own.store[client_data.own.rows[client]]
+        examples = client_data.clients.store[client_data.clients.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
         return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
@@ -190,7 +190,7 @@ class NDPDC:
 
         Salts outlive the code: the same noise on two different messages would reveal their difference.
         """
-        n, classes = client_data.own.sizes[client], client_data.n_classes or 0
+        n, classes = client_data.clients.sizes[client], client_data.n_classes or 0
         really = {
             "draws": DRAWS,
             "q": self.rate(n, classes),
@@ -206,20 +206,20 @@ class NDPDC:
         """Release T noisy values per client."""
         event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), client_data.n_classes or 0
         events = []
-        for client, n in enumerate(client_data.own.sizes):
+        for client, n in enumerate(client_data.clients.sizes):
             how = {"q": self.rate(n, classes), "sigma": self.sigma(n, classes), "steps": self.iterations}
             sent = replace(event, client=client, **how)
-            events.append(replace(sent, seen=0 if sent.covered else n))
+            events.append(replace(sent, n_disclosed=0 if sent.covered else n))
         return contributed, events
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all images to all clients: each client sends T messages and receives images."""
-        n = len(client_data.own)
+        n = len(client_data.clients)
         up = 4 * self.iterations * (client_data.n_classes or 0) * self.networks(client_data).size
         down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
         return Assigned(
-            client_data.own.rows, [released.rows] * n, n_own=client_data.own.sizes, pool=released.of_each(n),
-            once=n * (up + down),
+            client_data.clients.rows, [released.rows] * n, n_own=client_data.clients.sizes,
+            pool=released.rows_by_client(n), nbytes=n * (up + down),
         )  # fmt: skip
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
@@ -227,7 +227,9 @@ class NDPDC:
         if self.noise_multiplier == 0:
             return []
         classes = client_data.n_classes or 0
-        noise = sqrt(sum(self.sigma(n, classes) ** 2 for n in client_data.own.sizes) * self.networks(client_data).size)
+        noise = sqrt(
+            sum(self.sigma(n, classes) ** 2 for n in client_data.clients.sizes) * self.networks(client_data).size
+        )
         ratio = noise / self.expected(client_data)
         return [
             f"ndpdc: the noise in a step's sum of a class is {ratio:.2g} times as long as that sum can be, and in the "

@@ -2,7 +2,9 @@
 
 from warnings import warn
 
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, needs
+from fedcommons.generators.requests import Contribution, GeneratorRecipe
+from fedcommons.generators.requests import GenerationRequest as Need
+from fedcommons.generators.requests import requests_of_clients as needs
 
 __all__ = ["Contribution", "GeneratorRecipe", "Need", "needs"]
 

@@ -43,9 +43,9 @@ class RawCopies:
         if self.c is None:
             raise UserError("sharing.c must be set for setting raw_copies: the share of images that is not private.")
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        c, n, n_clients = self.c or 0.0, sum(client_data.own.sizes), len(client_data.own)
+        c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
             raise UserError("setting raw_copies needs at least 2 clients, got N = 1: nobody could get a copy.")
         if self.d > n_clients - 1:
@@ -68,14 +68,14 @@ class RawCopies:
         """Return whether a client holds an image: (images, N) bool, with the images in the order of the clients."""
         labels, owners = self._labels(client_data), _owners(client_data)
         return holdings(
-            labels, owners, len(client_data.own), self.c or 0.0, self.d, self.placement, _draws(client_data)
+            labels, owners, len(client_data.clients), self.c or 0.0, self.d, self.placement, _draws(client_data)
         )
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Contribute the images that at least one other client gets."""
-        copied, ends = self.holdings(client_data).sum(1) > 1, np.cumsum(client_data.own.sizes)[:-1]
-        parts = zip(client_data.own.rows, np.split(copied, ends), strict=True)
-        return Contributions.of_own(client_data, [rows[some] for rows, some in parts])
+        copied, ends = self.holdings(client_data).sum(1) > 1, np.cumsum(client_data.clients.sizes)[:-1]
+        parts = zip(client_data.clients.rows, np.split(copied, ends), strict=True)
+        return Contributions.from_real_rows(client_data, [rows[some] for rows, some in parts])
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -86,18 +86,18 @@ class RawCopies:
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign copies beyond a client's own images; for equal work a client counts as sum_j 1/d_j images."""
         if not len(released.rows):
-            return Assigned(client_data.own.rows)
+            return Assigned(client_data.clients.rows)
         is_held, owners, rows = (
             self.holdings(client_data),
             _owners(client_data),
-            np.concatenate(list(client_data.own.rows)),
+            np.concatenate(list(client_data.clients.rows)),
         )
         weight, received, weights = 1 / is_held.sum(1), [], []
-        for client in range(len(client_data.own)):
+        for client in range(len(client_data.clients)):
             new = np.flatnonzero(is_held[:, client] & (owners != client))
             received.append(rows[new])
             weights.append(np.concatenate([weight[owners == client], weight[new]]))
-        return Assigned(client_data.own.rows, received, weights, notes=self._notes(client_data))
+        return Assigned(client_data.clients.rows, received, weights, notes=self._notes(client_data))
 
     def _notes(self, client_data: ClientDatasets) -> list[str]:
         """Report how evenly the optimal placement spreads the classes, and the lower bound of all placements."""
@@ -107,7 +107,7 @@ class RawCopies:
         by_class = plans(
             labels,
             owners,
-            len(client_data.own),
+            len(client_data.clients),
             sample_shareable(labels, owners, self.c or 0.0, _draws(client_data)),
             self.d,
         )
@@ -121,12 +121,12 @@ class RawCopies:
     def _labels(client_data: ClientDatasets) -> np.ndarray:
         """Return the labels of the images, in the order of the clients; all zero if the labels are not classes."""
         if client_data.n_classes is None:
-            return np.zeros(sum(client_data.own.sizes), np.int64)
-        return client_data.own.store.y.numpy()[np.concatenate(list(client_data.own.rows))]
+            return np.zeros(sum(client_data.clients.sizes), np.int64)
+        return client_data.clients.store.y.numpy()[np.concatenate(list(client_data.clients.rows))]
 
 
 def _owners(client_data: ClientDatasets) -> np.ndarray:
-    return np.repeat(np.arange(len(client_data.own)), client_data.own.sizes)
+    return np.repeat(np.arange(len(client_data.clients)), client_data.clients.sizes)
 
 
 def _draws(client_data: ClientDatasets) -> np.random.Generator:

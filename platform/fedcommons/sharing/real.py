@@ -13,7 +13,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 class Real:
     """A strategy without sharing: no client contributes, and no data leave a client."""
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
         return Contributions.none(client_data)
 
@@ -25,4 +25,4 @@ class Real:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """See ``Stage``."""
-        return Assigned(client_data.own.rows)
+        return Assigned(client_data.clients.rows)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedcommons.data.federated import ClientDatasets
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need, check_contributions, needs
+from fedcommons.generators.requests import (
+    Contribution,
+    GenerationRequest,
+    GeneratorRecipe,
+    check_contributions,
+    requests_of_clients,
+)
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import Assigned, Contributions
 
@@ -26,17 +32,17 @@ class ServerSynthetic:
     p: Annotated[float | None, "(0, 1)"] = None
     """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
         check_contributions(self.p, client_data)
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
         """See ``Generating``."""
-        return needs(self.p, client_data, recipe)
+        return requests_of_clients(self.p, client_data, recipe)
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(client_data, drawn)
+        return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -46,4 +52,4 @@ class ServerSynthetic:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign clients their own data and the server the pool, with one part for each client's contribution."""
-        return Assigned(client_data.own.rows, pool=released.of_each(len(client_data.own)))
+        return Assigned(client_data.clients.rows, pool=released.rows_by_client(len(client_data.clients)))

@@ -30,9 +30,9 @@ class ShuffledReal:
         if self.p is None:
             raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
-        n = max(client_data.own.sizes)
+        n = max(client_data.clients.sizes)
         if self.p and n_swapped(self.p, n) < 1:
             raise UserError(
                 f"sharing.p = {self.p:g} of {n} images is not one image; it must be 0 or more than {1 / n:.2g}."
@@ -40,14 +40,17 @@ class ShuffledReal:
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
         """Return the number of images that each client gives and receives."""
-        return [n_swapped(self.p or 0, n) for n in client_data.own.sizes]
+        return [n_swapped(self.p or 0, n) for n in client_data.clients.sizes]
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
         sizes = self.sizes(client_data)
-        return Contributions.of_own(
+        return Contributions.from_real_rows(
             client_data,
-            [rows[_order(client_data, client)[: sizes[client]]] for client, rows in enumerate(client_data.own.rows)],
+            [
+                rows[_order(client_data, client)[: sizes[client]]]
+                for client, rows in enumerate(client_data.clients.rows)
+            ],
         )
 
     def release(
@@ -58,14 +61,14 @@ class ShuffledReal:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its remaining images and a part of the shuffled pool, as large as its contribution."""
-        sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.own), client_data.seed)
+        sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.clients), client_data.seed)
         rest = [
             rows[np.sort(_order(client_data, client)[sizes[client] :])]
-            for client, rows in enumerate(client_data.own.rows)
+            for client, rows in enumerate(client_data.clients.rows)
         ]
         return Assigned(rest, parts, pool=parts)
 
 
 def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
     """Return the order in which images leave a client: a larger p includes the images of a smaller p."""
-    return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.own.rows[client]))
+    return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.clients.rows[client]))

@@ -13,11 +13,11 @@ from typing import Annotated
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import (
     Contribution,
+    GenerationRequest,
     GeneratorRecipe,
-    Need,
     check_contributions,
     contributions,
-    needs,
+    requests_of_clients,
 )
 from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import Assigned, Contributions
@@ -30,7 +30,7 @@ class ShuffledSynthetic:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
 
-    def check_dealt(self, client_data: ClientDatasets) -> None:
+    def check_data(self, client_data: ClientDatasets) -> None:
         """See ``Stage``."""
         check_contributions(self.p, client_data)
 
@@ -38,13 +38,13 @@ class ShuffledSynthetic:
         """Return the number of images that each client contributes and receives."""
         return contributions(self.p, client_data)
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
         """See ``Generating``."""
-        return needs(self.p, client_data, recipe)
+        return requests_of_clients(self.p, client_data, recipe)
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """See ``Stage``."""
-        return Contributions.of_made(client_data, drawn)
+        return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -54,5 +54,5 @@ class ShuffledSynthetic:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Permute the pool once and assign each client a part as large as its contribution; all images are sent."""
-        parts = released.shuffled(len(client_data.own), client_data.seed)
-        return Assigned(client_data.own.rows, parts, n_own=client_data.own.sizes, pool=parts)
+        parts = released.shuffled(len(client_data.clients), client_data.seed)
+        return Assigned(client_data.clients.rows, parts, n_own=client_data.clients.sizes, pool=parts)

@@ -24,14 +24,16 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import UserError, name_of, quote, require_type, user_code_context
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
+from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing import disclosure
 
 
+@accepts_old_names(seen="n_sources", of_own="from_real_rows", of_made="from_generated", of_each="rows_by_client")
 @dataclass(frozen=True, eq=False)
 class Contributions:
     """The clients' contributions: m rows of ``store``, which begins with the clients' real data.
@@ -45,30 +47,30 @@ class Contributions:
     rows: np.ndarray
     owners: np.ndarray
     receipts: Mapping[int, Receipt | None]
-    seen: Mapping[int, int]
+    n_sources: Mapping[int, int]
     _: KW_ONLY
     of_labels: Mapping[int, Receipt | None] = field(default_factory=dict)
 
     @staticmethod
     def none(client_data: ClientDatasets) -> "Contributions":
         """Return contributions without rows: no client contributes."""
-        return Contributions(client_data.own.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
+        return Contributions(client_data.clients.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
-    def of_own(client_data: ClientDatasets, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
+    def from_real_rows(client_data: ClientDatasets, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
         """Return the contributions if client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
-        owners = np.repeat(np.arange(len(rows_of_each)), [len(rows) for rows in rows_of_each])
-        seen = {client: len(rows) for client, rows in enumerate(rows_of_each)}
-        return Contributions(client_data.own.store, np.concatenate(rows_of_each), owners, {}, seen)
+        sizes = [len(rows) for rows in rows_of_each]
+        owners, rows = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(rows_of_each)
+        return Contributions(client_data.clients.store, rows, owners, {}, dict(enumerate(sizes)))
 
     @staticmethod
-    def of_made(client_data: ClientDatasets, drawn: Sequence[Contribution]) -> "Contributions":
+    def from_generated(client_data: ClientDatasets, generated: Sequence[Contribution]) -> "Contributions":
         """Return the contributions if client i contributes ``drawn[i]``, which the store has after the real data.
 
         Raises:
             ValueError: contributed examples have another type or shape than the real examples.
         """
-        real, new = client_data.own.store, [contribution.examples for contribution in drawn]
+        real, new = client_data.clients.store, [contribution.examples for contribution in generated]
         for examples in new:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
@@ -77,12 +79,12 @@ class Contributions:
                 )
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
-        receipts = {client: contribution.receipt for client, contribution in enumerate(drawn)}
-        seen = {client: contribution.seen for client, contribution in enumerate(drawn)}
-        of_labels = {client: contribution.of_labels for client, contribution in enumerate(drawn)}
+        receipts = {client: contribution.receipt for client, contribution in enumerate(generated)}
+        seen = {client: contribution.n_sources for client, contribution in enumerate(generated)}
+        of_labels = {client: contribution.of_labels for client, contribution in enumerate(generated)}
         return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels=of_labels)
 
-    def of_each(self, n_clients: int) -> list[np.ndarray]:
+    def rows_by_client(self, n_clients: int) -> list[np.ndarray]:
         """Return the rows that each client contributes."""
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
@@ -99,7 +101,7 @@ class Contributions:
         events = []
         for client in np.unique(self.owners).tolist():
             receipt, of_labels = self.receipts.get(client) or Receipt(), self.of_labels.get(client)
-            events.append(receipt.release(client, *what, seen=self.seen.get(client, 0)))
+            events.append(receipt.release(client, *what, seen=self.n_sources.get(client, 0)))
             if of_labels:
                 events.append(of_labels.release(client, *CLASS_COUNTS))
         return events
@@ -109,6 +111,7 @@ CLASS_COUNTS = ("class counts",)
 """Name of the release of the class counts from which labels are drawn."""
 
 
+@accepts_old_names(kept="own_rows", once="nbytes")
 @dataclass(frozen=True, eq=False)
 class Assigned:
     """The rows of the contributions' store that each client gets.
@@ -122,13 +125,13 @@ class Assigned:
     views: for each party that sees a noisy release, mu = sensitivity / noise.
     """
 
-    kept: Sequence[np.ndarray]
+    own_rows: Sequence[np.ndarray]
     received: Sequence[np.ndarray] = ()
     weights: Sequence[np.ndarray] | None = None
     _: KW_ONLY
     n_own: Sequence[int] | np.ndarray | None = None
     pool: Sequence[np.ndarray] = ()
-    once: int | None = None
+    nbytes: int | None = None
     notes: Sequence[str] = ()
     views: Mapping[str, float] = field(default_factory=dict)
 
@@ -153,7 +156,7 @@ class Shared:
     @property
     def facts(self) -> dict[str, Any]:
         """Return, for the summary, the real examples disclosed raw and the mean number of clients per real example."""
-        rows, own_rows = self.data.clients.rows.flat, self.data.own.rows.flat
+        rows, own_rows = self.data.clients.rows.flat, self.data.real.rows.flat
         n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
         return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
 
@@ -163,11 +166,11 @@ class Stage(Protocol):
 
     Optional functions: ``needs`` (see ``Generating``), ``shorter`` (``TakesLong``), ``salts`` (``Salted``) and
     ``beforehand`` (``Forewarning``). ``check(fields)`` refuses an experiment by its fields (dotted names to values);
-    ``check_dealt(client_data)`` refuses data for which the strategy is not defined; both raise ``UserError``.
+    ``check_data(client_data)`` refuses data for which the strategy is not defined; both raise ``UserError``.
     The attribute ``serves_pool = True`` states that the server holds the pool and may train on it.
     """
 
-    def make(self, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Return the clients' contributions; ``drawn``: images for ``needs`` (see ``Generating``), in that order."""
         ...
 
@@ -190,8 +193,8 @@ class Stage(Protocol):
 class Generating(Protocol):
     """A strategy that uses generators' images; generators are trained beforehand, once for all trials of a sweep."""
 
-    def needs(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[Need]:
-        """Return the generation requests to run before ``make``: one ``Need`` per client, in client order."""
+    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
+        """Return the generation requests to run before ``make``: one per client, in client order."""
         ...
 
 
@@ -249,26 +252,26 @@ def serves_pool(stage: Stage) -> bool:
     return getattr(stage, "serves_pool", False) is True
 
 
-def share(stage: Stage, client_data: ClientDatasets, drawn: Sequence[Contribution] = ()) -> Shared:
+def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution] = ()) -> Shared:
     """Apply a sharing strategy; ``drawn``: the images for its ``needs``."""
-    return share_contributed(stage, client_data, contribute(stage, client_data, drawn))
+    return share_contributed(stage, client_data, contribute(stage, client_data, generated))
 
 
-def contribute(stage: Stage, client_data: ClientDatasets, drawn: Sequence[Contribution]) -> Contributions:
+def contribute(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
     """Return the result of the strategy's ``make``.
 
     Raises:
         ClientError: ``make`` failed or did not return contributions.
     """
     with user_code_context(stage, "make"):
-        return _contributions(stage.make(client_data, drawn))
+        return _contributions(stage.make(client_data, generated))
 
 
 def _contributions(contributed: Any) -> Contributions:
     require_type(Examples, require_type(Contributions, contributed).store, "Examples as Contributions.store")
     for name in ("rows", "owners"):
         require_type(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
-    for name in ("receipts", "seen", "of_labels"):
+    for name in ("receipts", "n_sources", "of_labels"):
         require_type(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
     return contributed
 
@@ -303,37 +306,36 @@ def _shared(
     releases: Sequence[Release],
     assigned: Assigned,
 ) -> Shared:
-    name = type(stage).__name__
-    releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.own))
-    store = contributed.store
-    real = Clients(store, client_data.own.rows)
+    name, store = type(stage).__name__, contributed.store
+    releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.clients))
+    real = Clients(store, client_data.clients.rows)
     clients, kept_rows = real, list[np.ndarray]()
     received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
     if received or assigned.weights is not None:
-        kept_rows = _checked(name, "kept", assigned.kept, len(store))
+        kept_rows = _checked(name, "own_rows", assigned.own_rows, len(store))
         rows = [np.concatenate(both) for both in zip(kept_rows, received, strict=True)] if received else kept_rows
         if len(rows) != len(real):
             raise UserError(f"sharing stage {name} must give rows to each of {len(real)} clients, got {len(rows)}.")
-        clients = Clients(store, Rows.of(rows, assigned.weights), _counted(name, assigned.n_own, len(real)))
+        clients = Clients(store, Rows.from_lists(rows, assigned.weights), _counted(name, assigned.n_own, len(real)))
     pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
     disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
     owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
-    leaving = np.concatenate([disclosure.elsewhere(clients, owners), *parts])
+    leaving = np.concatenate([disclosure.held_by_others(clients, owners), *parts])
     disclosure.require_known(name, client_data, leaving, owners)
     examples = partial(disclosure.sent, kept_rows, received, rows, parts, owners, client_data.n_total)
     # a real row also leaves if a synthetic row is a bit-for-bit copy
-    copied = disclosure.copied(store, len(client_data.own.store), np.unique(leaving))
+    copied = disclosure.copied(store, len(client_data.clients.store), np.unique(leaving))
     leaving = np.union1d(np.union1d(rows, leaving), copied)
-    is_real = leaving < len(client_data.own.store)
+    is_real = leaving < len(client_data.clients.store)
     disclosed = leaving[is_real & (owners[leaving] >= 0)]
-    releases = disclosure.with_undeclared(releases, owners[leaving[~is_real]].tolist(), client_data.own.sizes)
+    releases = disclosure.with_undeclared(releases, owners[leaving[~is_real]].tolist(), client_data.clients.sizes)
     return Shared(
         data=RunData(clients, real, pool=pool, serves=pool is not None and serves_pool(stage)),
         p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.once, examples)),
+        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.nbytes, examples)),
         owners=owners,
-        releases=disclosure.with_raw(releases, owners[disclosed], len(client_data.own)),
+        releases=disclosure.with_raw(releases, owners[disclosed], len(client_data.clients)),
         disclosed=len(disclosed),
         notes=assigned.notes,
         views=assigned.views,
@@ -345,28 +347,26 @@ def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[
 
 
 def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
-    if n_own is None:
-        return None
     values = np.asarray(n_own)
-    if values.shape != (n_clients,) or values.dtype.kind not in "iuf" or not (values >= 0).all():
+    if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
         raise UserError(
             f"sharing stage {stage} must give n_own as a number of 0 or more for each of {n_clients} clients, "
             f"got {quote(n_own)}."
         )
-    return values
+    return None if n_own is None else values
 
 
 def require_once(stage: Stage, shared: Shared) -> None:
     """Check that no client trains on a real row more than once if training is private (see ``disclosure``)."""
-    if shared.data.clients is not shared.data.own:
-        disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.own.rows)
+    if shared.data.clients is not shared.data.real:
+        disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.real.rows)
 
 
 def require_own(
-    stage: Stage, client_data: ClientDatasets, needs: Sequence[Need], drawn: Sequence[Contribution]
+    stage: Stage, client_data: ClientDatasets, needs: Sequence[GenerationRequest], generated: Sequence[Contribution]
 ) -> None:
     """Check that private generators were trained on their own client's examples only (see ``disclosure``)."""
-    private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in drawn]
+    private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]
     disclosure.require_own(type(stage).__name__, client_data, needs, private)
 
 
@@ -393,7 +393,7 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     releases = disclosure.events(f"{name}.share", common.releases, len(clients))
     return replace(
         shared,
-        data=replace(data, clients=clients, own=clients if data.own is data.clients else data.own),
+        data=replace(data, clients=clients, real=clients if data.real is data.clients else data.real),
         traffic=shared.traffic + Traffic(once=nbytes),
         releases=[*shared.releases, *disclosure.with_undeclared(releases, range(len(clients)), clients.sizes)],
     )

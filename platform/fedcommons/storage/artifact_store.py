@@ -88,7 +88,7 @@ class Store:
             if self.storage and (kind, key) not in self._brought:
                 self._unsent.add((kind, key))
             return artifact
-        is_brought = self.storage and not self._flaw and self._bring(kind, key)
+        is_brought = self.storage and not self._flaw and self._fetch(kind, key)
         return self._read(kind, key) if is_brought else None
 
     def _read(self, kind: str, key: str) -> Artifact | None:
@@ -121,51 +121,51 @@ class Store:
         if self.storage:
             self._unsent.add((kind, key_of(facts)))
             if not self._flaw:
-                self.send()
+                self.upload()
 
-    def send(self) -> str:
+    def upload(self) -> str:
         """Upload the artifacts that the storage does not have; return the reason of a failure, or an empty text."""
         for kind, key in sorted(self._unsent):
             try:
                 snapshots = self._brought.get((kind, key))
                 if snapshots is None:
-                    snapshots = self._there(kind, key)
+                    snapshots = self._snapshots(kind, key)
                     snapshots.look()
                 if (
                     kind,
                     key,
                 ) in self._brought or snapshots.tag == object_store.NEW:  # else another process has put it: same facts
-                    snapshots.send(self.folder / kind)
+                    snapshots.upload(self.folder / kind)
             except object_store.ChangedError:
                 pass  # another process has just put the same artifact
             except object_store.StorageError as error:
-                return self._told(f"{error}")
+                return self._describe(f"{error}")
             else:
                 self._brought[kind, key] = snapshots
             self._unsent.remove((kind, key))
         self._flaw = ""
         return ""
 
-    def _bring(self, kind: str, key: str) -> bool:
+    def _fetch(self, kind: str, key: str) -> bool:
         """Download the artifact from the storage; return whether the folder now has it undamaged."""
         try:
-            snapshots = self._there(kind, key)
+            snapshots = self._snapshots(kind, key)
             if not snapshots.look():
                 return False
-            flaws = snapshots.bring(self.folder / kind)
+            flaws = snapshots.fetch(self.folder / kind)
         except object_store.StorageError as error:
-            self._told(f"{error}")
+            self._describe(f"{error}")
             return False
         self._brought[kind, key] = snapshots
         for flaw in flaws:
             self.say(Warned(f"{flaw}; it will be built again."))
         return not flaws
 
-    def _there(self, kind: str, key: str) -> Snapshots:
+    def _snapshots(self, kind: str, key: str) -> Snapshots:
         names = rf"{key}\.safetensors(\.json)?"
         return Snapshots(object_store.open_store(self.storage or ""), f"artifacts/{kind}/{key}", names)
 
-    def _told(self, flaw: str) -> str:
+    def _describe(self, flaw: str) -> str:
         if not self._flaw:
             self.say(Warned(f"storage: {flaw}; work goes on with what is here."))
         self._flaw = flaw

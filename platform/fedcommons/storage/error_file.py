@@ -12,7 +12,7 @@ from fedcommons.storage.safe_read import UnreadableError, text_of
 
 
 @contextmanager
-def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
+def leaving_errors(folder: Path, expected: Sequence[str] = ()) -> Iterator[None]:
     """Write an error of the ``with`` block to ``folder/error.txt``: sentence, traceback, how to run the client again.
 
     own: options that name the user-defined components of the run.
@@ -23,7 +23,7 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, ClientError) and error.client is not None:
-            options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *own]
+            options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *expected]
             error.add_note(f"To run this client alone again: {RUN} {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide the error
             content = f"{sentence(error)}\n\n{traceback.format_exc()}"
@@ -31,7 +31,7 @@ def leaving_errors(folder: Path, own: Sequence[str] = ()) -> Iterator[None]:
         raise
 
 
-def left_in(folder: Path) -> str | None:
+def read_error(folder: Path) -> str | None:
     """Return the sentence in ``folder/error.txt`` and the path of its traceback; None if there is no such file."""
     path = folder / "error.txt"
     try:

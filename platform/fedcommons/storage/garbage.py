@@ -36,7 +36,7 @@ def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
         StorageError: the storage cannot be listed, or a list in it is malformed.
     """
     named = dict[str, set[str]]()
-    for key, size, age in sorted(storage.listed()):  # the files first, then the lists that name them
+    for key, size, age in sorted(storage.list_objects()):  # the files first, then the lists that name them
         if age < OLDEST_S:
             continue
         if match := re.fullmatch(_OBJECT, key):

@@ -110,7 +110,7 @@ class Bucket:
 
     def look(self, key: str) -> tuple[int, str] | None:
         """Return the size in bytes and the tag of an object; None if the object does not exist."""
-        with self._asked():
+        with self._request():
             try:
                 info = self._fs.info(f"{self._at}/{key}", refresh=True)
             except FileNotFoundError:
@@ -119,7 +119,7 @@ class Bucket:
 
     def read(self, key: str, most: int) -> bytes | None:
         """Return the first ``most`` bytes of an object; None if the object does not exist."""
-        with self._asked():
+        with self._request():
             try:
                 return self._fs.cat_file(f"{self._at}/{key}", start=0, end=most)
             except FileNotFoundError:
@@ -137,7 +137,7 @@ class Bucket:
         Raises:
             ChangedError: the object has another tag now.
         """
-        with self._asked():
+        with self._request():
             if tag is None:
                 self._fs.pipe_file(f"{self._at}/{key}", content)
                 return NEW
@@ -152,19 +152,19 @@ class Bucket:
 
     def remove(self, key: str) -> None:
         """Remove an object if it exists."""
-        with self._asked():
+        with self._request():
             self._fs.rm_file(f"{self._at}/{key}")
 
-    def listed(self) -> Iterator[tuple[str, int, float]]:
+    def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """Return the key, size in bytes and age in seconds of each object."""
-        with self._asked():
+        with self._request():
             objects = self._fs.find(self._at, detail=True, refresh=True)
         for name, facts in objects.items():
             if facts["type"] == "file":
                 yield name.removeprefix(f"{self._at}/"), facts["size"], time.time() - facts["LastModified"].timestamp()
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _request(self) -> Iterator[None]:
         try:
             yield
         except (StorageError, MemoryError):
@@ -226,7 +226,7 @@ class Disk:
             raise StorageError(_of_disk(error)) from None
         return sha256(content)
 
-    def listed(self) -> Iterator[tuple[str, int, float]]:
+    def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """See ``Bucket``. Symbolic links are not followed."""
         for folder, _, names in os.walk(self.name, onerror=_raise):
             for name in names:

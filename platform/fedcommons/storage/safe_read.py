@@ -138,14 +138,14 @@ def json_of(path: Path, inner: int = 1) -> Any:
         raise ValueError(f"{path} is not JSON ({error})") from None
 
 
-def parsed(found: bytes) -> Any:
+def parsed(text: bytes) -> Any:
     """Return the value of the JSON text ``found``.
 
     Raises:
         ValueError: the text is not JSON, or has a number that is not finite or too large for a float.
         RecursionError: its brackets are nested too deeply.
     """
-    return json.loads(found.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
+    return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
 
 
 def _number(text: str) -> float:
@@ -191,16 +191,16 @@ def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
     return None
 
 
-def cleaned(value: Any, left: int = DEEPEST) -> Any:
+def cleaned(value: Any, depth: int = DEEPEST) -> Any:
     """Return a plain value in which all strings, including keys, are ``clean``.
 
     Raises:
         ValueError: the value is nested more deeply than ``left``.
     """
-    if not left:
+    if not depth:
         raise ValueError("it is nested too deeply")
     if isinstance(value, dict):
-        return {clean(name): cleaned(inner, left - 1) for name, inner in value.items()}
+        return {clean(name): cleaned(inner, depth - 1) for name, inner in value.items()}
     if isinstance(value, list):
-        return [cleaned(inner, left - 1) for inner in value]
+        return [cleaned(inner, depth - 1) for inner in value]
     return clean(value) if isinstance(value, str) else value

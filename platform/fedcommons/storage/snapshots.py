@@ -55,7 +55,7 @@ class Snapshots:
 
     def __init__(self, storage: Bucket | Disk, name: str, names: str) -> None:
         self.storage, self.name, self.names = storage, name, names
-        self.tag, self.held = object_store.NEW, dict[str, Entry]()
+        self.tag, self.entries = object_store.NEW, dict[str, Entry]()
         self._damaged = set[str]()  # files of ``held`` whose objects are missing or damaged
         self._me = secrets.token_hex(4)
         self._sent = dict[str, Entry]()  # objects that this instance wrote, by hash, for a retry of ``send``
@@ -65,7 +65,7 @@ class Snapshots:
     @property
     def whole(self) -> set[str]:
         """Return the names in ``held`` without the files found missing or damaged."""
-        return self.held.keys() - self._damaged
+        return self.entries.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
         """Read the newest snapshot's list, and return its files; an empty mapping if there is no snapshot.
@@ -76,14 +76,14 @@ class Snapshots:
         key = f"{self.name}/{MANIFEST}"
         self._damaged = set()
         if (status := self.storage.look(key)) is None:
-            self.tag, self.held = object_store.NEW, {}
-            return self.held
+            self.tag, self.entries = object_store.NEW, {}
+            return self.entries
         size, tag = status
         if size > safe_read.LARGEST_JSON:
             raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, and no list of ours is so long")
         entries = self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
         # If the list was replaced between both requests, it is newer than its tag: the next conditional write fails.
-        self.tag, self.held = tag, entries
+        self.tag, self.entries = tag, entries
         return entries
 
     def _entries(self, content: bytes) -> dict[str, Entry]:
@@ -105,7 +105,7 @@ class Snapshots:
         Raises:
             StorageError: a request to the storage failed.
         """
-        if (entry := self.held.get(name)) is None:
+        if (entry := self.entries.get(name)) is None:
             return None
         content = self._object(entry)
         return content if _digest(content) == entry.content else None
@@ -114,7 +114,7 @@ class Snapshots:
         """Return the object's content, at most one byte more than its stated size; None if it is missing."""
         return self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
 
-    def bring(self, folder: Path) -> list[str]:
+    def fetch(self, folder: Path) -> list[str]:
         """Download the files of ``held`` into the folder, each atomically; return sentences on damaged files.
 
         A file with the same content in the folder is not downloaded. No file is written if the disk has not enough
@@ -125,14 +125,14 @@ class Snapshots:
             OSError: the local disk is full, or cannot be written.
         """
         while True:
-            damaged, tag = self._bring(folder), self.tag
+            damaged, tag = self._fetch(folder), self.tag
             if not damaged or (self.look() and self.tag == tag):  # else the snapshot was replaced meanwhile
                 self._damaged = set(damaged)
                 return list(damaged.values())
 
-    def _bring(self, folder: Path) -> dict[str, str]:
+    def _fetch(self, folder: Path) -> dict[str, str]:
         """Download the files that differ in the folder; return file name -> sentence for damaged files."""
-        missing = {n: e for n, e in self.held.items() if _digest(_read(folder, n, e.size)) != e.content}
+        missing = {n: e for n, e in self.entries.items() if _digest(_read(folder, n, e.size)) != e.content}
         room = shutil.disk_usage(next(p for p in (folder, *folder.resolve().parents) if p.exists())).free
         if sum(entry.size for entry in missing.values()) > room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
@@ -148,7 +148,7 @@ class Snapshots:
                 write_bytes(folder / name, content)
         return damaged
 
-    def send(self, folder: Path) -> None:
+    def upload(self, folder: Path) -> None:
         """Upload the folder's present files as the newest snapshot, which replaces the snapshot with tag ``tag``.
 
         Raises:
@@ -164,7 +164,7 @@ class Snapshots:
             if (content := _read(folder, name, float("inf"))) is None:
                 continue
             digest = sha256(content)
-            known_entry = self.held.get(name)
+            known_entry = self.entries.get(name)
             is_there = known_entry is not None and known_entry.content == digest and name not in self._damaged
             entry = known_entry if is_there else self._sent.get(digest)
             if entry is None:
@@ -172,14 +172,14 @@ class Snapshots:
                 self.storage.write(f"{self.name}/objects/{entry.object}", content)
                 self._sent[digest] = entry
             new[name] = entry
-        if new == self.held and self.tag != object_store.NEW:
+        if new == self.entries and self.tag != object_store.NEW:
             return
         self._replace(new)
 
     def is_same(self, folder: Path, *names: str) -> bool:
         """Return whether the folder has the files of ``held`` (or only ``names``) with the snapshot's content."""
         return all(
-            _digest(_read(folder, n, e.size)) == e.content for n, e in self.held.items() if not names or n in names
+            _digest(_read(folder, n, e.size)) == e.content for n, e in self.entries.items() if not names or n in names
         )
 
     def remove_others(self, folder: Path) -> None:
@@ -190,7 +190,7 @@ class Snapshots:
     def _replace(self, new: dict[str, Entry]) -> None:
         files = {name: {"object": e.object, "bytes": e.size} for name, e in sorted(new.items())}
         content = (json.dumps({"files": files}, indent=1) + "\n").encode()
-        before, key = {*self.held.values(), *self._sent.values(), *self._stale}, f"{self.name}/{MANIFEST}"
+        before, key = {*self.entries.values(), *self._sent.values(), *self._stale}, f"{self.name}/{MANIFEST}"
         if time.time() - self._since > FRESH_S:  # this process was stopped meanwhile
             raise StorageError(f"{self.storage.name}/{self.name} was sent for more than {FRESH_S / 3600:g} hours")
         try:
@@ -199,16 +199,16 @@ class Snapshots:
             theirs = Snapshots(self.storage, self.name, self.names)
             theirs.look()
             if theirs.tag == object_store.NEW:
-                self.tag, self.held, self._sent = object_store.NEW, {}, {}
+                self.tag, self.entries, self._sent = object_store.NEW, {}, {}
                 raise StorageError(f"{self.storage.name}/{key} was removed meanwhile") from None
-            if _hashes(theirs.held) == _hashes(new):  # the first request succeeded, and its answer was lost
-                tag, new = theirs.tag, dict(theirs.held)
-            elif self._is_own(theirs.held):
-                before |= {*theirs.held.values()}
+            if _hashes(theirs.entries) == _hashes(new):  # the first request succeeded, and its answer was lost
+                tag, new = theirs.tag, dict(theirs.entries)
+            elif self._is_own(theirs.entries):
+                before |= {*theirs.entries.values()}
                 tag = self.storage.write(key, content, theirs.tag)
             else:
                 raise
-        self.tag, self.held, self._damaged = tag, new, set()
+        self.tag, self.entries, self._damaged = tag, new, set()
         self._stale, self._since = set(), time.time()
         named_objects = {entry.object for entry in new.values()}
         for entry in before:
@@ -219,7 +219,7 @@ class Snapshots:
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether this instance wrote the list: only it knows objects that no list has named."""
-        unknown = {*entries.values()} - {*self.held.values()}
+        unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 
     def _files(self, folder: Path) -> Iterator[str]:

@@ -51,14 +51,14 @@ def rounds_of(
 def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
     """Check that an absent client's memory stays unchanged and is passed to the client in its next round."""
     spy, expected = Spy(algorithm), {}
-    played = federation.play(spy, plan)
+    played = federation.run(spy, plan)
     answers = rounds_of(federation, algorithm, plan, played)
     for (now, _), (_, present) in zip(played, answers, strict=True):
         calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
         for client, call in calls.items():
             wrong = differing(call.handed, expected.get(client, {}))
             require(not wrong, f"in round {now.round} client {client} did not get its memory back: {listed(wrong)}")
-        expected |= {client: call.kept for client, call in calls.items() if call.kept is not None}
+        expected |= {client: call.memory_copy for client, call in calls.items() if call.memory_copy is not None}
         of_all = {
             i: {n: x for n, x in client_memory.items() if n != BUFFERS} for i, client_memory in now.memory.items()
         }

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
-from fedcommons.core.client_worker import Work, trained
+from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
@@ -95,7 +95,7 @@ class Adapted:
             raise ValueError("a client of another framework knows no weights of examples")
         x = flat(message.common, "model")
         with keyed_globals(seed, "built"):
-            theirs = self.made(work, data, seed)
+            theirs = self.build_object(work, data, seed)
         if "seed" not in _accepted_names(self.build, HANDED):
             _key_generators(theirs, seed)
         with keyed_globals(seed, "adapted"):
@@ -104,7 +104,7 @@ class Adapted:
             else:
                 theirs.set_parameters(_module(work, x))
                 theirs.train()
-                arrays = [p.detach().numpy(force=True) for p in trained(theirs.model).values()]
+                arrays = [p.detach().numpy(force=True) for p in trainable_parameters(theirs.model).values()]
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
             raise ValueError(f"a client must say how many examples it has, from 1, got {quote(n)}")
@@ -136,7 +136,7 @@ class Adapted:
         with keyed_globals(seed, "strategy built"):
             return self.strategy()
 
-    def made(self, work: Work, data: ClientData, seed: int) -> Any:
+    def build_object(self, work: Work, data: ClientData, seed: int) -> Any:
         """Build the object of a client."""
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
         values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
@@ -168,7 +168,7 @@ def adapted(
         raise UserError(f"{name_of(build)} takes no constant {quote(odd[0])}.")
     result, federation = Adapted(build, strategy, constants), digits(linear=True)
     with before_any_work(), user_code_context(build):
-        theirs = result.made(federation.work(), federation.data.clients[0], 0)
+        theirs = result.build_object(federation.work(), federation.data.clients[0], 0)
         server = strategy() if strategy else None
     if not (_has(theirs, FLOWER) or _has(theirs, PFLLIB)):
         raise unknown
@@ -201,7 +201,7 @@ def _module(work: Work, weights: Flat) -> nn.Module:
     """Return a copy of the worker's module with these weights; no memory is shared."""
     module = deepcopy(work.module)
     with torch.no_grad():
-        for name, parameter in trained(module).items():
+        for name, parameter in trainable_parameters(module).items():
             parameter.copy_(weights[name])
     return module.train()
 

@@ -37,13 +37,13 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
 
 
 def differences(
-    algorithm: Algorithm, one: Federation, other: Federation, rounds: int = 4
+    algorithm: Algorithm, first: Federation, second: Federation, rounds: int = 4
 ) -> Iterator[tuple[str, float]]:
     """Yield name and ||x - y|| / ||x|| of each tensor that clients send in ``rounds`` rounds from equal states."""
-    spies, plan = (Spy(algorithm), Spy(algorithm)), one.plan(rounds, blocks=1)
-    standing = one.start(algorithm, plan)
-    for now, _ in one.play(spies[0], plan):
-        other.play(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
+    spies, plan = (Spy(algorithm), Spy(algorithm)), first.plan(rounds, blocks=1)
+    standing = first.start(algorithm, plan)
+    for now, _ in first.run(spies[0], plan):
+        second.run(spies[1], replace(plan, facts=replace(plan.facts, rounds=now.round)), start=standing)
         standing = now
     for a, b in zip(spies[0].calls, spies[1].calls, strict=True):
         for payload, other_payload in ((a.reply.sums, b.reply.sums), (a.reply.each, b.reply.each)):

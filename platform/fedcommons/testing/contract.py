@@ -99,7 +99,7 @@ def check_algorithm(
 def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD) -> None:
     federation = digits(method=algorithm).training(local)
     untrained, plan = federation.model, federation.plan(2)
-    played = federation.play(algorithm, plan)
+    played = federation.run(algorithm, plan)
     require([now.round for now, _ in played] == [1, 2], "two rounds were planned, and others were played")
     for after, model in [(f"after round {now.round}", m) for now, _ in played for m in models(algorithm, plan, now)]:
         require(model.layout == untrained.layout, f"{after} names or shapes of the model are not the untrained one's")
@@ -115,7 +115,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check the loss on softmax regression, which is convex; on a deep network a sound method may fail."""
     federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
-    ends = federation.start(algorithm, plan), federation.play(algorithm, plan, executor)[-1][0]
+    ends = federation.start(algorithm, plan), federation.run(algorithm, plan, executor)[-1][0]
     before, after = (losses(federation, algorithm, executor, plan, now) for now in ends)
     for whose, loss in before.items():
         require(
@@ -129,7 +129,7 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
-        bits(federation.play(spy, federation.plan(2, seed=seed), executor)[-1][0])
+        bits(federation.run(spy, federation.plan(2, seed=seed), executor)[-1][0])
         for seed, executor in ((0, federation.serial(spy)), (1, used), (0, used))
     )
     require(
@@ -144,7 +144,7 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
 def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(3)
-    expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.play(spy, plan)))
+    expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.run(spy, plan)))
     require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
     require(not spy.changed, f"it changed in place what it was given: {listed(sorted(spy.changed))}")
 
@@ -152,9 +152,11 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check for aliases: the next client trains in the worker's buffer, so a returned view of it would change."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.play(spy, federation.plan(2))
+    federation.run(spy, federation.plan(2))
     for call in spy.calls:
-        later = differing(call.each, raw(call.reply.each)) + differing(call.kept or {}, raw(call.reply.memory or {}))
+        later = differing(call.each, raw(call.reply.each)) + differing(
+            call.memory_copy or {}, raw(call.reply.memory or {})
+        )
         require(
             not later,
             f"what a client returned in round {call.round} as {listed(later)} changed afterwards: is it the worker's "
@@ -165,10 +167,10 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that no message contains a tensor of the client's memory, except scalars and zeros, which may coincide."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.play(spy, federation.plan(3))
+    federation.run(spy, federation.plan(3))
     for call in spy.calls:
         memory_bytes = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
-        travelled = (call.message.common, call.message.own, call.reply.sums, call.reply.each)
+        travelled = (call.message.common, call.message.individual, call.reply.sums, call.reply.each)
         leaked = [name for payload in travelled for name, value in raw(payload).items() if value in memory_bytes]
         require(
             not leaked, f"{listed(leaked)}, which travelled in round {call.round}, is what the client had in memory"
@@ -177,10 +179,10 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    state = federation.play(spy, federation.plan(2))[-1][0].state
+    state = federation.run(spy, federation.plan(2))[-1][0].state
     calls: list[dict[str, Payload]] = [{"the state": state}]
     for call in spy.calls[-5:]:
-        sent = {"message.common": call.message.common, "message.own": call.message.own}
+        sent = {"message.common": call.message.common, "message.individual": call.message.individual}
         calls.append({**sent, "sums": call.reply.sums, "each": call.reply.each, "memory": call.reply.memory or {}})
     for parts in calls:
         for what, payload in parts.items():
@@ -194,17 +196,18 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that ``common`` is equal for all clients: it is sent once. Values for one client belong in ``own``."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.play(spy, federation.plan(2))
+    federation.run(spy, federation.plan(2))
     first = dict(reversed(spy.common))  # reversed, so that the first message of each round wins
     for round, common in spy.common:
         unequal = differing(first[round], common)
-        require(not unequal, f"message.common differs from client to client in {listed(unequal)}: use message.own")
+        clients_differ = f"message.common differs from client to client in {listed(unequal)}"
+        require(not unequal, f"{clients_differ}: use message.individual")
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(2, participation=0.4)
-    played = federation.play(spy, plan)
+    played = federation.run(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
     require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
@@ -227,7 +230,7 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
     for drop_last in (False, True):
         federation = digits(sizes=(1, 6, 1), method=algorithm).training(replace(local, drop_last=drop_last))
         plan = federation.plan(2)
-        played = federation.play(algorithm, plan)
+        played = federation.run(algorithm, plan)
         with_this = f"with clients of one sample and drop_last={drop_last}"
         require_all_trained(federation, algorithm, plan, played, f"{with_this}, ")
         (first, _), (last, _) = played
@@ -275,8 +278,8 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.play(algorithm, federation.plan(1, seed=1))  # now global variables come from another run
-        rest = federation.play(later, plan, executor, checkpoint.load_latest(folder))
+        federation.run(algorithm, federation.plan(1, seed=1))  # now global variables come from another run
+        rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
         not unequal,
@@ -322,7 +325,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         spy, plan = Spy(algorithm), replace(federation.plan(2), keep_buffers=keep)
         executor = federation.serial(spy)
         start = replace(federation.start(spy, plan), buffers=EMPTY if keep else initial)
-        played = federation.play(spy, plan, executor, start)
+        played = federation.run(spy, plan, executor, start)
         now, answers = played[-1][0], rounds_of(federation, algorithm, plan, played, start)
         seen = {client for _, present in answers for client in present}
         statistics = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
@@ -332,12 +335,12 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         )
         require(
             not any(
-                BUFFERS in {*c.memory, *c.message.common, *c.message.own, *c.reply.sums, *c.reply.each}
+                BUFFERS in {*c.memory, *c.message.common, *c.message.individual, *c.reply.sums, *c.reply.each}
                 for c in spy.calls
             ),
             f"it uses the name {BUFFERS!r}, which is the engine's",
         )
-        again = federation.play(spy, plan, executor, start)[-1][0]
+        again = federation.run(spy, plan, executor, start)[-1][0]
         require(bits(again) == bits(now), "a worker's past shows in BatchNorm's statistics")
         sent[keep] = played[0][1]
         clients = len(answers[0][0])
@@ -350,7 +353,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that releases name each sent tensor, protected or not; a tensor without a release may be forgotten."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.play(spy, federation.plan(2))
+    federation.run(spy, federation.plan(2))
     for call in spy.calls:
         named = {name for event in call.reply.releases for name in event.what}
         sent = {*call.reply.sums, *call.reply.each}
@@ -358,7 +361,7 @@ def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD
         require(
             not bare,
             f"no release names {listed(bare)}, which travelled in round {call.round}: give "
-            "Reply(releases=[spent.of(...)]) for what is made from the result of work.local alone, and "
+            "Reply(releases=[spent.with_names(...)]) for what is made from the result of work.local alone, and "
             "Release(what=(...)) for the rest",
         )
         require(not absent, f"a release names {listed(absent)}, which did not travel in round {call.round}")

@@ -24,7 +24,7 @@ def require_the_bits_of_one_process(
         AssertionError: bits or metrics differ.
     """
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
-    elsewhere, in_process = federation.play(algorithm, plan, executor), federation.play(algorithm, plan)
+    elsewhere, in_process = federation.run(algorithm, plan, executor), federation.run(algorithm, plan)
     unequal = differing(bits(elsewhere[-1][0]), bits(in_process[-1][0]))
     require(
         not unequal,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed, needs_pool, refuses_batch_norm
-from fedcommons.core.client_worker import Work, trained
+from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local_training import LocalSGD
@@ -21,6 +21,7 @@ from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
+from fedcommons.deprecated import accepts_old_names
 from fedcommons.federation import rounds
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -32,6 +33,7 @@ from lightning_modules import Classifier, VAEClassifier, vae
 from lightning_modules.networks import CNN, Linear
 
 
+@accepts_old_names(play="run")
 @dataclass(frozen=True)
 class Federation:
     """A federation: its data, a function that builds the module, and shortcuts to run rounds."""
@@ -54,7 +56,7 @@ class Federation:
     @property
     def model(self) -> Flat:
         """Return the weights of the untrained model."""
-        return flatten(trained(self.module()))
+        return flatten(trainable_parameters(self.module()))
 
     def work(self) -> Work:
         """Return the module and training settings of one worker process."""
@@ -92,7 +94,7 @@ class Federation:
         """Return the state of the federation before round 1."""
         return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
 
-    def play(
+    def run(
         self, algorithm: Algorithm, plan: Plan, executor: Executor | None = None, start: Standing | None = None
     ) -> list[tuple[Standing, dict[str, float]]]:
         """Run all rounds of ``plan`` after ``start`` and return state and metrics of each. executor: None: serial."""

@@ -23,13 +23,13 @@ from fedcommons.testing.sides import ROUNDING, Side, Sum
 from fedcommons.testing.spreads import Spread, difference, in_units
 
 
-def first_and_count(found: Sequence[str]) -> str:
+def first_and_count(names: Sequence[str]) -> str:
     """Return the first sentence and the number of further sentences, or an empty text."""
-    return found[0] + (f" ({len(found) - 1} more)" if found[1:] else "") if found else ""
+    return names[0] + (f" ({len(names) - 1} more)" if names[1:] else "") if names else ""
 
 
 @dataclass(frozen=True)
-class Left:
+class Output:
     """Everything that left a client: tensors by name, the weight, and the releases that declare them."""
 
     tensors: Payload
@@ -45,7 +45,7 @@ class Left:
     def covered(self) -> list[Release]:
         return [event for event in self.releases if event.covered]
 
-    def told(self, name: str) -> str:
+    def describe_uncovered(self, name: str) -> str:
         """Describe the releases of a tensor that no noise hides."""
         releases_of_name = [event for event in self.covered if name in event.what]
         declared = " and ".join(
@@ -57,7 +57,7 @@ class Left:
 
 
 def faults(
-    first: Left, second: Left, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
+    first: Output, second: Output, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
 ) -> list[str]:
     """Return a sentence for each value that moved further than declared, or an empty list."""
     if wrong := _of_noise(*sides, kind):
@@ -77,18 +77,18 @@ def faults(
         units = in_units(moved, spreads.get(name, torch.zeros_like(moved)), rounded)
         if units == inf or not any(name in event.what for event in first.covered):
             by = f"moves by {float(moved.norm()):.3g}" if moved.isfinite().all() else "is not finite"
-            sentences.append(f"{name} {by} {kind.said}: {first.told(name)}")
+            sentences.append(f"{name} {by} {kind.words}: {first.describe_uncovered(name)}")
         spent += units**2
     return sentences if sentences or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
 
 
-def too_few(first: Left, second: Left, side: Side, kind: Kind) -> list[str]:
+def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
     """Return a sentence if fewer normal numbers were drawn outside noisy sums than numbers moved, or an empty list."""
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
         return []
     names = listed([name for name, _ in differing])
-    return [f"{names}: {n} numbers move {kind.said}, and only {side.loose} of noise were drawn for them"]
+    return [f"{names}: {n} numbers move {kind.words}, and only {side.loose} of noise were drawn for them"]
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
@@ -98,15 +98,15 @@ def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
 
 def _of_noise(first: Side, second: Side, kind: Kind) -> str:
     """Return a fault of the noise itself (order of draws, reused streams, number of sums), or an empty text."""
-    for number, (a, b) in enumerate(zip_longest(first.drawn, second.drawn), 1):
+    for number, (a, b) in enumerate(zip_longest(first.draws, second.draws), 1):
         if a != b:
-            return f"draw {number} is {a or 'none'}, and {b or 'none'} {kind.said}"
+            return f"draw {number} is {a or 'none'}, and {b or 'none'} {kind.words}"
     if first.again:
         return f"the stream of {first.again[0]} is opened twice, and gives the same noise again"
     if any(not each.what for each in first.sums):
         return "the noise of a sum does not come from a stream of noise.call(...)"
     if len(first.sums) != len(second.sums):
-        return f"it makes {len(first.sums)} noisy sums, and {len(second.sums)} {kind.said}"
+        return f"it makes {len(first.sums)} noisy sums, and {len(second.sums)} {kind.words}"
     return ""
 
 
@@ -115,25 +115,25 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
     for first, second in pairs:
         if first.release.covered and not first.keeps(second, kind.times):
             if not first.is_like(second):
-                return f"the noisy sum of {first.what} has other clipping or noise {kind.said}"
+                return f"the noisy sum of {first.what} has other clipping or noise {kind.words}"
             most = kind.times * first.release.sensitivity
-            moved = f"the noisy sum of {first.what} moves by {first.moved(second):.3g} {kind.said}"
+            moved = f"the noisy sum of {first.what} moves by {first.moved(second):.3g} {kind.words}"
             return f"{moved}, and declared is {most:.3g} (it moves too where data are in start=, lr= or a hook)"
     return ""
 
 
-def _of_forms(first: Left, second: Left, kind: Kind) -> list[str]:
+def _of_forms(first: Output, second: Output, kind: Kind) -> list[str]:
     """Return a sentence for each difference in releases, weight, and names, shapes or types of tensors."""
     free, sentences = first.free | second.free, []
     for release, other_release in zip_longest(first.covered, second.covered):
         if release != other_release:
-            sentences.append(f"it declares {_describe(other_release)} {kind.said}, instead of {_describe(release)}")
+            sentences.append(f"it declares {_describe(other_release)} {kind.words}, instead of {_describe(release)}")
     if first.weight != second.weight and "weight" not in free:
-        sentences.append(f"its weight is {first.weight:g}, and {second.weight:g} {kind.said}")
+        sentences.append(f"its weight is {first.weight:g}, and {second.weight:g} {kind.words}")
     for name in sorted({*first.tensors, *second.tensors} - free):
         forms = [_form(side.tensors.get(name)) for side in (first, second)]
         if forms[0] != forms[1]:
-            sentences.append(f"{name} is {forms[0]}, and {forms[1]} {kind.said}")
+            sentences.append(f"{name} is {forms[0]}, and {forms[1]} {kind.words}")
     return sentences
 
 
@@ -151,7 +151,7 @@ def _form(x: Flat | Tensor | None) -> str:
     return f"{data(x).dtype} {tuple(data(x).shape)}{parts}"
 
 
-def _differing(first: Left, second: Left) -> list[tuple[str, Tensor]]:
+def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
     """Return name and difference of each tensor whose bits differ, except tensors declared as unprotected."""
     same = [name for name, x in first.tensors.items() if _form(x) == _form(second.tensors.get(name))]
     pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
@@ -159,17 +159,17 @@ def _differing(first: Left, second: Left) -> list[tuple[str, Tensor]]:
     return [(name, difference(a, b)) for name, a, b in pairs if name not in free and not torch.equal(a, b)]
 
 
-def _gives_away(sent: Left) -> bool:
+def _gives_away(sent: Output) -> bool:
     """Check whether floating tensors are declared as unprotected; noisy sums may be part of such tensors."""
     return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
 
 
-def _of_all(spent: float, sent: Left, kind: Kind, slack: float) -> list[str]:
+def _of_all(spent: float, sent: Output, kind: Kind, slack: float) -> list[str]:
     most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in sent.covered))
     if spent <= most * (1 + slack):
         return []
     names = listed([name for event in sent.covered for name in event.what]) or "nothing"
     return [
-        f"what left moves by {spent:.3g} standard deviations of its noise {kind.said}, and what is declared of {names} "
-        f"lets it move by {most:.3g}"
+        f"what left moves by {spent:.3g} standard deviations of its noise {kind.words}, and what is declared of "
+        f"{names} lets it move by {most:.3g}"
     ]

@@ -27,7 +27,7 @@ LOUD = 20.0
 class Kind:
     """A kind of neighbours. said: in words; times: maximum move of a release, in sensitivities; see the module."""
 
-    said: str
+    words: str
     times: float
     labels: bool = False
 

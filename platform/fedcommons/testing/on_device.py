@@ -69,7 +69,7 @@ def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, fede
         on_gpu = two_rounds(algorithm, federation.on(GPU), gpu)
     resting = [what for what, x in _vectors(on_gpu).items() if place(x) != CPU]
     require(not resting, f"{listed(resting)} rests on the GPU between rounds")
-    require(gpu.seen.launches, "nothing ran on the GPU")
+    require(gpu.events.launches, "nothing ran on the GPU")
     unequal = differing(bits(on_gpu), bits(two_rounds(algorithm, federation)))
     require(not unequal, f"on a GPU that rounds as the CPU does there are other bits of {listed(unequal)}")
     waits, copies = (_lines_with(gpu.steps, event) for event in ("waits", "copies"))
@@ -88,7 +88,7 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
     plan = federation.plan(2, blocks=len(federation.data.clients))
     start = replace(federation.start(algorithm, plan), buffers=floating_buffers(federation.module()))
     executor = federation.serial(algorithm) if gpu is None else _Watched(federation, algorithm, gpu)
-    return federation.play(algorithm, plan, executor, start)[-1][0]
+    return federation.run(algorithm, plan, executor, start)[-1][0]
 
 
 class _Watched:

@@ -41,7 +41,7 @@ def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, l
     federation = digits(dropout=0.3, method=algorithm).training(local)
     plan = federation.plan(3, participation=0.4)
     start = federation.start(algorithm, plan)
-    for now in (start, *(now for now, _ in federation.play(algorithm, plan, start=start))):
+    for now in (start, *(now for now, _ in federation.run(algorithm, plan, start=start))):
         for client in range(plan.facts.n_clients):
             _require_whole(algorithm, federation, plan, now, client)
 
@@ -50,7 +50,7 @@ def _require_whole(algorithm: Algorithm, federation: Federation, plan: Plan, now
     message = algorithm.down(now.state, now.round + 1, client)
 
     def inputs() -> dict[str, bytes]:
-        sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
+        sent = raw(message.common, "message.common: ") | raw(message.individual, "message.individual: ")
         return sent | raw(now.memory.get(client, {}), "memory: ") | raw(now.state, "the state: ")
 
     before, where = inputs(), f"of client {client} after round {now.round}"

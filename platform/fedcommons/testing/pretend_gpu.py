@@ -84,7 +84,7 @@ class PretendGPU:
     """
 
     def __init__(self) -> None:
-        self.seen, self.steps, self.live, self.peak = Seen(), list[Seen](), 0, 0
+        self.events, self.steps, self.live, self.peak = Seen(), list[Seen](), 0, 0
         self._before: Seen | None = None
 
     def __enter__(self) -> Self:
@@ -106,8 +106,8 @@ class PretendGPU:
 
     def _end_of_step(self) -> None:
         if self._before is not None:
-            self.steps.append(self.seen.since(self._before))
-        self._before = self.seen.since(Seen())
+            self.steps.append(self.events.since(self._before))
+        self._before = self.events.since(Seen())
 
     def put(self, t: Tensor, device: torch.device | None) -> None:
         """Mark ``t`` and all tensors that share its memory. device: None: undecided."""
@@ -123,8 +123,8 @@ class PretendGPU:
 
     def copied(self) -> None:
         """Count a copy between the devices, which is also a wait."""
-        self.seen.copies[_line()] += 1
-        self.seen.waits[_line()] += 1
+        self.events.copies[_line()] += 1
+        self.events.waits[_line()] += 1
 
     def moved(self, t: Tensor, device: torch.device) -> Tensor:
         """Return ``t`` on ``device``: ``t`` itself if it is on ``device`` or undecided, otherwise a counted copy."""
@@ -193,12 +193,12 @@ class _Kernels(TorchDispatchMode):
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
             fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # fills with a scalar
             if (masked and not fills) or name in WAITS:
-                self.gpu.seen.waits[_line()] += 1
+                self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
         new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # neither views nor changed in place
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
-            self.gpu.seen.launches[_line()] += 1
+            self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
         for t in new:
             self.gpu.put(t, GPU if on else CPU if decided else None)
@@ -274,7 +274,7 @@ class _Calls(TorchFunctionMode):
         if device == GPU and name in FROM_PYTHON:
             self.gpu.copied()
         elif device == GPU and not tensors and not name.startswith("empty"):
-            self.gpu.seen.launches[_line()] += 1
+            self.gpu.events.launches[_line()] += 1
         self.gpu.put(out, device)
         return out
 
@@ -296,11 +296,11 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
     def __init__(self, device: Any = "cpu") -> None:
-        self.asked = _device(device)
+        self.requested = _device(device)
 
     @property
     def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.asked
+        return self.requested
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,9 +28,9 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
         kinds, timed = _pieces(algorithm, federation), []
         for variant, n in smaller_of(algorithm, 2):
             data = federation.data
-            few = Clients(data.own.store, [np.arange(n) % len(data.own.store)], commons=data.own.commons)
-            small = replace(federation, data=replace(data, clients=few, own=few))
-            small.play(variant, small.plan(1))
+            few = Clients(data.real.store, [np.arange(n) % len(data.real.store)], commons=data.real.commons)
+            small = replace(federation, data=replace(data, clients=few, real=few))
+            small.run(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
     except UserError as error:  # a UserError would be taken for a fault of the machine
@@ -57,5 +57,5 @@ def _local_trainings(algorithm: Algorithm, federation: Federation) -> int:
         worker.work.local = local  # pyright: ignore[reportAttributeAccessIssue]
         return worker
 
-    federation.play(algorithm, federation.plan(2), Serial(build, federation.data))
+    federation.run(algorithm, federation.plan(2), Serial(build, federation.data))
     return len(calls)

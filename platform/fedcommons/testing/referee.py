@@ -28,7 +28,8 @@ from fedcommons.audits.canaries import audit_method
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
-from fedcommons.errors import ClientError, ends, sentence, user_code_context
+from fedcommons.deprecated import accepts_old_names
+from fedcommons.errors import ClientError, is_exit, sentence, user_code_context
 from fedcommons.flat_tensors import norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.testing import rate, theirs
@@ -71,13 +72,14 @@ class Claims:
 NOTHING = Claims()
 
 
+@accepts_old_names(said="text")
 @dataclass(frozen=True)
 class Verdict:
     """The verdict of a check. passed: None if the author did not claim it. said: the verdict in words."""
 
     check: str
     passed: bool | None
-    said: str
+    text: str
 
     @property
     def word(self) -> str:
@@ -122,7 +124,7 @@ def _tried(
         with fresh_torch(), user_code_context("method"):
             message = try_it()
     except BaseException as error:  # user code can raise any exception
-        if ends(error):
+        if is_exit(error):
             raise
         cause = error.__cause__ if isinstance(error, ClientError) and error.__cause__ else error
         if isinstance(cause, AssertionError) and str(cause):
@@ -180,7 +182,7 @@ def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weight
         for participation in (1.0, 0.6):
             federation = digits(linear=True, method=algorithm).training(loop, weighting)
             plan = federation.plan(4, participation)
-            a, b = (federation.play(method, plan)[-1][0].model for method in (algorithm, other))
+            a, b = (federation.run(method, plan)[-1][0].model for method in (algorithm, other))
             off = norm(sub(a, b)) / norm(sub(b, federation.model))
             weigh = "alike" if weighting == "uniform" else "by their examples"
             who = "all take part" if participation == 1 else "some take part"
@@ -191,7 +193,7 @@ def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weight
 def _models(algorithm: Algorithm, claims: Claims) -> str:
     """Check the maximum bytes that a client receives and sends in two rounds against the claims."""
     federation, spy = digits(method=algorithm).training(LOCAL), Spy(algorithm)
-    federation.play(spy, federation.plan(2))
+    federation.run(spy, federation.plan(2))
     size = federation.model.buffer.nbytes
     down, up = (max(map(count_bytes, spy.calls), default=0) / size for count_bytes in (received, sent))
     message = f"a client receives {down:.3g} and sends {up:.3g} models a round"
@@ -203,7 +205,7 @@ def _models(algorithm: Algorithm, claims: Claims) -> str:
 
 def _all_is_covered(algorithm: Algorithm) -> None:
     federation = digits(method=algorithm).training(replace(LOCAL, dp=DPSGD(noise_multiplier=1.0, clip=1.0)))
-    ledger = federation.play(algorithm, federation.plan(2))[-1][0].ledger
+    ledger = federation.run(algorithm, federation.plan(2))[-1][0].ledger
     require(not ledger.uncovered, f"without protection it sends {listed([*ledger.uncovered])}")
 
 

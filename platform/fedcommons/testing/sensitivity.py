@@ -30,7 +30,7 @@ from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Left, faults, first_and_count, too_few
+from fedcommons.testing.judging import Output, faults, first_and_count, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
 from fedcommons.testing.sensitivity_of_generators import shared_faults
 from fedcommons.testing.sides import Side, playing
@@ -64,13 +64,13 @@ class Players:
     worker: Worker
     memory: dict[int, Payload] = field(default_factory=dict)
 
-    def reply(self, task: RoundTask, own: Payload, client: int, side: Side) -> Reply:
+    def reply(self, task: RoundTask, individual: Payload, client: int, side: Side) -> Reply:
         """Run a client's round as the engine does, and return the reply."""
         work, rows = self.worker.work, self.worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)
         work.noise = Noise(SEED_ALONE, task.round, client)
-        message, memory = Message(task.common, own), self.memory.get(client, {})
+        message, memory = Message(task.common, individual), self.memory.get(client, {})
         with keyed_globals(seed, "client"), playing(side):
             reply = self.worker.algorithm.client(work, message, memory, rows, task.round, seed)
         new_memory = None if reply.memory is None else _copied(reply.memory)
@@ -84,7 +84,7 @@ class Play:
         clients = federation.data.clients
         scaled = Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows, commons=clients.commons)
         both = apart(scaled, range(len(clients)), kind, seed)
-        self.sides = [replace(federation, data=replace(federation.data, clients=each, own=each)) for each in both]
+        self.sides = [replace(federation, data=replace(federation.data, clients=each, real=each)) for each in both]
         self.algorithm, self.kind, self.seed, self.is_bare = algorithm, kind, seed, False
         self.sampled: dict[int, list[tuple[int, int, float]]] = {}  # by client: (sums with the example, steps, q)
 
@@ -101,7 +101,7 @@ class Play:
         for number in range(1, ROUNDS + 1):
             called, sentences, replies = rounds.call(algorithm, plans[0], now, number), [], {}
             for block in called.blocks:
-                for client, own_payload in zip(block.clients, block.own, strict=True):
+                for client, own_payload in zip(block.clients, block.individual, strict=True):
                     replies[client], client_faults = self._compared(players, called.task, own_payload, client)
                     sentences += [f"round {number}, client {client}: {each}" for each in client_faults]
             if sentences:
@@ -122,7 +122,7 @@ class Play:
         try:
             other = players[1].reply(task, own_payload, client, second)
         except Exception as error:
-            return reply, [f"{self.kind.said} it raises {type(error).__name__}: {error}"]
+            return reply, [f"{self.kind.words} it raises {type(error).__name__}: {error}"]
 
         def spread() -> dict[str, Tensor]:
             if not first.loose:
@@ -133,7 +133,7 @@ class Play:
             same = [name for name in sent if name in noisier and data(sent[name]).shape == data(noisier[name]).shape]
             return {name: difference(data(sent[name]), data(noisier[name])) for name in same}
 
-        first_sent, second_sent = (Left({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
+        first_sent, second_sent = (Output({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
         sentences = faults(first_sent, second_sent, (first, second), self.kind, spread) or too_few(
             first_sent, second_sent, first, self.kind
         )

@@ -17,7 +17,7 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import keyed_globals
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Left, faults, first_and_count, renamed, too_few
+from fedcommons.testing.judging import Output, faults, first_and_count, renamed, too_few
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, difference, spread_of
@@ -71,14 +71,14 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
     )
 
 
-def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Left:
+def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
     """Train the generator and return its weights and the release of its receipt."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):
         trained = fit(examples, N_CLASSES, seed, [epochs], flip=False, **noise)[epochs]
     weights = {name: t.detach().clone() for name, t in trained.weights.items()}
-    return Left(weights, [(trained.receipt or Receipt()).release(0, *weights)])
+    return Output(weights, [(trained.receipt or Receipt()).release(0, *weights)])
 
 
 def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
@@ -87,12 +87,12 @@ def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
     second = Side(seed, follows=first, times=kind.times)
     both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)
 
-    def played(number: int, side: Side) -> Left:
+    def played(number: int, side: Side) -> Output:
         with keyed_globals(side.seed, "share"), playing(side):
             common = algorithm.share(both[number], N_CLASSES, side.seed)
         tensors = {"shared examples": common.examples.x, "shared labels": common.examples.y}
         releases = [event for event in common.releases if event.client == 0] or [Release(0)]
-        return Left(tensors, renamed(releases, tensors))
+        return Output(tensors, renamed(releases, tensors))
 
     first_sent, second_sent = played(0, first), played(1, second)
     spread = spread_of(lambda other: played(0, Side(seed + other)).tensors, first_sent.tensors)

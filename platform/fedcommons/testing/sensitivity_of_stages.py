@@ -12,13 +12,13 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import Contribution, GeneratorRecipe, Need
+from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.stage import Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Left, faults, first_and_count, renamed
+from fedcommons.testing.judging import Output, faults, first_and_count, renamed
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, ZEROED, Kind, apart
 from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, spread_of
@@ -88,23 +88,23 @@ class StagePlay:
     def _client_data(self, side: int, seed: int) -> ClientDatasets:
         return ClientDatasets(self.both[side], N_CLASSES, False, seed)
 
-    def _needs(self, side: int) -> Callable[[int], Sequence[Need]]:
+    def _needs(self, side: int) -> Callable[[int], Sequence[GenerationRequest]]:
         stage = self.stage
         if not isinstance(stage, Generating):
             return lambda seed: []
-        return lambda seed: stage.needs(self._client_data(side, seed), self.recipe)
+        return lambda seed: stage.requests(self._client_data(side, seed), self.recipe)
 
-    def _contribution(self, need: Need) -> Contribution:
+    def _contribution(self, need: GenerationRequest) -> Contribution:
         """Return random images, which depend on no data, with the labels that the strategy requests."""
         like, labels = need.examples.x, need.labels[torch.arange(need.n) % len(need.labels)]
         x = torch.randint(256, (need.n, *like.shape[1:]), generator=generator("made up", need.client)).to(like.dtype)
         return Contribution(Examples(x, labels), COVERED, len(need.examples), self.recipe.of_counts)
 
-    def _compared(self, left_of: Callable[[int, int], Left]) -> list[str]:
+    def _compared(self, left_of: Callable[[int, int], Output]) -> list[str]:
         first = Side(self.seed)
         second = Side(self.seed, follows=first, times=self.kind.times)
 
-        def played(number: int, side: Side) -> Left:
+        def played(number: int, side: Side) -> Output:
             with keyed_globals(side.seed, "stage"), playing(side):
                 return left_of(number, side.seed)
 
@@ -113,15 +113,15 @@ class StagePlay:
         spread = spread_of(lambda other: played(0, Side(self.seed + other)).tensors, first_sent.tensors)
         return faults(first_sent, second_sent, (first, second), self.kind, spread, SLACK)
 
-    def _sent(self, client_data: ClientDatasets, contributions: Sequence[Contribution]) -> Left:
+    def _sent(self, client_data: ClientDatasets, contributions: Sequence[Contribution]) -> Output:
         """Return the tensors that leave client 0, and their releases."""
         released, events = self.stage.release(client_data, self.stage.make(client_data, contributions))
-        assigned, n_real = self.stage.assign(client_data, released), len(client_data.own.store)
-        parts = [released.rows, released.owners, *assigned.kept, *assigned.received, *assigned.pool]
+        assigned, n_real = self.stage.assign(client_data, released), len(client_data.clients.store)
+        parts = [released.rows, released.owners, *assigned.own_rows, *assigned.received, *assigned.pool]
         numbers = np.concatenate([[len(part), *part] for part in parts])
         weights = np.concatenate([np.zeros(0), *(assigned.weights or ())])
-        others = [*assigned.kept[1:], *assigned.received[1:], released.rows]
-        leave = np.isin(np.concatenate(others), client_data.own.rows[0])
+        others = [*assigned.own_rows[1:], *assigned.received[1:], released.rows]
+        leave = np.isin(np.concatenate(others), client_data.clients.rows[0])
         tensors = {
             "what was made": released.store.x[n_real:], "labels": released.store.y[n_real:],
             "who gets what": torch.from_numpy(numbers), "weights": torch.from_numpy(weights),
@@ -133,14 +133,14 @@ class StagePlay:
                 f"{type(self.stage).__name__}: {leave.sum()} real examples of client 0 leave it, and all that is "
                 "declared of it is covered, as if they were made with noise"
             )
-        return Left(tensors, releases)
+        return Output(tensors, releases)
 
 
-def _labels(needs: Sequence[Need]) -> Left:
+def _labels(needs: Sequence[GenerationRequest]) -> Output:
     """Return the numbers of images of client 0 per class, as requested from generators, and their release."""
     if not needs:
-        return Left({}, [])
+        return Output({}, [])
     counts, numbers = torch.bincount(needs[0].labels, minlength=N_CLASSES), torch.tensor([need.n for need in needs])
     others = torch.cat([need.labels for need in needs[1:]])
     releases = [needs[0].recipe.of_counts.release(0, "labels")]
-    return Left({"labels": counts, "numbers of images": numbers, "labels of others": others}, releases)
+    return Output({"labels": counts, "numbers of images": numbers, "labels of others": others}, releases)

@@ -67,7 +67,7 @@ class Side:
     follows: "Side | None" = None
     times: float = 0.0
     raised: float = 0.0
-    drawn: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
     loose: int = 0  # normal numbers outside of sums
     calls: int = 0
@@ -84,7 +84,7 @@ class PlayedStream:
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
         """See ``Stream``."""
-        self.side.drawn.append(f"{self.what}: {size} normal numbers")
+        self.side.draws.append(f"{self.what}: {size} normal numbers")
         normal = self._draws.standard_normal(size)
         if self.side.in_sum:
             return normal.astype(dtype)
@@ -93,7 +93,7 @@ class PlayedStream:
 
     def random(self, size: Size) -> np.ndarray:
         """See ``Stream``."""
-        self.side.drawn.append(f"{self.what}: {size} uniform numbers")
+        self.side.draws.append(f"{self.what}: {size} uniform numbers")
         return self._draws.random(size)
 
 
@@ -114,7 +114,7 @@ class PlayedDraws:
         (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
         return PlayedStream(self.side, what)
 
-    def hiding(self, value: Tensor, *key: int | str) -> Stream:
+    def stream_for(self, value: Tensor, *key: int | str) -> Stream:
         """See ``Draws``."""
         return self.stream(*key)
 
@@ -127,7 +127,7 @@ def playing(side: Side) -> Iterator[None]:
     def played_call(noise: Noise, purpose: str, *data: Tensor) -> Any:
         noise.calls += 1
         side.calls += 1
-        side.drawn.append(f"call {side.calls}, for {purpose}")
+        side.draws.append(f"call {side.calls}, for {purpose}")
         return PlayedDraws(side, f"{purpose}, call {side.calls}")
 
     def played_blur(total: NoisySum, sigma: float, noise: Stream) -> None:

@@ -41,7 +41,7 @@ class Call:
     memory: Payload
     reply: Reply
     handed: dict[str, bytes]  # a copy of the client's memory
-    kept: dict[str, bytes] | None  # a copy of the new memory; None: the client returned no memory
+    memory_copy: dict[str, bytes] | None  # a copy of the new memory; None: the client returned no memory
     each: dict[str, bytes]
 
 
@@ -91,7 +91,7 @@ class Spy:
         _stir()
 
         def now() -> dict[str, bytes]:
-            sent = raw(message.common, "message.common: ") | raw(message.own, "message.own: ")
+            sent = raw(message.common, "message.common: ") | raw(message.individual, "message.individual: ")
             return sent | raw(memory, "memory: ") | raw(_tensors(data), "data: ")
 
         before, old_memory = now(), raw(memory)
@@ -132,7 +132,7 @@ def _tensors(rows: ClientData) -> dict[str, Tensor]:
 
 def received(call: Call) -> int:
     """Return the number of bytes of the message's tensors."""
-    return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.own).values())))
+    return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.individual).values())))
 
 
 def sent(call: Call) -> int:

@@ -28,7 +28,9 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
 
     commit, is_changed = _commit()
     actors = [] if gpus_per_actor is None else ray_cluster.cpu_of_actors(gpus_per_actor)
-    gpu_lines = said("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
+    gpu_lines = command_output(
+        "nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"
+    )
     return {
         "python": platform.python_version(),
         "machine": platform.platform(),
@@ -57,10 +59,10 @@ def _commit() -> tuple[str | None, bool | None]:
     source_file = Path(__file__).resolve()
     git = ("git", "-C", str(source_file.parent))
     # an installed package may lie inside an unrelated repository
-    if not said(*git, "ls-files", "--error-unmatch", source_file.name):
+    if not command_output(*git, "ls-files", "--error-unmatch", source_file.name):
         return None, None
-    status = said(*git, "status", "--porcelain")
-    return said(*git, "rev-parse", "HEAD"), None if status is None else bool(status)
+    status = command_output(*git, "status", "--porcelain")
+    return command_output(*git, "rev-parse", "HEAD"), None if status is None else bool(status)
 
 
 def has_other_code(folder: Path) -> bool:
@@ -72,7 +74,7 @@ def has_other_code(folder: Path) -> bool:
     return isinstance(hashes, list) and any(code_hash != source_files.combined_hash() for code_hash in hashes)
 
 
-def said(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """Return what a command prints; None if the command is missing, fails or runs longer than ten seconds."""
     try:
         process = subprocess.run(

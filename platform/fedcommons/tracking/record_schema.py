@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.config import target
-from fedcommons.config.dotted import fields_for, own_fields
+from fedcommons.config.dotted import common_fields, fields_for
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError, quote
@@ -95,12 +95,12 @@ def _is_table(table: Any) -> bool:
     return _is_finite(table.get("delta")) and (table.get("clip") is None or _is_finite(table["clip"]))
 
 
-def flaw_of_config(found: Any) -> str | None:
+def flaw_of_config(config: Any) -> str | None:
     """Return what is wrong with dotted fields and their values; None if the types match the fields."""
-    if not isinstance(found, Mapping):
-        return f"config is {quote(found)}"
-    fields = _chosen_fields(found)
-    for name, value in found.items():
+    if not isinstance(config, Mapping):
+        return f"config is {quote(config)}"
+    fields = _chosen_fields(config)
+    for name, value in config.items():
         many = value if isinstance(value, list | tuple) else [value]
         if any(type(item) not in (int, float, str, bool, type(None)) for item in many):
             return f"{quote(name)} is {quote(value)}"
@@ -125,8 +125,10 @@ def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
     """Return the fields of the package's chosen components; a component that no longer exists has no fields."""
     chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
     return {
-        **own_fields(),
-        **fields_for({k: [n] for k, n in chosen.items() if isinstance(n, str) and n in KINDS[k].known}, reread=False),
+        **common_fields(),
+        **fields_for(
+            {k: [n] for k, n in chosen.items() if isinstance(n, str) and n in KINDS[k].components}, reread=False
+        ),
     }
 
 

@@ -55,18 +55,18 @@ class RunMirror:
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
         inner = rf"checkpoints/{CHECKPOINT_FILE}(\.json)?|memory/{MEMORY_FILE}(\.json)?"
-        self.folder, self.say, self.late, self.has_lost = folder, say, "", False
+        self.folder, self.say, self.upload_error, self.has_lost = folder, say, "", False
         self._not_before = 0.0
         require_apart(storage, folder)
         try:
             opened = object_store.open_store(storage)
             self.storage = opened.name
-            self.there = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
-            self.there.look()
+            self.snapshots = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
+            self.snapshots.look()
         except StorageError as error:
             raise UserError(f"storage: {error}.") from None
 
-    def bring(self, resume: bool = True, patience: float = 0) -> None:
+    def fetch(self, resume: bool = True, patience: float = 0) -> None:
         """Replace the folder by the storage's snapshot, unless there is no snapshot or the folder has more rounds.
 
         patience: see ``file_lock.locked``.
@@ -77,16 +77,16 @@ class RunMirror:
                 another process has locked the folder, or a file of ``BEGINS`` is damaged in the storage.
             OSError: the local disk is full.
         """
-        if self.there.tag == object_store.NEW:
+        if self.snapshots.tag == object_store.NEW:
             return
-        place = f"{self.there.storage.name}/{self.there.name}"
+        place = f"{self.snapshots.storage.name}/{self.snapshots.name}"
         if not resume:
             raise UserError(f"{place} holds a run already; add --resume to continue it or choose another --out.")
-        if is_run(self.folder) and self._seen() == self.there.tag:
+        if is_run(self.folder) and self._seen() == self.snapshots.tag:
             return
         with file_lock.open_lock(self.folder, self._stranger, "run folder", self.say, patience):
             require_plain(self.folder)
-            if is_run(self.folder) and self._seen() is None and not self.there.is_same(self.folder):
+            if is_run(self.folder) and self._seen() is None and not self.snapshots.is_same(self.folder):
                 raise UserError(
                     f"{place} holds a run that {self.folder} does not go back to; choose another --out or --storage."
                 )
@@ -97,18 +97,18 @@ class RunMirror:
                     self.say(f"{self.folder} has more rounds than {place}, and goes on.")
                     return
                 self._see("")  # a process killed from here on downloads the snapshot again
-                flaws = self.there.bring(self.folder)
+                flaws = self.snapshots.fetch(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
-            if not self.there.whole >= BEGINS:
+            if not self.snapshots.whole >= BEGINS:
                 reason = "; ".join(flaws) or "it has no config.yaml and environment.json"
                 raise UserError(f"{place} holds no run that can go on ({reason}); choose another --out or --storage.")
             for flaw in flaws:
                 self.say(Warned(f"{flaw}; the run goes on from what is whole."))
-            self.there.remove_others(self.folder)
-            self._see(self.there.tag)
+            self.snapshots.remove_others(self.folder)
+            self._see(self.snapshots.tag)
             if flaws:
-                self.send()  # the next snapshot no longer lists the damaged files
+                self.upload()  # the next snapshot no longer lists the damaged files
         self.say(f"{self.folder} was brought from {place}.")
 
     def _stranger(self, path: Path) -> str | None:
@@ -119,25 +119,25 @@ class RunMirror:
 
         They differ if a run was removed from the storage and another run of the same name was uploaded.
         """
-        if (self.folder / "partition.json").exists() and not self.there.is_same(self.folder, "partition.json"):
+        if (self.folder / "partition.json").exists() and not self.snapshots.is_same(self.folder, "partition.json"):
             return True
-        if self.there.is_same(self.folder, "config.yaml"):
+        if self.snapshots.is_same(self.folder, "config.yaml"):
             return False
         ours = read_config(self.folder)
         with tempfile.TemporaryDirectory() as folder:
-            write_bytes(Path(folder) / "config.yaml", self.there.read("config.yaml") or b"")
+            write_bytes(Path(folder) / "config.yaml", self.snapshots.read("config.yaml") or b"")
             with suppress(UserError):
                 return not {*dotted.same_results(ours, read_config(Path(folder)))} <= {"federation.rounds"}
         return True
 
     def _is_further(self) -> bool:
         """Return whether the local run has more rounds than the snapshot: the same lines and further lines."""
-        stored, local_file = self.there.held.get("rounds.jsonl"), self.folder / "rounds.jsonl"
+        stored, local_file = self.snapshots.entries.get("rounds.jsonl"), self.folder / "rounds.jsonl"
         return (
             is_run(self.folder) and local_file.is_file() and local_file.stat().st_size > (stored.size if stored else 0)
         )
 
-    def send(self) -> None:
+    def upload(self) -> None:
         """Upload the folder. If the upload fails, report the failure once; later calls try again.
 
         Failed attempts take at most a tenth of the time, however slow the storage is.
@@ -148,18 +148,18 @@ class RunMirror:
         if (began := time.monotonic()) < self._not_before:
             return
         try:
-            self.there.send(self.folder)
-            self._see(self.there.tag)
-            self.late = ""
+            self.snapshots.upload(self.folder)
+            self._see(self.snapshots.tag)
+            self.upload_error = ""
         except ChangedError as error:
             self.has_lost = True
             raise ClientError(
                 f"another process plays this run too: {error}; what it wrote stays there, and {self.folder} has ours."
             ) from None
         except StorageError as error:
-            if not self.late:
+            if not self.upload_error:
                 self.say(Warned(f"storage: {error}; the run goes on, and {self.folder} has it all."))
-            self.late = f"{error}"
+            self.upload_error = f"{error}"
             self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
 
     def end(self, lacking: str = "") -> None:
@@ -169,11 +169,11 @@ class RunMirror:
             ClientError: the storage lacks a part of the run.
         """
         self._not_before = 0
-        self.send()
-        if self.late or lacking:
+        self.upload()
+        if self.upload_error or lacking:
             raise ClientError(
-                f"the run has ended and {self.folder} has it all, but the storage has not: {self.late or lacking}; the "
-                "same command with --resume sends it."
+                f"the run has ended and {self.folder} has all of it, but the storage has not: "
+                f"{self.upload_error or lacking}; the same command with --resume sends it."
             )
 
     def _seen(self) -> str | None:

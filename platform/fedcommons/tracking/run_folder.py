@@ -95,7 +95,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
         self.path = path
-        self._told = defaultdict(hashlib.sha256)  # by file, the hash of the written lines
+        self._hashes = defaultdict(hashlib.sha256)  # by file, the hash of the written lines
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
         self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
         try:
@@ -136,7 +136,7 @@ class RunFolder:
         for name in self._courses:
             text = self._text(name, after_round)
             write_text(self.path / name, text)
-            self._told[name] = hashlib.sha256(text.encode())
+            self._hashes[name] = hashlib.sha256(text.encode())
 
     def _forget_ends(self, config: Experiment) -> None:
         """Remove the round that is last only in the old or only in the new plan: a last round has more metrics.
@@ -157,7 +157,7 @@ class RunFolder:
         """Return the hash of all written lines, or of the lines up to a round, without times, which differ by run."""
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
-            each = [self._told[name].hexdigest() for name in names]
+            each = [self._hashes[name].hexdigest() for name in names]
         else:
             each = [sha256(self._text(name, after_round).encode()) for name in names]
         return sha256("".join(each).encode())
@@ -197,7 +197,7 @@ class RunFolder:
         text = json.dumps(line) + "\n"
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(text)
-        self._told[name].update(text.encode())
+        self._hashes[name].update(text.encode())
 
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def require_same_data(path: Path, name: str, data: str) -> None:
     """
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
-        advice = " (one that draws numbers asks for `seed`)" if registry.is_own(name) else ""
+        advice = " (one that draws numbers asks for `seed`)" if registry.is_user_defined(name) else ""
         raise UserError(
             f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
             f"{advice}; bring them back or choose another --out."

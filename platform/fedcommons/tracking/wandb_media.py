@@ -63,7 +63,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
     """Return the members of ``KEYS`` that may be shown for a finished run."""
     config, privacy = summary["config"], summary["privacy"]
     is_open = privacy["noise"] is None and config["dp.noise"] == "seeded"
-    is_ours = config["sharing.setting"] in POOLS and not registry.is_own(config["generator.name"])
+    is_ours = config["sharing.setting"] in POOLS and not registry.is_user_defined(config["generator.name"])
     permissions = (is_ours and (is_open or privacy["commons"] == "covered"), is_open, True)
     return {key for key, may in zip(KEYS, permissions, strict=True) if may}
 

@@ -136,7 +136,7 @@ class Result:
     def _require_allowed(self, kind: str) -> None:
         """Check that a user-defined component may be executed, and that its code is the same as in the run."""
         name = self.experiment.chosen[kind]
-        if not registry.is_own(name) or self.may_run is None:
+        if not registry.is_user_defined(name) or self.may_run is None:
             return
         if name not in self.may_run:
             raise UserError(

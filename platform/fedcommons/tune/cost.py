@@ -41,7 +41,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial_executor import Serial
 from fedcommons.flat_tensors import nbytes
 from fedcommons.generators.image_cache import require_like
-from fedcommons.generators.requests import Contribution, Need
+from fedcommons.generators.requests import Contribution, GenerationRequest
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
 from fedcommons.runs.build import Assembled, Prepared
@@ -88,7 +88,7 @@ class Prices:
     product: float  # a Hessian-vector product of BATCH examples
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
-    kept: int  # bytes of a client's state in a checkpoint
+    memory_bytes: int  # bytes of a client's state in a checkpoint
     pieces: Mapping[str, float] = field(default_factory=dict)  # the method's further work, by the method's names
 
     def seconds(self, n: Counts, batch_size: int) -> float:
@@ -176,7 +176,7 @@ def measure(ready: Assembled) -> Prices:
     task, test = ModelTask(model, now.buffers, chunk=c.evaluate.chunk), len(ready.data.sets["test"])
     at_once = test if worker.work.logged.metrics.objects else min(task.chunk, test)
     example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / at_once
-    some = worker.data.own[0]
+    some = worker.data.real[0]
     batch = ClientData(some.x[:BATCH], some.y[:BATCH])
     gradient = product = 0.0
     if c.measure.every:
@@ -187,7 +187,7 @@ def measure(ready: Assembled) -> Prices:
     payload_bytes = [nbytes(payload) for payload in now.memory.in_ram.values()]
     return Prices(
         **of_rounds, checkpoint=saving, example=example, gradient=gradient, product=product, memory=peak(),
-        state=nbytes(now.state), kept=max(payload_bytes, default=0), pieces=of_pieces,
+        state=nbytes(now.state), memory_bytes=max(payload_bytes, default=0), pieces=of_pieces,
     )  # fmt: skip
 
 
@@ -256,12 +256,12 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
-    data = RunData(few, ready.data.own, {}, ready.data.pool, serves=ready.data.serves)
+    data = RunData(few, ready.data.real, {}, ready.data.pool, serves=ready.data.serves)
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
     if loop.dp:  # no noise multiplier is computed for these artificial sizes
         loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
-    plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, late=None)
+    plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, straggler_rule=None)
 
     def build(data: RunData) -> Worker:
         device = default_device()
@@ -275,23 +275,23 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
 
 
-def stand_in(need: Need) -> Contribution:
+def stand_in(need: GenerationRequest) -> Contribution:
     """Return black images, with the number and classes of a generation request, in place of its synthetic images."""
     labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
     return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
 
 
 @fresh_torch()
-def contribute(ready: Prepared, made: Sequence[Contribution]) -> tuple[Contributions, float]:
+def contribute(ready: Prepared, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
     """Return the clients' contributions and the seconds that they take; a long stage is timed by a shorter variant."""
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
-    seconds = _once(lambda: results.append(stages.contribute(stage, ready.client_data, made)))
+    seconds = _once(lambda: results.append(stages.contribute(stage, ready.client_data, generated)))
     return results[0], times * seconds
 
 
 @fresh_torch()
-def measure_generator(need: Need) -> GeneratorPrices:
+def measure_generator(need: GenerationRequest) -> GeneratorPrices:
     """Measure the prices of a generator's shape, from trainings on two batches."""
     generator, n = need.recipe.generator, len(need.examples)
     batch = getattr(generator, "batch_size", n)

@@ -103,13 +103,13 @@ def print_costs(
         ready = build.prepare(c.config)
         notes |= dict.fromkeys(ready.notes)
         store = Store(Path(c.config.artifacts), display.say)
-        n_missing = sum(len(job.needs) for job in missing(store, ready.needs))
-        images_note = f", {len(ready.needs) - n_missing} of {len(ready.needs)} clients' synthetic images exist"
-        images_note = images_note if ready.needs else ""
+        n_missing = sum(len(job.requests) for job in missing(store, ready.requests))
+        images_note = f", {len(ready.requests) - n_missing} of {len(ready.requests)} clients' synthetic images exist"
+        images_note = images_note if ready.requests else ""
         if sweep.is_done(c, out):
             display.say(f"{c.name}: done{images_note}")
             continue
-        wanted += [(store.folder, need) for need in ready.needs]
+        wanted += [(store.folder, need) for need in ready.requests]
         display.say(f"{c.name}: to run{images_note}; {_cell(ready, bill)}")
     for folder in dict.fromkeys(folder for folder, _ in wanted):
         store = Store(folder, display.say)
@@ -130,7 +130,7 @@ def print_costs(
 
 def _cell(ready: Prepared, bill: Bill) -> str:
     """Add a trial to the bill; return its cost as text."""
-    contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.needs])
+    contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = count_work(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
@@ -139,7 +139,7 @@ def _cell(ready: Prepared, bill: Bill) -> str:
     first, later, size = cost.overhead("off" if c.tracking.wandb == "off" else "offline")
     run_seconds = price.seconds(counts, c.client.batch_size) / _actors(c)
     seconds, bill.first = sharing + run_seconds + later, max(0.0, first - later)
-    state_bytes = price.state + price.kept * len(assembled.data.clients)
+    state_bytes = price.state + price.memory_bytes * len(assembled.data.clients)
     disk = size + 2 * state_bytes + LINE * c.federation.rounds
     bill.cells.append(seconds)
     bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
@@ -147,14 +147,14 @@ def _cell(ready: Prepared, bill: Bill) -> str:
 
 
 def _generator(job: Job, bill: Bill) -> None:
-    need = job.needs[0]
+    need = job.requests[0]
     recipe, batch = need.recipe, getattr(need.recipe.generator, "batch_size", len(need.examples))
     shape = (str(recipe.facts(("epochs", "lr"))), need.examples.x.shape[1:], min(len(need.examples), 2 * batch) // 8)
     if shape not in bill.of_generators:
         bill.of_generators[shape] = cost.measure_generator(need)
     price, (steps, sampling) = bill.of_generators[shape], generator_work(job)
     bill.generators.append(price.start + price.step * steps + price.image * sampling)
-    images = sum(len(n.labels) * (n.examples.x[0].nbytes + 8) for n in job.needs)
+    images = sum(len(n.labels) * (n.examples.x[0].nbytes + 8) for n in job.requests)
     bill.artifacts += images + price.weights * len(job.epochs)
     bill.memory = max(bill.memory, price.memory)
 

@@ -54,7 +54,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 
     names = (*cost.SHAPE, "generator.")
     shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in automatic}
-    pin, driver, base_folder = ray_cluster.pinned(ray_cluster.AUTO), hosts.facts(), str(registry.base())
+    pin, driver, base_folder = ray_cluster.node_labels(ray_cluster.AUTO), hosts.facts(), str(registry.base())
     place = ray_cluster.reserve(
         [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
     )
@@ -98,14 +98,14 @@ def play(config: Experiment) -> None:
     of a block are trained together, all clients of a block make two steps.
     """
     prepared = build.prepare(config)
-    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
+    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
     ready = build.assemble_contributed(prepared, contributed)
     now = cost.small_round(ready, cost.at_once(ready), cost.FEW, config.client.batch_size).play()
     worker = build_worker(config, ready.facts, str(registry.base()), SEED_ALONE, ready.algorithm, ready.data)
     model = now.model if now.has_model else worker.work.initial
     evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=config.evaluate.chunk), ("test", 0))
     if config.measure.every:
-        some = worker.data.own[0]
+        some = worker.data.real[0]
         mean_gradient(worker, ClientData(some.x[:BATCH], some.y[:BATCH]))
-    if prepared.needs:
-        cost.measure_generator(max(prepared.needs, key=lambda need: len(need.examples)))
+    if prepared.requests:
+        cost.measure_generator(max(prepared.requests, key=lambda need: len(need.examples)))

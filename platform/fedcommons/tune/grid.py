@@ -126,7 +126,7 @@ def method_note(cells: Sequence[Experiment]) -> str:
         names = [name for name in those[0].constants if any(c.constants[name] is not None for c in those)]
         constants = [f"{name.replace('_', ' ')} {several(those, f'{section}.{name}')}" for name in names]
         if constants:
-            label = KINDS["algorithm"].known.get(algorithm, algorithm).rpartition(":")[2]
+            label = KINDS["algorithm"].components.get(algorithm, algorithm).rpartition(":")[2]
             sentences.append(f"{label}'s {', '.join(constants)}")
     return "; ".join(sentences) + "."
 

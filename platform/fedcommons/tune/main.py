@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, asked
+from fedcommons.cli.display import Display, create_display
 from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.tune import sweep
 from fedcommons.tune.remote_sweep import SweepMirror
@@ -37,7 +37,7 @@ def run(
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
     started, out = time.perf_counter(), Path(options.out)
-    with asked(options) as display:
+    with create_display(options) as display:
         if options.dry_run:
             dry_run(cells, out, display, options.on_cores, extra, options.get("total"))
             return 0

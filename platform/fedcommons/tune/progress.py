@@ -23,17 +23,17 @@ class Pile:
     and the number of units that they finished in this time.
     """
 
-    of: int
+    total: int
     done: int = 0
     seconds: float = 0.0
     timed: int = 0
 
     @property
-    def left(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Return the seconds of the remaining units, one trial after another; None if no unit was timed."""
-        if self.done >= self.of:
+        if self.done >= self.total:
             return 0.0
-        return self.seconds / self.timed * (self.of - self.done) if self.timed else None
+        return self.seconds / self.timed * (self.total - self.done) if self.timed else None
 
 
 class Progress(Callback):
@@ -46,9 +46,9 @@ class Progress(Callback):
 
     def __init__(
         self, display: Display, rounds: Mapping[str, int], n_generators: int, on_end: Callable[[], None],
-        clock: Callable[[], float] = time.perf_counter, bring: Callable[[str], None] = lambda name: None,
+        clock: Callable[[], float] = time.perf_counter, fetch: Callable[[str], None] = lambda name: None,
     ) -> None:  # fmt: skip
-        self.display, self.on_end, self.rounds, self.clock, self.bring = display, on_end, rounds, clock, bring
+        self.display, self.on_end, self.rounds, self.clock, self.fetch = display, on_end, rounds, clock, fetch
         self.done, self.ready, self.placed = 0, 0.0, None
         self.generators, self.played = Pile(n_generators), Pile(sum(rounds.values()))
         self.last: dict[str, tuple[float, int]] = {}  # by trial: time and round of its last report
@@ -79,7 +79,7 @@ class Progress(Callback):
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if "step" in result:
-            name = self.names.setdefault(trial.trial_id, f"generator {len(self.names) + 1}/{self.generators.of}")
+            name = self.names.setdefault(trial.trial_id, f"generator {len(self.names) + 1}/{self.generators.total}")
             self.display.step(name, result["step"], result["of"], result["doing"], ends=False)
         if "failed" in result or "cell" not in trial.config:
             return
@@ -113,22 +113,22 @@ class Progress(Callback):
             self.ready = self.clock()
             self.generators.seconds += self.ready - then
             self.display.drop(self.names.get(trial.trial_id, ""))
-            self.display.step("generators", self.generators.done, self.generators.of, "trained and sampled")
+            self.display.step("generators", self.generators.done, self.generators.total, "trained and sampled")
             return
         self.done += 1
         self.played.done += self.rounds[trial.config["cell"]] - number  # a stopped run has no remaining rounds
         self.display.drop(trial.config["cell"])
         self._say()
         with suppress(UserError, ClientError, OSError):  # the sweep tries again at its end, and reports the error
-            self.bring(trial.config["cell"])
+            self.fetch(trial.config["cell"])
         self.on_end()
 
     @property
-    def left(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Return the seconds until the sweep ends with the largest number of parallel trials so far; None: unknown."""
-        piles = self.generators.left, self.played.left
+        piles = self.generators.remaining_s, self.played.remaining_s
         return None if None in piles else sum(filter(None, piles)) / self.most
 
     def _say(self) -> None:
-        remaining = f", about {duration(self.left)} left in all" if self.left else ""
+        remaining = f", about {duration(self.remaining_s)} left in all" if self.remaining_s else ""
         self.display.title(f"{self.done} of {len(self.rounds)} cells done{remaining}")

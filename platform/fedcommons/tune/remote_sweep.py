@@ -24,7 +24,7 @@ class SweepMirror:
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
         self.storages = {cell.name: cell.config.storage for cell in cells}
         self.out, self.say = out, say
-        self._there: Snapshots | None = None
+        self._snapshots: Snapshots | None = None
 
     def begin(self, resume: bool) -> None:
         """Connect to the storage; with ``resume``, fetch the sweep's runs and send finished runs that it lacks.
@@ -40,30 +40,30 @@ class SweepMirror:
             raise UserError(f"storage must be {what}")
         require_apart(storage, self.out)
         try:
-            self._there = Snapshots(object_store.open_store(storage), f"runs/{name_of(self.out)}", REPORT)
-            self._there.look()
+            self._snapshots = Snapshots(object_store.open_store(storage), f"runs/{name_of(self.out)}", REPORT)
+            self._snapshots.look()
         except StorageError as error:
             raise UserError(f"storage: {error}.") from None
-        if self._there.tag != object_store.NEW and not resume:
+        if self._snapshots.tag != object_store.NEW and not resume:
             raise UserError(
                 f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
             )
         for name in self.storages if resume else ():
             if mirror := self._mirror(name):
-                mirror.bring()
+                mirror.fetch()
                 if read_summary(self.out / name) is not None:
                     mirror.end()
 
-    def bring(self, name: str) -> None:
+    def fetch(self, name: str) -> None:
         """Fetch the run of trial ``name`` from the storage, unless the run in ``out`` is finished.
 
         Raises:
             UserError: the storage cannot be reached, or as ``RunMirror.bring``.
         """
         if read_summary(self.out / name) is None and (mirror := self._mirror(name)):
-            mirror.bring()
+            mirror.fetch()
 
-    def send(self, name: str) -> None:
+    def upload(self, name: str) -> None:
         """Send the run of trial ``name`` to the storage.
 
         Raises:
@@ -75,7 +75,7 @@ class SweepMirror:
 
     def claim(self) -> None:
         """Reserve the sweep's name in the storage if the name is new. Raises: as ``end``."""
-        if self._there and self._there.tag == object_store.NEW:
+        if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 
     def end(self) -> None:
@@ -86,8 +86,8 @@ class SweepMirror:
                 in ``out`` remain.
         """
         try:
-            if self._there:
-                self._there.send(self.out)
+            if self._snapshots:
+                self._snapshots.upload(self.out)
         except StorageError as error:
             raise ClientError(
                 f"the storage does not take the tables of {self.out}, which has them all: {error}; the same command "

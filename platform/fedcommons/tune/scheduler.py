@@ -26,7 +26,7 @@ EVERY = 5.0
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingArtifact:
     """A missing artifact of the store: a client's generator, synthetic images of this generator, or both.
 
     images: the keys of the images. cells: the names of all runs that need some of the images. told_by: names of some of
@@ -62,12 +62,12 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
         prepared = [build.prepare(config) for config in configs]
         for ready, cell in zip(prepared, cells, strict=True):
             load_data.require_same(ready.dataset, cell["data"])
-        needs = [need for ready in prepared for need in ready.needs]
+        needs = [need for ready in prepared for need in ready.requests]
         store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
         for job in image_cache.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
             image_cache.keep(store, job, image_cache.make(job, step))
             trained = trained or bool(job.epochs)
-        tune.report({"trained": trained, "unsent": store.send()})
+        tune.report({"trained": trained, "unsent": store.upload()})
     except Exception as error:
         tune.report({"failed": sentence(error), "trace": traceback.format_exc()})
         if is_lost():
@@ -82,20 +82,20 @@ class InOrder(Searcher):
     cells: number of cores of each run, by name; a generator takes one core.  lacking: missing artifacts of all runs.
     """
 
-    def __init__(self, cells: Mapping[str, int], lacking: Collection[Lacking]) -> None:
+    def __init__(self, cells: Mapping[str, int], missing: Collection[MissingArtifact]) -> None:
         super().__init__()
-        self.cells, self.lacking = dict(cells), dict(enumerate(lacking))
+        self.cells, self.missing = dict(cells), dict(enumerate(missing))
         self.running: dict[str, int | None] = {}  # by trial: number of its generator; None: the trial is a run
         self.cores: dict[str, int] = {}  # by trial: its number of cores
         self.failed: dict[str, str] = {}  # by run: why the training of one of its generators failed
         self.traces: list[str] = []  # tracebacks of failed generators
         self.unsent = ""  # why the storage lacks some generators
-        self.trained = 0
+        self.n_trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the parameters of the next trial; None: later. Tune calls this while no trial is pending."""
         for name in list(self.cells):
-            needed = [number for number, generator in self.lacking.items() if name in generator.cells]
+            needed = [number for number, generator in self.missing.items() if name in generator.cells]
             if name in self.failed:
                 del self.cells[name]
             elif not needed:
@@ -103,7 +103,7 @@ class InOrder(Searcher):
                 return {"cell": name}
             elif waiting := [number for number in needed if number not in self.running.values()]:
                 self.running[trial_id], self.cores[trial_id] = waiting[0], 1
-                generator = self.lacking[waiting[0]]
+                generator = self.missing[waiting[0]]
                 return {"generator": {"cells": list(generator.told_by), "images": list(generator.images)}}
             elif sum(self.cores.values()) >= ray.cluster_resources().get("CPU", 1):
                 return None
@@ -115,14 +115,14 @@ class InOrder(Searcher):
         number = self.running.pop(trial_id, None)
         if number is None:
             return
-        generator = self.lacking.pop(number)
+        generator = self.missing.pop(number)
         if error or not result or "trained" not in result:
             reason = (result or {}).get("failed", "its process died")
             message = f"the generator of client {generator.client} failed: {reason}"
             self.failed |= dict.fromkeys(generator.cells, message)
             self.traces += [trace for trace in [(result or {}).get("trace")] if trace]
         else:
-            self.trained += result["trained"]
+            self.n_trained += result["trained"]
             self.unsent = result.get("unsent") or self.unsent
 
     def __getstate__(self) -> dict:

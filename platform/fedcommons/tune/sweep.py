@@ -29,7 +29,7 @@ from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
-    from fedcommons.tune.scheduler import Lacking
+    from fedcommons.tune.scheduler import MissingArtifact
 
 
 MOST, MAX_LISTED, FEW = 10_000, 1_000, 16
@@ -101,8 +101,8 @@ class Todo:
     """The remaining work of a sweep: its unfinished trials, and the artifacts that the stores lack."""
 
     n_cells: int  # number of trials of the whole sweep
-    cells: Sequence[Trial]  # the unfinished trials
-    lacking: "Sequence[Lacking]"
+    trials: Sequence[Trial]  # the unfinished trials
+    missing: "Sequence[MissingArtifact]"
     shorter: Mapping[str, Path] = field(default_factory=dict)  # by name of a new trial: the run that it continues
     data: Mapping[str, str] = field(default_factory=dict)  # by name of a trial: the hash of its data set
 
@@ -117,7 +117,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     from fedcommons.generators.image_cache import missing
     from fedcommons.runs.build import prepare
     from fedcommons.runs.continuation import may_continue
-    from fedcommons.tune.scheduler import Lacking
+    from fedcommons.tune.scheduler import MissingArtifact
 
     remaining = [c for c in cells if not is_done(c, out)]
     if others := [c.name for c in cells if has_other_code(out / c.name)]:
@@ -133,7 +133,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
             del shorter[c.name]
-        wanted += [(c, need) for need in ready.needs]
+        wanted += [(c, need) for need in ready.requests]
         data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for note in notes:
         display.say(note)
@@ -148,14 +148,14 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         store = Store(Path(folder), display.say, storage)
         of_store = [need for c, need in wanted if (c.config.artifacts, c.config.storage) == (folder, storage)]
         jobs = missing(store, of_store)
-        store.send()  # so that trials on other machines find the artifacts in the storage
+        store.upload()  # so that trials on other machines find the artifacts in the storage
         if jobs:
             store.require_writable()
         for job in jobs:
-            images = [key_of(need.images_facts) for need in job.needs]
+            images = [key_of(need.images_facts) for need in job.requests]
             names = dict.fromkeys(name for key in images for name in users[key])
             described_by = dict.fromkeys(users[key][0] for key in images)
-            missing_artifacts.append(Lacking(job.needs[0].client, images, list(names), list(described_by)))
+            missing_artifacts.append(MissingArtifact(job.requests[0].client, images, list(names), list(described_by)))
     return Todo(len(cells), remaining, missing_artifacts, shorter, data)
 
 
@@ -176,7 +176,7 @@ def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> I
 
 
 def run_cells(
-    left: Todo, out: Path, display: Display, *, scheduler: Any = None, on_end: Callable[[], None] = lambda: None
+    todo: Todo, out: Path, display: Display, *, scheduler: Any = None, on_end: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Run every unfinished trial in ``out/NAME``; after a failed trial the sweep continues.
 
@@ -184,48 +184,48 @@ def run_cells(
     ``scheduler``: a Ray Tune scheduler with its metric, which gets the metrics of every round. ``on_end`` is called
     after each trial.
     """
-    if len(left.cells) < left.n_cells:
-        display.say(f"{left.n_cells - len(left.cells)} of {left.n_cells} cells are done already.")
-    for name, run in left.shorter.items():
+    if len(todo.trials) < todo.n_cells:
+        display.say(f"{todo.n_cells - len(todo.trials)} of {todo.n_cells} cells are done already.")
+    for name, run in todo.shorter.items():
         display.say(f"{name} goes on from a copy of {run.name}, which has fewer rounds.")
         copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
-    mirror = SweepMirror(left.cells, out, display.say)
+    mirror = SweepMirror(todo.trials, out, display.say)
     trained, ready = 0, started
-    if left.cells:
+    if todo.trials:
         display.say("Starting Ray ...")
         ray_cluster.connect()
-        require_shared([c.config for c in left.cells], out, bool(left.lacking))
-        left = _sharing_gpus(left)
-        federations = list(dict.fromkeys(c.config.federation for c in left.cells))
+        require_shared([c.config for c in todo.trials], out, bool(todo.missing))
+        todo = _sharing_gpus(todo)
+        federations = list(dict.fromkeys(c.config.federation for c in todo.trials))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
-        display.say(f"{len(left.cells)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
-        if left.lacking:
-            settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in left.cells if c.config.generator))
-            display.say(f"{len(left.lacking)} generators are trained first, for setting {settings}; real needs none.")
-        if not left.lacking and any(c.config.generator for c in left.cells):
+        display.say(f"{len(todo.trials)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
+        if todo.missing:
+            settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in todo.trials if c.config.generator))
+            display.say(f"{len(todo.missing)} generators are trained first, for setting {settings}; real needs none.")
+        if not todo.missing and any(c.config.generator for c in todo.trials):
             display.say("All generators are in the store: none had to be trained.")
         from fedcommons.tune import trials
         from fedcommons.tune.progress import Progress
 
-        rounds = {c.name: c.config.federation.rounds for c in left.cells}
-        progress = Progress(display, rounds, len(left.lacking), on_end, bring=mirror.bring)
-        configs = {c.name: with_absolute_paths(c.config) for c in left.cells}
-        failures, trained = trials.run(configs, left.data, left.lacking, out, progress, scheduler)
+        rounds = {c.name: c.config.federation.rounds for c in todo.trials}
+        progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
+        configs = {c.name: with_absolute_paths(c.config) for c in todo.trials}
+        failures, trained = trials.run(configs, todo.data, todo.missing, out, progress, scheduler)
         ready = max(progress.ready, started)
     deadline = time.monotonic() + LATE_S
-    for c in left.cells:
+    for c in todo.trials:
         try:
-            mirror.bring(c.name)
+            mirror.fetch(c.name)
             if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
                 raise ClientError(
                     f"another host finished this run, and its results are not in {out}: do all hosts share --out?"
                 )
             if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
                 (out / c.name / STOPPED).touch()
-                mirror.send(c.name)
+                mirror.upload(c.name)
         except (UserError, ClientError, OSError) as error:
             failures.setdefault(c.name, sentence(error))
         if (summary := read_summary(out / c.name)) and summary.get("rejected"):
@@ -241,9 +241,9 @@ def _sharing_gpus(remaining: Todo) -> Todo:
 
     from fedcommons.tune.gpu_share import with_share
 
-    configs = with_share([c.config for c in remaining.cells], int(ray.cluster_resources().get("CPU", 1)))
+    configs = with_share([c.config for c in remaining.trials], int(ray.cluster_resources().get("CPU", 1)))
     return replace(
-        remaining, cells=[replace(c, config=config) for c, config in zip(remaining.cells, configs, strict=True)]
+        remaining, cells=[replace(c, config=config) for c, config in zip(remaining.trials, configs, strict=True)]
     )
 
 

@@ -56,7 +56,7 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
             shared.append(("--artifacts", folder))
     storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
     shared += [("--storage", Path(storage)) for storage in storages if not object_store.is_url(storage)]
-    pin = ray_cluster.pinned(configs[0].federation.gpus_per_actor)
+    pin = ray_cluster.node_labels(configs[0].federation.gpus_per_actor)
     hosts.require_alike(pin, shared, "" if storages else ", or name a storage that keeps the runs (--storage)")
 
 

@@ -20,13 +20,13 @@ from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import hosts
 from fedcommons.runs import experiment
 from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
-from fedcommons.runtime.gpu_memory import bound, is_lost
+from fedcommons.runtime.gpu_memory import is_lost, limit_memory
 from fedcommons.storage import safe_read
-from fedcommons.storage.error_file import left_in
+from fedcommons.storage.error_file import read_error
 from fedcommons.tracking.remote_run import name_of
 from fedcommons.tracking.run_folder import read_rounds
 from fedcommons.tune.progress import Progress
-from fedcommons.tune.scheduler import DRIVER, InOrder, Lacking, make, shared_value, shared_values
+from fedcommons.tune.scheduler import DRIVER, InOrder, MissingArtifact, make, shared_value, shared_values
 
 REMOVAL_S = 10.0
 """Seconds within which Ray must remove the trials of an interrupted sweep."""
@@ -35,7 +35,7 @@ REMOVAL_S = 10.0
 def run(
     cells: Mapping[str, Experiment],
     data: Mapping[str, str],
-    lacking: Sequence[Lacking],
+    lacking: Sequence[MissingArtifact],
     out: Path,
     progress: Progress,
     scheduler: Any,
@@ -64,7 +64,7 @@ def run(
     Reservation.places.clear()
     federations = {name: config.federation for name, config in cells.items()}
     first = next(iter(federations.values()))
-    pin = ray_cluster.pinned(first.gpus_per_actor)
+    pin = ray_cluster.node_labels(first.gpus_per_actor)
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
     to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
@@ -108,12 +108,12 @@ def run(
             continue
         name: str = params["cell"]
         # The file also names the traceback. If the run was refused, the file may be from an earlier call.
-        error_text = left_in(out / name) or ""
+        error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
         elif reason := (result.metrics or {}).get("failed"):
             failures[name] = error_text if error_text.startswith(reason) else reason
-    return failures, order.trained
+    return failures, order.n_trained
 
 
 class Reservation(tune.PlacementGroupFactory):
@@ -161,7 +161,7 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
 def trial(params: Mapping[str, Any]) -> None:
     """Run the experiment, or train the generator, that ``params`` name (names only, as Tune records ``params``)."""
     try:
-        cpu_kind.require_true()
+        cpu_kind.require_this_kind()
         hosts.require_same(shared_value(DRIVER))
     except UserError as error:
         tune.report({"failed": sentence(error)})
@@ -190,7 +190,7 @@ def trial(params: Mapping[str, Any]) -> None:
 
     try:
         if c.federation.executor == "serial" and ray.get_gpu_ids():
-            bound(ray_cluster.gpu_share(c.federation.gpus_per_actor))
+            limit_memory(ray_cluster.gpu_share(c.federation.gpus_per_actor))
         if lines := read_rounds(folder):  # a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
         # A trial of an experiment never trains a generator: it would block its cores with work for other trials.

@@ -91,7 +91,7 @@ def count_work(ready: Assembled) -> Counts:
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     evaluated = n_test * (start.has_model + n_models) + n_validation * start.has_model
     if c.evaluate.clients or c.measure.clients:
-        evaluated_clients = data.own if c.measure.clients or data.tests is None else data.tests
+        evaluated_clients = data.real if c.measure.clients or data.tests is None else data.tests
         is_personal = c.evaluate.clients and isinstance(method, Personal)
         evaluated += int(evaluated_clients.rows.sizes.sum()) * (start.has_model + is_personal)
     evaluations = sum(due(r, c.evaluate.every, last) for r in range(last + 1))
@@ -114,7 +114,11 @@ def count_work(ready: Assembled) -> Counts:
 def _measuring(ready: Assembled) -> tuple[int, int]:
     """Return the batches of per-sample gradients, and of Hessian-vector products, in a measurement (``Laboratory``)."""
     data, samples = ready.data, ready.config.measure.samples
-    populations = [data.own, *([] if data.clients is data.own else [data.clients]), *([data.pool] if data.pool else [])]
+    populations = [
+        data.real,
+        *([] if data.clients is data.real else [data.clients]),
+        *([data.pool] if data.pool else []),
+    ]
     if samples is None or all(samples >= clients.rows.sizes.max() for clients in populations):
         once = sum(_batches(clients.sizes) for clients in populations)
         return once, PRODUCTS * once
@@ -139,8 +143,8 @@ def _batches(sizes: Iterable[int]) -> int:
 
 def generator_work(job: Job) -> tuple[int, int]:
     """Return (training steps, images times steps of the sampler) of a generator job; see ``image_cache.make``."""
-    first = job.needs[0]
+    first = job.requests[0]
     n, generator = len(first.examples), first.recipe.generator
     steps = max(job.epochs, default=0) * -(-n // getattr(generator, "batch_size", n))
-    sampling = sum(len(need.labels) * getattr(need.recipe.generator, "sampling_steps", 1) for need in job.needs)
+    sampling = sum(len(need.labels) * getattr(need.recipe.generator, "sampling_steps", 1) for need in job.requests)
     return steps, sampling

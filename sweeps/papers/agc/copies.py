@@ -88,23 +88,25 @@ def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
     )
 
 
-def second_moment(held: np.ndarray, gram: np.ndarray, q: float) -> float:
+def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
     """Return E||ghat||^2 over stragglers, in any setting:  ||sum_j g_j||^2 + r sum_i ||f_i||^2.
 
     f_i = sum_j g_j/d_j over the examples that client i holds. held: (M, N), 1 where client i holds example j.
     """
-    shares = held / held.sum(1, keepdims=True)
+    shares = holds / holds.sum(1, keepdims=True)
     return float(gram.sum() + q / (1 - q) * np.einsum("ai,ab,bi->", shares, gram, shares, optimize=True))
 
 
-def assumption(of: Pairs) -> bool:
+def assumption(pairs: Pairs) -> bool:
     """Check assumption 1: sums over mixed and open pairs of a class are at least 0, and at least those of two."""
-    return of.same_mixed >= max(0.0, of.other_mixed) and of.same_open + of.itself >= max(0.0, of.other_open)
+    return pairs.same_mixed >= max(0.0, pairs.other_mixed) and pairs.same_open + pairs.itself >= max(
+        0.0, pairs.other_open
+    )
 
 
-def promised(of: Pairs, d: int, q: float, negative: bool = False) -> float:
+def promised(pairs: Pairs, d: int, q: float, negative: bool = False) -> float:
     """Return the lower bound of theorem 2 on the reduction of E||ghat||^2 by copies, if the assumption holds.
 
     negative: return remark 1's value, which holds if sums over pairs of two classes are 0 or less.
     """
-    return q / (1 - q) * (d if negative else d - 1) / (d + 1) * (of.same_mixed + of.same_open + of.itself)
+    return q / (1 - q) * (d if negative else d - 1) / (d + 1) * (pairs.same_mixed + pairs.same_open + pairs.itself)

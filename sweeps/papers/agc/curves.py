@@ -9,7 +9,7 @@ from fedcommons.core.worker import set_up_process
 from fedcommons.federation import hosts
 from fedcommons.runs.load_data import load
 from fedcommons.runtime import ray_cluster
-from papers.agc.gradient_coding import Played, Problem, Setting, chosen, joined, play
+from papers.agc.gradient_coding import Played, Problem, Setting, joined, play, select_examples
 from papers.agc.presets import PER_CLASS, PRESETS
 
 CHUNK = 100  # repetitions per job, a multiple of the study's BLOCK
@@ -20,8 +20,8 @@ def load_problem(options: parse.Options) -> Problem:
     """Load the images of the preset."""
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
-    train = chosen(dataset, PER_CLASS, preset.first, options.seed)
-    return Problem.of(train, dataset.test[slice(0, preset.n_test)], dataset.classes, preset.white)
+    train = select_examples(dataset, PER_CLASS, preset.first, options.seed)
+    return Problem.build(train, dataset.test[slice(0, preset.n_test)], dataset.classes, preset.white)
 
 
 def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
@@ -40,7 +40,7 @@ def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Opti
     import ray
 
     ray_cluster.connect(options.workers)
-    data, driver, pin = ray.put(problem), hosts.facts(), ray_cluster.pinned(0)
+    data, driver, pin = ray.put(problem), hosts.facts(), ray_cluster.node_labels(0)
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(0)], pin, "a repetition"))
     remote: Any = ray.remote(num_cpus=1, label_selector=pin)(hosts.run_if_same)
     sent = {

@@ -81,7 +81,7 @@ class Problem:
     test_products: Tensor  # (T, M); its type is the type of all measured quantities
 
     @staticmethod
-    def of(
+    def build(
         train: Examples, test: Examples, n_classes: int, white: float, measured: torch.dtype = torch.float32
     ) -> "Problem":
         """Build the problem. white: value of a white pixel, 1 or 255; measured: type of quantities only measured."""
@@ -94,7 +94,7 @@ class Draws:
     """All random draws of one repetition."""
 
     start: Tensor  # (D, K), the bias as its last row
-    held: np.ndarray  # (N, M) bool: client holds example; N may be smaller than the number of classes
+    holds: np.ndarray  # (N, M) bool: client holds example; N may be smaller than the number of classes
     answers: np.ndarray  # (rounds, N) bool: client answers in the round
     sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: client answers, in draws for the second moment
 
@@ -113,7 +113,7 @@ class Played:
     cross_class: np.ndarray
 
 
-def chosen(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples:
+def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples:
     """Select ``per_class`` training images of every class: the first images, or random images.
 
     Raises:
@@ -218,9 +218,9 @@ def joined(parts: Sequence[Played]) -> Played:
 
 def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Played:
     """Run the repetitions with these draws as one batch."""
-    m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.held) for repetition in draws)
+    m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.holds) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
-    holds = _stacked([repetition.held.T for repetition in draws], n).to(like).mT  # (B, N, M)
+    holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (B, N, M)
     answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (B, R, N)
     sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
     weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # v

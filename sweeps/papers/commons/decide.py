@@ -31,7 +31,7 @@ class Row:
     way: str
     best: Mapping[int, float]
     mb: float
-    once: float
+    pool_mb: float
     rounds: float
     disclosed: float
     raw: float
@@ -56,13 +56,13 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return sorted((i for i, is_beaten in enumerate(beaten) if not is_beaten), key=lambda i: points[i])
 
 
-def is_ahead(one: Row, other: Row) -> bool:
+def is_ahead(first: Row, second: Row) -> bool:
     """Return whether ``one`` is significantly more accurate than ``other``, by their common seeds.
 
     Gaps that are equal in all seeds have an interval of width 0, which is not evidence: few seeds of a finite test set
     agree by chance.
     """
-    interval = student([one.best[seed] - other.best[seed] for seed in one.best if seed in other.best])
+    interval = student([first.best[seed] - second.best[seed] for seed in first.best if seed in second.best])
     return interval is not None and interval[0] > 0 and interval[1] - interval[0] > ROUNDING
 
 

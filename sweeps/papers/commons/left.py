@@ -26,7 +26,7 @@ from papers.fedssyn.private_presets import OF_SUMS
 
 
 @dataclass(frozen=True)
-class Shown:
+class LeakAudit:
     """Audit result. copies: share of images that are near-copies; advantage in [-1, 1]; low, high: 95 % interval."""
 
     copies: float
@@ -35,13 +35,13 @@ class Shown:
     high: float
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> "Shown":
+    def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
         """Build the result from the ``facts`` of an audit."""
-        ends = (2 * found[name] - 1 for name in ("closer", "low", "high"))
-        return Shown(found["near_copies"] / found["images"], *ends)
+        ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
+        return LeakAudit(facts["near_copies"] / facts["images"], *ends)
 
 
-EXACT = Shown(1.0, 1.0, 1.0, 1.0)
+EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
 """Result of images that were sent unchanged."""
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
@@ -51,14 +51,14 @@ STAYS = ("local_synthetic",)
 """Sharing strategies whose synthetic images do not leave the client."""
 
 
-def shown_by(summary: Mapping[str, Any], config: Experiment, folder: Path) -> Shown | None:
+def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> LeakAudit | None:
     """Return the audit result of a run; None where no image leaves a client (or only means, codes or features)."""
     if summary.get("disclosed_raw"):
         return EXACT
     if config.sharing.setting in STAYS:
         return None
     if facts := (summary.get("audit") or {}).get("pixels"):
-        return Shown.of(facts)
+        return LeakAudit.from_facts(facts)
     if config.sharing.setting in OF_SUMS:
         return _of_fitted(tuple(field for field in config.flat.items() if field[0].startswith(_OF_POOL)))
     return _of_state(prepare(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
@@ -66,7 +66,7 @@ def shown_by(summary: Mapping[str, Any], config: Experiment, folder: Path) -> Sh
 
 @cache
 @fresh_torch()
-def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> Shown | None:
+def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
     """Audit images fitted to clients' noisy sums; the images are fitted again, with one thread as in the runs."""
     torch.set_num_threads(1)  # on a busy machine two threads take up to a hundred times as long
     prepared = prepare(choose(dict(fields)))
@@ -74,7 +74,7 @@ def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> Shown | None:
     return _against_all(prepared, pool.store[pool.rows])
 
 
-def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
+def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
     """Audit the server's images of the last round against all clients' images and the validation data."""
     checkpointed, dataset = checkpoint.load_latest(folder / "checkpoints"), prepared.dataset
     if checkpointed is None or "images" not in checkpointed.state:
@@ -86,9 +86,9 @@ def _of_state(prepared: Prepared, folder: Path) -> Shown | None:
     return _against_all(prepared, Examples(x, data(checkpointed.state["labels"])))
 
 
-def _against_all(prepared: Prepared, images: Examples) -> Shown | None:
+def _against_all(prepared: Prepared, images: Examples) -> LeakAudit | None:
     """Audit synthetic images that depend on all clients' images."""
     dataset = prepared.dataset
     of_all = subject(0, images, prepared.train, dataset.validation, prepared.config.seed)
     facts = audit([of_all], {"pixels": pixel_space}, prepared.config.seed).record()["pixels"]["all"]
-    return Shown.of(facts) if facts else None
+    return LeakAudit.from_facts(facts) if facts else None

@@ -31,7 +31,7 @@ class Measured:
     to_target: Sequence[int | None]
     last: Sequence[float]
     per_round: float
-    shown: left.Shown | None
+    audit: left.LeakAudit | None
     config: Experiment
 
     @property
@@ -112,12 +112,12 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
     once, disclosed = (fmean(runs[name].tolist()) for name in ("bytes_once", "disclosed"))
     summaries = [(run, read_summary(Path(run)) or {}) for run in runs["run"]]
-    audited = next((s for run, summary in summaries if (s := left.shown_by(summary, config, Path(run)))), None)
+    audited = next((s for run, summary in summaries if (s := left.read_audit(summary, config, Path(run)))), None)
     row = Row(
         way=way,
         best=dict(zip(runs["seed"].tolist(), [best_of(lines)[1] for lines in courses], strict=True)),
         mb=(once + fmean(sent)) / 1e6,
-        once=once / 1e6,
+        pool_mb=once / 1e6,
         rounds=fmean(with_clients),
         disclosed=disclosed,
         raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
@@ -133,6 +133,6 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         to_target=[rounds_to_target(config.target, lines) for lines in courses],
         last=runs["last_accuracy"].tolist(),
         per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
-        shown=audited,
+        audit=audited,
         config=config,
     )

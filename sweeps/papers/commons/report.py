@@ -50,9 +50,9 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     display.say("\n" + text)
 
 
-def name_of(one: "Measured") -> str:
+def name_of(measured: "Measured") -> str:
     """Return the folder name of the row's first run."""
-    return Path(str(one.runs["run"].iloc[0])).name
+    return Path(str(measured.runs["run"].iloc[0])).name
 
 
 def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
@@ -71,10 +71,10 @@ def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[st
 
 
 def _line(result: "Measured", seconds: float) -> list[object]:
-    row, audited = result.row, result.shown
+    row, audited = result.row, result.audit
     return [
         f"{result.alpha:g}", f"{row.way}{' (bound)' * row.bound}", _to_target(result),
-        _percent(result.last), _percent(list(row.best.values())), f"{row.once:.3g}", f"{result.per_round:.3g}",
+        _percent(result.last), _percent(list(row.best.values())), f"{row.pool_mb:.3g}", f"{result.per_round:.3g}",
         f"{row.mb:.3g}", f"{seconds:.3g}", f"{100 * row.disclosed:.1f} %", result.epsilon,
         f"{100 * audited.copies:.1f} %" if audited else "-",
         f"{audited.advantage:+.2f} [{audited.low:+.2f}, {audited.high:+.2f}]" if audited else "-",
@@ -121,11 +121,11 @@ def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
 
 
 def _record(entry: "Measured", seconds: float) -> dict[str, Any]:
-    row, audited = entry.row, entry.shown
+    row, audited = entry.row, entry.audit
     record: dict[str, Any] = {
         "alpha": entry.alpha, "way": row.way, "bound": row.bound, "seeds": len(row.best), "rates": _rates(entry.rates),
         "rounds_with_clients": row.rounds, "rounds_to_target": _to_target(entry), "last_accuracy": fmean(entry.last),
-        "best_accuracy": row.accuracy, "mb_once": row.once, "mb_a_round": entry.per_round,
+        "best_accuracy": row.accuracy, "mb_once": row.pool_mb, "mb_a_round": entry.per_round,
         "mb": row.mb, "client_seconds": seconds, "disclosed": row.disclosed, "disclosed_raw": row.raw,
         "epsilon": entry.epsilon, "near_copies": audited and audited.copies, "advantage": audited and audited.advantage,
         "advantage_low": audited and audited.low, "advantage_high": audited and audited.high,

@@ -27,7 +27,7 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     prices: prices of generators, extended here with each timed generator; rows that share a generator share its price.
     """
     prepared = build.prepare(config)
-    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.needs])
+    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
     ready = build.assemble_contributed(prepared, contributed)
     n, price = count_work(ready), cost.measure(ready)
     client_pieces = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
@@ -35,5 +35,5 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
     rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
     local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
-    of_generators = dry_run.generators((Job([need], {}) for need in prepared.needs), prices)
+    of_generators = dry_run.generators((Job([need], {}) for need in prepared.requests), prices)
     return local + in_seconds(client_pieces, price.pieces) + of_generators

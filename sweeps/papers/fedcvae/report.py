@@ -32,15 +32,15 @@ class Entry:
     cell: sweep.Trial
 
 
-def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """Return a frame with a row for each finished run: method, at (alpha), rate, the columns of a run, and chosen.
 
     chosen: the run has the rate of the best validation accuracy; see ``tables.at_best_rate``.
     """
-    runs: Any = grid.finished([e.cell for e in found], out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished([e.cell for e in entries], out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
-    stands = {e.cell.name: e for e in found}
+    stands = {e.cell.name: e for e in entries}
     of_runs = [stands[Path(run).name] for run in runs["run"]]
     rates = [nan if e.rate is None else e.rate for e in of_runs]
     runs = runs.assign(method=[e.method for e in of_runs], at=[e.alpha for e in of_runs], rate=rates)
@@ -83,9 +83,9 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
     return text + tables.numbered(notes)
 
 
-def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
+def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
     """Return the footnotes that explain the numbers."""
-    config = next((e.cell.config for e in found if e.method != "fedavg"), found[0].cell.config)
+    config = next((e.cell.config for e in entries if e.method != "fedavg"), entries[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]
     c = config.client
     return [
@@ -95,7 +95,7 @@ def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[st
         f"Same local epochs for all: {epochs}. Clients of FedCVAE make them on an autoencoder, Adam; all others on the "
         f"classifier, {c.optimizer}, B = {c.batch_size}: fedavg in rounds of {options['client.epochs']}, the others "
         "at once.",
-        grid.method_note([e.cell.config for e in found]),
+        grid.method_note([e.cell.config for e in entries]),
         "Rate: client.lr, of those tried the one of the best validation accuracy after the last round, the mean over "
         f"seeds, ties to the smaller: {options.rates}. FedCVAE has the rates of its paper.",
         "Accuracy after the last round, on test data, which had no part in any choice. Intervals: Student's, for the "
@@ -135,14 +135,14 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     plots.save(drawing, path, 120, smoke)
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write tables, CSV and picture from the run folders, and display the tables."""
-    frame = rows(found, out, display.say)
+    frame = rows(entries, out, display.say)
     if frame.empty:
         return
-    if len(frame) < len(found):
-        display.say(f"{len(found) - len(frame)} of {len(found)} runs are not finished: they are left out.")
-    text = grid.stamped(markdown(frame, notes(found, frame, options)), options)
+    if len(frame) < len(entries):
+        display.say(f"{len(entries) - len(frame)} of {len(entries)} runs are not finished: they are left out.")
+    text = grid.stamped(markdown(frame, notes(entries, frame, options)), options)
     records = tables.records(frame, CSV)
     write_text(out / "fedcvae.md", text)
     write_text(out / "fedcvae.csv", tables.to_csv(records))

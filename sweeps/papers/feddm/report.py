@@ -27,19 +27,19 @@ class Entry:
     cell: sweep.Trial
 
 
-def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """Return a frame with a row for each entry whose run is finished: table, method, alpha, and columns of the run.
 
     Column level: the noise level, which is FedDM's sigma or the noise multiplier of DP-SGD.
     """
     import pandas as pd
 
-    runs: Any = grid.finished(grid.once(e.cell for e in found), out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished(grid.once(e.cell for e in entries), out, say)  # pandas' types are too wide for a checker
     if runs.empty:
         return runs
     sigma, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
     runs = runs.assign(cell=[Path(run).name for run in runs["run"]], level=private.fillna(sigma).fillna(0.0))
-    ended = [e for e in found if e.cell.name in set(runs["cell"])]
+    ended = [e for e in entries if e.cell.name in set(runs["cell"])]
     stands = [{"table": e.table, "method": e.method, "at": e.alpha, "rate": e.rate, "cell": e.cell.name} for e in ended]
     return pd.DataFrame(stands).astype({"rate": float}).merge(runs, on="cell", how="left")
 
@@ -62,17 +62,18 @@ def notes(frame: Any, options: parse.Options) -> list[str]:
     return [*texts, *tables.rejected_notes(frame.drop_duplicates("run"))]
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write tables, curves and pictures from the run folders, and display the tables."""
     from papers.feddm import tables as feddm
 
-    frame = rows(found, out, display.say)
+    frame = rows(entries, out, display.say)
     if frame.empty:
         return
     frame, smoke = feddm.with_choice(frame), grid.is_smoke(options)
     text = grid.stamped(feddm.markdown(frame, notes(frame, options)), options)
     stands = [
-        {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name} for e in found
+        {"table": e.table, "method": e.method, "alpha": e.alpha, "rate": e.rate, "run_dir": e.cell.name}
+        for e in entries
     ]
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "entries": stands})
     write_text(out / "feddm.md", text)

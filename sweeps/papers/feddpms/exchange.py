@@ -33,7 +33,7 @@ class Exchange:
     before: np.ndarray
     after: np.ndarray
     images: Mapping[int, np.ndarray]
-    kept: int
+    n_own: int
     model: int
     decoder: int
     latent: int

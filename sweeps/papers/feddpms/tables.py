@@ -31,29 +31,29 @@ NOTES = (
 )
 
 
-def methods(of: Sequence[Cell], notes: Sequence[str]) -> str:
+def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
     """Return tables 1 and 2, figure 2 or the ablations, with a line for each federation and method."""
-    head, identities = columns.identified(of)
+    head, identities = columns.identified(cells)
     baselines = {"last - FedAvg's": ("algorithm", "fedavg")}
-    if "feddpms.receive" in of[0].fields:
+    if "feddpms.receive" in cells[0].fields:
         baselines["last - with nothing received"] = "feddpms.receive", "nothing"
     lines = [
         [*line, tables.percent(cell, "last_accuracy"), tables.percent(cell, "best_accuracy"),
-         *(ahead(cell, of, *baseline) for baseline in baselines.values()),
+         *(ahead(cell, cells, *baseline) for baseline in baselines.values()),
          tables.mean_std(cell.values("MB"), 2), len(cell.runs)]
-        for cell, line in zip(of, identities, strict=True)
+        for cell, line in zip(cells, identities, strict=True)
     ]  # fmt: skip
     head += ["last acc.", "best acc.", *baselines, "MB", "seeds"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
-def ahead(cell: Cell, of: Sequence[Cell], field: str, than: str) -> str:
+def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
     """Return the last accuracy minus that of a baseline in the same federation, in points, paired by seed.
 
     The baseline is the cell whose ``field`` has the value ``than``. The text is empty without a baseline, and for the
     baseline itself.
     """
-    same = [o for o in of if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
+    same = [o for o in cells if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
         return ""
     both = cell.runs.merge(same[0].runs, on="seed")
@@ -61,15 +61,15 @@ def ahead(cell: Cell, of: Sequence[Cell], field: str, than: str) -> str:
     return tables.mean_std(gaps, 1) if gaps else ""
 
 
-def constants(of: Sequence[Cell], delta: float) -> str:
+def constants(cells: Sequence[Cell], delta: float) -> str:
     """Return table 5 and figure 3: only FedDPMS, with a column for each constant that varies.
 
     delta: the delta of the epsilon of the codes with privacy sound, one Gaussian release per client.
     """
-    names = columns.others(of[0])
+    names = columns.others(cells[0])
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
-    for cell in of:
+    for cell in cells:
         shares = cell.values(KEPT)
         lines.append([
             *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
@@ -79,7 +79,7 @@ def constants(of: Sequence[Cell], delta: float) -> str:
     notes = []
     if "feddpms.preliminary_rounds" in names:
         notes.append("feddpms.preliminary_rounds: -: 0.4 of the rounds.")
-    sound = [series.value(c, "feddpms.sigma") for c in of if series.value(c, "feddpms.privacy") == "sound"]
+    sound = [series.value(c, "feddpms.sigma") for c in cells if series.value(c, "feddpms.privacy") == "sound"]
     if sound:
         spent = "; ".join(f"noise multiplier {s:g}: {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
         notes.append(
@@ -98,7 +98,7 @@ def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.Da
 def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
     if e is None or run["feddpms.privacy"] == "sound":  # with privacy sound, clients send means instead of codes
         return None
-    return e.kept / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
+    return e.n_own / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
 
 
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
@@ -121,14 +121,14 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
     return tables.markdown(["closed form", "bytes", "% of the model's"], lines) + f"\n{note}\n"
 
 
-def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
+def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
     """Draw figure 3: test accuracy over rounds in the first federation, per cell the mean and a band (min to max).
 
     The left panel has all rounds, the right panel the last two thirds near the best accuracy. ``of`` may contain a cell
     twice, once for each table with the cell.
     """
     figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
-    first = {tuple(cell.runs["run"]): cell for cell in of if columns.place(cell) == columns.place(of[0])}.values()
+    first = {tuple(cell.runs["run"]): cell for cell in cells if columns.place(cell) == columns.place(cells[0])}.values()
     late: list[float] = []
     last, seeds = 0, 1
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
@@ -150,19 +150,19 @@ def over_rounds(path: Path, of: Sequence[Cell], smoke: bool) -> None:
         axes.grid(alpha=0.3)
     spread = f"line: mean over {seeds} seeds, band: lowest to highest" if seeds > 1 else "one seed, so no band"
     figure.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
-    figure.suptitle(f"{columns.place(of[0])}; {spread}", fontsize=10)
+    figure.suptitle(f"{columns.place(cells[0])}; {spread}", fontsize=10)
     plots.save(figure, path, 120, smoke)
 
 
-def over_federations(path: Path, of: Sequence[Cell], smoke: bool) -> None:
+def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
     """Draw figure 2 and table 2: the last accuracy over alpha and over N, a panel for each of these that varies."""
     panels = []
     for name in ("partition.alpha", "partition.n_clients"):
-        inside = [cell for cell in of if name in cell.fields]
+        inside = [cell for cell in cells if name in cell.fields]
         points = [series.point(cell, name, "last_accuracy", cell.runs["algorithm"].iloc[0]) for cell in inside]
         apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in points if p), key=lambda p: p.x)]
         panels += [series.Panel("", words(name), apart)] if inside else []
     if panels:
-        seeds = max(len(cell.runs) for cell in of)
+        seeds = max(len(cell.runs) for cell in cells)
         spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
-        series.draw(path, panels, "last_accuracy", "algorithm", f"{of[0].runs['dataset'].iloc[0]}; {spread}", smoke)
+        series.draw(path, panels, "last_accuracy", "algorithm", f"{cells[0].runs['dataset'].iloc[0]}; {spread}", smoke)

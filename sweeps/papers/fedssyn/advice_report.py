@@ -66,14 +66,14 @@ def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
 
 
 def report(
-    found: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
+    advice: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
     display: Display,
 ) -> None:  # fmt: skip
     """Write tables, picture and summary, and display the tables; found: by alpha, predictions and name of the pool."""
     from papers.fedssyn.advice import Advice, advice_panels, advice_table
 
     sections = []
-    for alpha, (ready, predicted, pool) in found.items():
+    for alpha, (ready, predicted, pool) in advice.items():
         lines = []
         for prediction in predicted:
             images, mb = costs(ready, prediction.p)
@@ -89,6 +89,6 @@ def report(
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
     tried = [cell.config for each in runs.values() for cell in each]
-    title = grid.title(tried or [ready.config for ready, *_ in found.values()])
+    title = grid.title(tried or [ready.config for ready, *_ in advice.values()])
     advice_panels(out / "advise.png", sections, title, grid.is_smoke(options))
     display.say("\n" + text)

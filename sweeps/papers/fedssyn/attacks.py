@@ -24,7 +24,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators import image_cache
 from fedcommons.generators.image_cache import Job
-from fedcommons.generators.requests import Need
+from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import pool_audit
 from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
 from fedcommons.runs.worker import build_module
@@ -43,11 +43,11 @@ def classifier(prepared: Prepared) -> LightningModule:
     return work.module
 
 
-def attacked(prepared: Prepared, one: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
+def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
     """Run the membership attacks on generators like this client's generator."""
     generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
-    seen = one.seen[one.matched]
-    images = Examples(torch.cat([seen.x, one.held_out.x]), torch.cat([seen.y, one.held_out.y]))
+    seen = subject.training[subject.matched]
+    images = Examples(torch.cat([seen.x, subject.held_out.x]), torch.cat([seen.y, subject.held_out.y]))
     inside = membership.halves(images.y.numpy(), shadows, seed)
     kinds = {"pool": membership.by_pool, **({"loss": membership.by_loss} if isinstance(generator, Losing) else {})}
     scores = membership.scores(generator, images, inside, data.classes, seed, [*kinds.values()], data.flip, say)
@@ -55,22 +55,22 @@ def attacked(prepared: Prepared, one: Subject, shadows: int, say: Callable[[str]
     return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
 
 
-def bounded(prepared: Prepared, one: Subject, canaries: int) -> Bounded:
+def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
     """Return the lower bound on the epsilon of a generator like this client's generator."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
     some = test[numpy_generator(seed, "canaries").permutation(len(test))[:canaries]]
-    return one_run.bound(generator, one.seen, some, n_classes, seed, by, delta=delta)
+    return one_run.bound(generator, subject.training, some, n_classes, seed, by, delta=delta)
 
 
-def generators(of: Need, test: Examples, shadows: int, canaries: int) -> list[Job]:
+def generators(request: GenerationRequest, test: Examples, shadows: int, canaries: int) -> list[Job]:
     """Return the jobs of the attacks, for their price: shadows, and generators with and without canaries."""
-    examples, some = of.examples, test[: min(canaries, len(test))]
+    examples, some = request.examples, test[: min(canaries, len(test))]
     inside = Examples(torch.cat([examples.x, some.x[::2]]), torch.cat([examples.y, some.y[::2]]))
-    labels = some.y[:1] if isinstance(of.recipe.generator, Losing) else some.y.repeat(LOOKS)
-    shadow = Job([replace(of, labels=examples.y.repeat(2))], {})
-    with_and_without = [Job([replace(of, examples=seen, labels=labels)], {}) for seen in (inside, examples)]
+    labels = some.y[:1] if isinstance(request.recipe.generator, Losing) else some.y.repeat(LOOKS)
+    shadow = Job([replace(request, labels=examples.y.repeat(2))], {})
+    with_and_without = [Job([replace(request, examples=seen, labels=labels)], {}) for seen in (inside, examples)]
     return [*[shadow] * shadows, *with_and_without]
 
 
@@ -81,7 +81,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
         UserError: the audit has no synthetic images, or no images to compare with.
     """
     prepared = prepare(config)
-    needs, held_out = prepared.needs, prepared.dataset.test
+    needs, held_out = prepared.requests, prepared.dataset.test
     if not any(need.n for need in needs):
         raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")
     client = max(range(len(needs)), key=lambda i: len(needs[i].examples)) if asked is None else asked
@@ -97,10 +97,10 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
 
 
 def audited(
-    prepared: Prepared, one: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
+    prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
     """Run the audit of one seed and return all values of tables and pictures, as plain values; one: the client."""
-    config, needs = prepared.config, prepared.needs
+    config, needs = prepared.config, prepared.requests
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
         set_up_process()
@@ -108,13 +108,13 @@ def audited(
         images = [contribution.examples for contribution in pool]
         subjects = pool_audit.subjects(prepared.client_data, needs, prepared.dataset.test, images)
         result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.client_data.seed)
-        attacks = attacked(prepared, subjects[one], options.shadows, say)
+        attacks = attacked(prepared, subjects[client], options.shadows, say)
         say("two generators with and without canaries")
-        bound = bounded(prepared, subjects[one], options.canaries)
+        bound = bounded(prepared, subjects[client], options.canaries)
     return {
         "spaces": result.record(),
         "validation": len(prepared.dataset.validation),
-        "client": one,
+        "client": client,
         "attacks": {name: {**attack.record(), "roc": pictures.curve(attack)} for name, attack in attacks.items()},
         "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,
                     "right": bound.audited.v, "canaries": bound.audited.m, "reported": bound.reported,
@@ -123,15 +123,15 @@ def audited(
     }  # fmt: skip
 
 
-def price(found: Prepared, one: int, options: parse.Options, say: Callable[[str], None]) -> None:
+def price(prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None]) -> None:
     """Print what the audit of a seed trains, and for how long."""
-    store = Store(Path(found.config.artifacts), say, found.config.storage)
-    jobs = image_cache.missing(store, found.needs)
-    attackers = generators(found.needs[one], found.dataset.test, options.shadows, options.canaries)
+    store = Store(Path(prepared.config.artifacts), say, prepared.config.storage)
+    jobs = image_cache.missing(store, prepared.requests)
+    attackers = generators(prepared.requests[client], prepared.dataset.test, options.shadows, options.canaries)
     seconds = dry_run.generators([*jobs, *attackers])
     say(
-        f"Seed {found.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadows and 2 with "
-        f"canaries, like client {one}'s: about {dry_run.duration(seconds)} here on one core, without the comparison "
+        f"Seed {prepared.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadows and 2 with "
+        f"canaries, like client {client}'s: about {dry_run.duration(seconds)} here on one core, without the comparison "
         "of images."
     )
 

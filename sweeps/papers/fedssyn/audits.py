@@ -36,10 +36,10 @@ def curve(attack: Attack) -> list[float]:
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return the synthetic images closest to a seen image, relative to the limit, each with that seen image."""
-    near = [(float(c.made.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
+    near = [(float(c.nearest.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
-        {"distance": distance, "client": c.of.client, "made": c.of.made.x[i].tolist(),
-         "seen": c.of.seen.x[int(c.made.closest_seen[i])].tolist()}
+        {"distance": distance, "client": c.subject.client, "made": c.subject.synthetic.x[i].tolist(),
+         "seen": c.subject.training.x[int(c.nearest.closest_seen[i])].tolist()}
         for distance, c, i in sorted(near, key=lambda pair: pair[0])[:PAIRS]
     ]  # fmt: skip
 

@@ -57,7 +57,7 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
     if preset != "authors":
         return config
     fields = {name: value for name, value in authors(config).items() if name not in asked}
-    return choose({**config.beside, **config.flat, **fields}, config.beside)
+    return choose({**config.inactive, **config.flat, **fields}, config.inactive)
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:

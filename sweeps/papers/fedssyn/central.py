@@ -206,7 +206,10 @@ def seconds_of(line: Central) -> float:
     ready = build.prepare(line.config)
     step, image = measure(line, ready.dataset)
     synthetic = line.source == "central_synthetic"
-    n, b = sum(need.n for need in ready.needs) if synthetic else len(ready.dataset.train), line.config.client.batch_size
+    n, b = (
+        sum(need.n for need in ready.requests) if synthetic else len(ready.dataset.train),
+        line.config.client.batch_size,
+    )
     return line.epochs * (-(-n // b) * step + len(ready.dataset.test) * image)
 
 

@@ -39,7 +39,7 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
         return {}
     ray_cluster.connect()
     gpus = todo[0].config.federation.gpus_per_actor
-    share, pin = ray_cluster.gpu_share(gpus), ray_cluster.pinned(gpus)
+    share, pin = ray_cluster.gpu_share(gpus), ray_cluster.node_labels(gpus)
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(gpus)], pin, "a central model"))
     task: Any = ray.remote(num_cpus=1, num_gpus=share, label_selector=pin)(hosts.run_if_same)
     driver, base_folder = hosts.facts(), str(registry.base())

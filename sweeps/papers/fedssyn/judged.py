@@ -43,7 +43,7 @@ def _checked(config: Experiment) -> Prepared:
         UserError: no client draws an image, or the model names no head.
     """
     prepared = prepare(config)
-    if not any(need.n for need in prepared.needs):
+    if not any(need.n for need in prepared.requests):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")
     if "head" not in dir(build_module(config, prepared.dataset, "meta")):
         raise UserError(f"model.name {config.model.name} names no head, whose inputs are the features of quality.")
@@ -53,7 +53,7 @@ def _checked(config: Experiment) -> Prepared:
 def price(options: parse.Options, say: Callable[[str], None]) -> None:
     """Print what would be trained, and for how long."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
-    jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).needs])
+    jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).requests])
     seconds = dry_run.duration(dry_run.generators(jobs))
     say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
 
@@ -65,7 +65,7 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
         ready = [_checked(config) for config in of_seed]
         with fresh_torch():
             set_up_process()
-            jobs = image_cache.missing(store, [need for p in ready for need in p.needs])
+            jobs = image_cache.missing(store, [need for p in ready for need in p.requests])
             synthetic_images(ready[0], store, jobs, say, on_step)
             for number, prepared in enumerate(ready, 1):
                 say(f"seed {seed}: judging pool {number}/{len(ready)}")
@@ -147,7 +147,7 @@ def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: P
         rows += [(label, _of_each_class(union, classes)) for label, (_, _, union) in zip(labels, pictures, strict=True)]
     else:
         rows.append(("pool", _of_each_class(pool, classes)))
-        needs = prepared.needs
+        needs = prepared.requests
         each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, clients, strict=True)]
         rows += each[:12]
     image_grid(path, rows, [f"class {y}" for y in range(classes)], "", smoke)

@@ -46,7 +46,7 @@ def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries:
         client_data.n_classes or 0,
         count(seed_for(client_data.seed, "audit of sums")),
     )
-    image, senders = client_data.own.store[np.arange(1)], len(client_data.own) if stage.noise == "summed" else 1
+    image, senders = client_data.clients.store[np.arange(1)], len(client_data.clients) if stage.noise == "summed" else 1
     added = sums(phi, image, classes).flatten()
 
     def draw(present: bool) -> np.ndarray:
@@ -65,7 +65,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
     has_canaries = Examples(numbers.view(-1, 1, 1, 1), torch.zeros(len(numbers), dtype=torch.long))
     of_world = replace(client_data, seed=seed, is_secret=False, salt=of_audit(seed).salt)
-    sender = replace(stage.sender(of_world, stated.client), own=has_canaries, n_classes=1)
+    sender = replace(stage.sender(of_world, stated.client), examples=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
         which = ((x.flatten() + 1) * 127.5).round().long()  # as ``condensation.pixels`` has scaled them
@@ -82,10 +82,10 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
         UserError: the release is not covered, or there is no such client.
     """
     stage, client_data = prepared.stage, prepared.client_data
-    client = int(np.argmax(client_data.own.sizes)) if attacked is None else attacked
-    if not 0 <= client < len(client_data.own):
-        raise UserError(f"--attacked must be one of 0 ... {len(client_data.own) - 1}, got {client}.")
-    stated = stage.release(client_data, Contributions.of_made(client_data, []))[1][client]
+    client = int(np.argmax(client_data.clients.sizes)) if attacked is None else attacked
+    if not 0 <= client < len(client_data.clients):
+        raise UserError(f"--attacked must be one of 0 ... {len(client_data.clients) - 1}, got {client}.")
+    stated = stage.release(client_data, Contributions.from_generated(client_data, []))[1][client]
     if not stated.covered:
         raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
     arguments = client_data, stated, canaries, prepared.config.dp.delta

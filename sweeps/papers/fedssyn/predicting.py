@@ -17,8 +17,8 @@ from papers.fedssyn.probe import probe
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
     """Return the predictions of one experiment, and the name of the pool that they apply to."""
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
-    is_stored = not image_cache.missing(store, ready.needs)
-    synthetic = build.contributions(ready, store) if ready.needs and is_stored else None
+    is_stored = not image_cache.missing(store, ready.requests)
+    synthetic = build.contributions(ready, store) if ready.requests and is_stored else None
     pool = "the pool" if is_stored else "an ideal pool, of real data: no synthetic images are in the store yet"
     probed_models = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
     work = local_work(config, [len(rows) for rows in ready.partition.rows])

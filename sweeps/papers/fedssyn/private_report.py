@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from torch import Tensor
 
     from fedcommons.data.examples import Examples
-    from fedcommons.generators.requests import Contribution, Need
+    from fedcommons.generators.requests import Contribution, GenerationRequest
     from fedcommons.privacy.release import Release
 
 
@@ -55,7 +55,7 @@ def releases(cell: sweep.Trial) -> "Sequence[Release]":
     from fedcommons.sharing.stage import Contributions
 
     prepared = prepare(cell.config)
-    return prepared.stage.release(prepared.client_data, Contributions.of_made(prepared.client_data, []))[1]
+    return prepared.stage.release(prepared.client_data, Contributions.from_generated(prepared.client_data, []))[1]
 
 
 @lru_cache(maxsize=16)
@@ -88,14 +88,14 @@ def spent(cell: sweep.Trial) -> float | None:
     return max(epsilon(e.q, e.sigma, e.steps, cell.config.dp.delta) for e in events)
 
 
-def table(found: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
+def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
     """Return the table with a line for each federation, method and pool, over seeds; and its numbers."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
-    runs = grids.finished([e.cell for e in found], out)
+    runs = grids.finished([e.cell for e in entries], out)
     names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
-    for (alpha, algorithm, pool, epochs), group in _groups([e for e in found if e.cell.name in names]).items():
+    for (alpha, algorithm, pool, epochs), group in _groups([e for e in entries if e.cell.name in names]).items():
         cell = Cell({}, runs.iloc[[names[e.cell.name] for e in group]])
         secret = group[0].cell.config.dp.noise == SECRET
         epsilons = [None] if pool == "none" else [spent(e.cell) for e in group]
@@ -125,19 +125,19 @@ _ABOVE = (
 )
 
 
-def gains(found: Sequence[Entry], out: Path) -> str:
+def gains(entries: Sequence[Entry], out: Path) -> str:
     """Return the gains in test accuracy (points) over the same seed's run without a pool, with intervals.
 
     Columns are rounds 1, 2 and the last. The line without a pool has its accuracy instead of a gain.
     """
     from fedcommons.reports.frames import load_rounds
 
-    rounds: Any = load_rounds(*(out / e.cell.name for e in found))
+    rounds: Any = load_rounds(*(out / e.cell.name for e in entries))
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
     accuracy = rounds.set_index(["cell", "round"])["test/accuracy"].mul(100).to_dict()
     every = set.intersection(*(set(group["round"]) for _, group in rounds.groupby("cell")))
     after = sorted({1, 2, max(every)} & every)
-    groups, lines = _groups(found), []
+    groups, lines = _groups(entries), []
     for (alpha, algorithm, pool, epochs), group in groups.items():
         alone = {e.cell.config.seed: e.cell.name for e in groups.get((alpha, algorithm, "none", None), [])}
         texts = []
@@ -166,16 +166,16 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
+def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
     """Draw epsilon over epochs of each private pool, and accuracy over rounds of each method with each pool."""
     from fedcommons.privacy.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
     from fedcommons.reports.series import COLOURS
 
-    pools = list(dict.fromkeys(e.pool for e in found))
+    pools = list(dict.fromkeys(e.pool for e in entries))
     colours = dict(zip(pools, [COLOURS[i % len(COLOURS)] for i in range(len(pools))], strict=True))
-    last = [e for e in found if e.last]
+    last = [e for e in entries if e.last]
     panels = list(dict.fromkeys((e.cell.config.partition.alpha, e.cell.config.algorithm) for e in last))
     rounds: Any = load_rounds(out)
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
@@ -189,7 +189,7 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in ticks]
             row[0].plot(ticks, largest, color=colours[pool])
             row[0].annotate(pool, (ticks[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
-    ylabel = "epsilon" if found[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
+    ylabel = "epsilon" if entries[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
     row[0].set(xlabel="epochs of the generator", ylabel=ylabel, yscale="log", title="spent by generators, first seed")
     row[0].margins(y=0.15)
     plots.plain_ticks(row[0].yaxis)
@@ -213,7 +213,7 @@ def figure(found: Sequence[Entry], out: Path, path: Path, title: str, smoke: boo
     plots.save(drawing, path, 110, smoke)
 
 
-def columns(needs: "Sequence[Need]") -> list[tuple[int, int, int]]:
+def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
     """Return for each class the clients whose generators saw most and fewest images of the class.
 
     Only clients with a request for an image of the class count; ``(class, index of the client, images seen)``.
@@ -228,7 +228,7 @@ def columns(needs: "Sequence[Need]") -> list[tuple[int, int, int]]:
     return chosen
 
 
-def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
+def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
 
     Labels follow noised class counts, so generators also get requests for classes that they saw rarely or never. The
@@ -237,15 +237,15 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     from fedcommons.reports import plots
     from fedcommons.runs.build import prepare
 
-    first = found[0].cell.config
-    of_method = [e for e in found if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
+    first = entries[0].cell.config
+    of_method = [e for e in entries if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
     rows = [e for e in of_method if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
     if not rows:
         return
     by_generators = [e for e in rows if not is_fitted(e.cell)]
     if not by_generators:
         return
-    places = columns(prepare(by_generators[0].cell.config).needs)
+    places = columns(prepare(by_generators[0].cell.config).requests)
     drawing, grid = plots.panels(len(rows), len(places), (0.55 * len(places) + 1.5, 0.65 * len(rows) + 1.1))
     for e, row in zip(rows, grid, strict=True):
         for axes, (label, client, _) in zip(row, places, strict=True):
@@ -263,17 +263,17 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
     plots.save(drawing, path, 110, smoke)
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, curves and pictures from the run folders and the store, and display the table."""
-    done = [e for e in found if sweep.is_done(e.cell, out)]
-    if len(done) < len(found):
-        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
-    if not (found := done):
+    done = [e for e in entries if sweep.is_done(e.cell, out)]
+    if len(done) < len(entries):
+        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
+    if not (entries := done):
         return
-    text, records = table(found, out)
-    private = [e.cell.config.flat for e in found if "generator.clip" in e.cell.config.flat]
+    text, records = table(entries, out)
+    private = [e.cell.config.flat for e in entries if "generator.clip" in e.cell.config.flat]
     notes = [
-        f"Epsilon is that of the largest client's pool at delta {found[0].cell.config.dp.delta:g} by the ledger's "
+        f"Epsilon is that of the largest client's pool at delta {entries[0].cell.config.dp.delta:g} by the ledger's "
         "accounting, from what the generators' receipts say was used. With labels: of the whole pool, as labels follow "
         "each client's class counts; none: these are not covered (generator.label_noise 0). Nothing covers the updates "
         "of the model, which every run sends. So the guarantee of the whole run is: none.",
@@ -282,15 +282,15 @@ def report(found: Sequence[Entry], options: parse.Options, out: Path, display: D
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."
             for g in private[:1]
         ),
-        grids.work_note([e.cell.config for e in found]),
+        grids.work_note([e.cell.config for e in entries]),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    above = f"\n## What a pool adds\n\n{_ABOVE}\n\n{gains(found, out)}"
+    above = f"\n## What a pool adds\n\n{_ABOVE}\n\n{gains(entries, out)}"
     markdown = grids.stamped(text + tables.numbered(notes) + above, options)
     write_text(out / "private_fedssyn.md", markdown)
     write_text(out / "private_fedssyn.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "cells": records})
-    title = grids.title([e.cell.config for e in found])
-    figure(found, out, out / "private_fedssyn.png", title, grids.is_smoke(options))
-    pictures(found, out / "private_fedssyn_images.png", grids.is_smoke(options))
+    title = grids.title([e.cell.config for e in entries])
+    figure(entries, out, out / "private_fedssyn.png", title, grids.is_smoke(options))
+    pictures(entries, out / "private_fedssyn_images.png", grids.is_smoke(options))
     display.say("\n" + markdown)

@@ -36,9 +36,9 @@ def probe(
     ready = build.assemble(prepared)
     if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
         shared = build.assemble(build.prepare(config), synthetic or ()).data
-        ready = ready.on(replace(shared, clients=shared.own))  # the pool's store has the real data too
+        ready = ready.on(replace(shared, clients=shared.real))  # the pool's store has the real data too
     if ready.data.pool is None:
-        ready = ready.on(replace(ready.data, pool=ready.data.own))
+        ready = ready.on(replace(ready.data, pool=ready.data.real))
     if config.federation.executor == "ray_actors":
         ray_cluster.connect()
         ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)

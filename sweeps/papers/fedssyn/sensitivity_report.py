@@ -31,16 +31,16 @@ class Entry:
 KEY = ("panel", "n_clients", "generator", "rho", "number", "epochs")
 
 
-def records(found: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
+def records(entries: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
     """Return a record for each pool, over the finished seeds. Accuracies are in %.
 
     central: last accuracy of the central model by seed. ``ahead``: whether Student's 95 % interval of the difference
     to the central model, paired by seed, lies above 0; None with fewer than two seeds.
     """
-    runs = grid.finished([e.cell for e in found], out)
+    runs = grid.finished([e.cell for e in entries], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
-    for e in found:
+    for e in entries:
         if e.cell.name in by_name:
             accuracies = groups.setdefault(tuple(getattr(e, name) for name in KEY), {})
             accuracies[e.cell.config.seed] = 100 * float(by_name[e.cell.name]["last_accuracy"])
@@ -115,11 +115,13 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
     plots.save(drawing, path, 120, smoke)
 
 
-def report(found: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
+def report(
+    entries: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display
+) -> None:
     """Write table, CSV and picture from the run folders, and display the table; central: folders of central models."""
-    done = [e for e in found if sweep.is_done(e.cell, out)]
-    if len(done) < len(found):
-        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
+    done = [e for e in entries if sweep.is_done(e.cell, out)]
+    if len(done) < len(entries):
+        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
     summaries = [s for s in (read_summary(out / name) for name in central) if s]
     by_seed = {int(s["seed"]): 100 * float(s["last_accuracy"]) for s in summaries}
     rows = records(done, out, by_seed)

@@ -64,7 +64,7 @@ def jobs(options: parse.Options) -> list[Job]:
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
-    of_each = [prepare(config).needs for config in every]
+    of_each = [prepare(config).requests for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
         raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
     store = Store(Path(options["artifacts"]), storage=options["storage"])
@@ -106,7 +106,7 @@ def fitted_images(
 ) -> tuple[Examples, float | None, Dataset]:
     """Return the images of a generator (from the store if stored), its noise multiplier, and the data."""
     prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
-    (contribution,) = synthetic_images(prepared, store, missing(store, prepared.needs), lambda _: None, on_step)
+    (contribution,) = synthetic_images(prepared, store, missing(store, prepared.requests), lambda _: None, on_step)
     sigma = contribution.receipt.sigma if contribution.receipt and contribution.receipt.sigma else None
     return contribution.examples, sigma, prepared.dataset
 

@@ -43,7 +43,7 @@ class Labelled:
     b: Tensor
 
     @staticmethod
-    def of(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
+    def from_examples(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
         """Return the images at ``rows``, in the shape of ``rows``."""
         part = examples[rows]
         pixels = part.x.flatten(part.y.dim()).double() / 255
@@ -70,7 +70,7 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
     client_data = ClientDatasets(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), client_data).data.clients.rows
-    return Labelled.of(dataset.train, dataset.classes, np.stack(list(rows)))
+    return Labelled.from_examples(dataset.train, dataset.classes, np.stack(list(rows)))
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:

@@ -33,12 +33,12 @@ class Entry:
     cell: sweep.Trial
 
 
-def records(found: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
+def records(entries: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
     """Return a record for each pool, over the seeds of finished runs."""
-    runs = grid.finished([e.cell for e in found], out)
+    runs = grid.finished([e.cell for e in entries], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
-    for e in found:
+    for e in entries:
         if e.cell.name in by_name:
             groups.setdefault((e.rho, e.epochs, e.number), []).append(by_name[e.cell.name])
     result = []
@@ -100,13 +100,13 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
     plots.save(drawing, path, 120, smoke)
 
 
-def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
+def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Draw images of three clients of the first seed: columns by epochs, rows by the generator's training images."""
     from fedcommons.reports.plots import image_grid
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 
-    first = [e for e in found if e.rho is not None and e.number == USUAL]
+    first = [e for e in entries if e.rho is not None and e.number == USUAL]
     of_first_seed = [e for e in first if e.cell.config.seed == first[0].cell.config.seed]
     epochs = sorted({e.epochs for e in of_first_seed})
     images: dict[tuple[int, float, int], Sequence[np.ndarray]] = {}
@@ -117,7 +117,7 @@ def pictures(found: Sequence[Entry], path: Path, smoke: bool) -> None:
         contributed = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
         for client in (c for c in CLIENTS if c < len(contributed)):
             images[client, e.rho, e.epochs] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]
-            seen[client, e.rho] = len(prepared.needs[client].examples)
+            seen[client, e.rho] = len(prepared.requests[client].examples)
     rows = [
         (f"client {c}, {n:,} images", [x for epoch in epochs for x in _padded(images.get((c, rho, epoch), ()))])
         for (c, rho), n in sorted(seen.items())
@@ -129,11 +129,11 @@ def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
     return [*images, *[None] * (SHOWN - len(images))]
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and pictures from the run folders and the store, and display the table."""
-    done = [e for e in found if sweep.is_done(e.cell, out)]
-    if len(done) < len(found):
-        display.say(f"{len(found) - len(done)} of {len(found)} runs are not finished: they are left out.")
+    done = [e for e in entries if sweep.is_done(e.cell, out)]
+    if len(done) < len(entries):
+        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
     rows = records(done, out)
     if not rows:
         return

@@ -89,12 +89,12 @@ class Growing:
 
     def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
-        self.said: set[tuple] = set()
+        self.printed: set[tuple] = set()
         self.rows: dict[str, dict[str, Any]] = {}  # frame rows by the cell's name, so that a finished run is read once
 
-    def play(self, left: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
+    def run_cells(self, todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         """Run the remaining cells."""
-        return sweep.run_cells(left, out, display, on_end=lambda: self.grow(out, display))
+        return sweep.run_cells(todo, out, display, on_end=lambda: self.grow(out, display))
 
     def report(self, out: Path, display: Display) -> None:
         """Write the table and both pictures, and display the table."""
@@ -111,8 +111,8 @@ class Growing:
         self.write(out, lambda text: None)
         for key in dict.fromkeys(map(row, self.cells)):
             group = [cell for cell in self.cells if row(cell) == key]
-            if key not in self.said and all(cell.name in self.rows for cell in group):
-                self.said.add(key)
+            if key not in self.printed and all(cell.name in self.rows for cell in group):
+                self.printed.add(key)
                 display.say(tables.effect(tables.compared(self.frame(group))))
 
     def write(self, out: Path, say: Callable[[str], None]) -> str:

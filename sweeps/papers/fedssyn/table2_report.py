@@ -36,7 +36,7 @@ class Entry:
     cell: sweep.Trial
 
 
-def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
+def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """Return a frame with a row for each finished run: method, at (alpha), rate, chosen, and results of its rounds.
 
     chosen: the run has the rate of the best validation accuracy. mb_to_target: MB sent until the target, or in all
@@ -45,10 +45,10 @@ def rows(found: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """
     import pandas as pd
 
-    runs: Any = grids.finished([e.cell for e in found], out, say)
+    runs: Any = grids.finished([e.cell for e in entries], out, say)
     if runs.empty:
         return runs
-    stands = {e.cell.name: e for e in found}
+    stands = {e.cell.name: e for e in entries}
     of_runs = [stands[Path(run).name] for run in runs["run"]]
     courses: Any = load_rounds(*runs["run"])
     results = [_course_results(courses[courses["run"] == run], needed)
@@ -70,12 +70,12 @@ def _course_results(course: Any, needed: float | None) -> tuple[float, float | N
     return within["comm/total_bytes"].max() / MB, best
 
 
-def ratio(of: Any, other: Any) -> str:
+def ratio(ours: Any, other: Any) -> str:
     """Return 100 M_of / M_other until the target, means over seeds; a bound if one missed it, ``-`` if both did."""
-    missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (of, other))
+    missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (ours, other))
     if missed and base_missed:
         return "-"
-    value = 100 * of["mb_to_target"].mean() / other["mb_to_target"].mean()
+    value = 100 * ours["mb_to_target"].mean() / other["mb_to_target"].mean()
     return f"{'>' * missed}{'<' * base_missed}{value:.3g} %"
 
 
@@ -115,9 +115,9 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
     return [(pair, runs) for pair, runs in cells if not runs.empty]
 
 
-def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
+def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
     """Return the footnotes that explain the numbers."""
-    configs = [e.cell.config for e in found]
+    configs = [e.cell.config for e in entries]
     return [
         f"Target: {grids.title(configs)}. Rounds: the first whose server model has it; >R: not within R rounds.",
         "MB: 10^6 bytes over all clients, counted, the exchange before round 1 included; a seed that missed the "
@@ -134,26 +134,29 @@ def notes(found: Sequence[Entry], frame: Any, options: parse.Options) -> list[st
     ]  # fmt: skip
 
 
-def is_papers(found: Sequence[Entry], options: parse.Options) -> bool:
+def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
     """Return whether all fields except those of the grid are the values of preset paper."""
     if options.preset != "paper":
         return False
-    configs, preset = [e.cell.config for e in found], {**presets.preset("paper", options.data.name), **FIELDS["paper"]}
+    configs, preset = (
+        [e.cell.config for e in entries],
+        {**presets.preset("paper", options.data.name), **FIELDS["paper"]},
+    )
     papers = [choose({**preset, **{name: c.flat[name] for name in c.flat if name in VARIED}}) for c in configs]
     return not any(set(same_results(expected, c)) - VARIED for expected, c in zip(papers, configs, strict=True))
 
 
-def report(found: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
     """Write table, CSV and figures from the run folders, and display the table."""
-    frame = rows(found, out, display.say)
+    frame = rows(entries, out, display.say)
     if frame.empty:
         return
-    text = grids.stamped(markdown(frame, is_papers(found, options), notes(found, frame, options)), options)
+    text = grids.stamped(markdown(frame, is_papers(entries, options), notes(entries, frame, options)), options)
     write_text(out / "table2.md", text)
     records = tables.records(frame, (*CSV, *tables.RUN))
     write_text(out / "table2.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records})
-    title = grids.title([e.cell.config for e in found])
+    title = grids.title([e.cell.config for e in entries])
     for name, methods in FIGURES.items():
         draw(frame[frame["method"].isin(methods)], out / f"{name}.png", title, options)
     display.say("\n" + text)

@@ -71,18 +71,20 @@ def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | No
     ]
 
 
-def ours(one: Compared) -> str:
+def ours(comparison: Compared) -> str:
     """Return our mean and prediction interval, as ``94.1 (93.2 to 95.0)``, or all numbers without an interval."""
-    digits = 1 if one.quantity.round is None else 2
-    if (interval := one.predicted) is None:
-        return ", ".join("missed" if value is None else number(value, digits) for value in one.values.values())
-    return f"{number(fmean(one.reached), digits)} ({number(interval[0], digits)} to {number(interval[1], digits)})"
+    digits = 1 if comparison.quantity.round is None else 2
+    if (interval := comparison.predicted) is None:
+        return ", ".join("missed" if value is None else number(value, digits) for value in comparison.values.values())
+    return (
+        f"{number(fmean(comparison.reached), digits)} ({number(interval[0], digits)} to {number(interval[1], digits)})"
+    )
 
 
-def table(found: Sequence[Compared], seeds: str) -> str:
+def table(comparisons: Sequence[Compared], seeds: str) -> str:
     """Return the table with its notes."""
     lines = []
-    for item in found:
+    for item in comparisons:
         note = f", {item.published.note}" if item.published.note else ""
         published = f"{number(item.published.value, None)} ({item.published.source}{note})"
         lines.append(
@@ -96,7 +98,7 @@ def table(found: Sequence[Compared], seeds: str) -> str:
                 item.verdict,
             ]
         )
-    names = list(dict.fromkeys(item.row for item in found))
+    names = list(dict.fromkeys(item.row for item in comparisons))
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
         *(f"{name} departs: {ROWS[name].departs}." for name in names if ROWS[name].departs),
@@ -109,7 +111,7 @@ def table(found: Sequence[Compared], seeds: str) -> str:
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
-def records(found: Sequence[Compared]) -> list[dict[str, object]]:
+def records(comparisons: Sequence[Compared]) -> list[dict[str, object]]:
     """Return a line for each published number and seed."""
     return [
         {
@@ -117,16 +119,16 @@ def records(found: Sequence[Compared]) -> list[dict[str, object]]:
             "source": item.published.source, "published": item.published.value, "seed": seed, "ours": value,
             "verdict": item.verdict,
         }
-        for item in found
+        for item in comparisons
         for seed, value in item.values.items()
     ]  # fmt: skip
 
 
-def picture(path: Path, found: Sequence[Compared]) -> None:
+def picture(path: Path, comparisons: Sequence[Compared]) -> None:
     """Draw our number over the published number: a dot for the mean, a bar for the prediction interval; 1: equal."""
-    figure, grid = panels(1, 1, (7.5, 1.2 + 0.28 * len(found)))
+    figure, grid = panels(1, 1, (7.5, 1.2 + 0.28 * len(comparisons)))
     axes = grid.flat[0]
-    for y, item in enumerate(found):
+    for y, item in enumerate(comparisons):
         if not item.reached:
             continue
         colour = {"inside": "tab:green", "inside, wide": "tab:olive", "outside": "tab:red"}.get(item.verdict, "grey")
@@ -135,22 +137,25 @@ def picture(path: Path, found: Sequence[Compared]) -> None:
         axes.plot(fmean(item.reached) / item.published.value, y, "o", color=colour, ms=6)
     axes.axvline(1, color="black", lw=0.8)
     axes.set_yticks(
-        range(len(found)),
-        [f"{item.row} {item.quantity.variant}, {item.quantity.words} ({item.published.source})" for item in found],
+        range(len(comparisons)),
+        [
+            f"{item.row} {item.quantity.variant}, {item.quantity.words} ({item.published.source})"
+            for item in comparisons
+        ],
         fontsize=7,
     )
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_ylim(len(comparisons) - 0.5, -0.5)
     axes.set(xlabel="ours over the published number")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path, 120)
 
 
-def write(found: Sequence[Compared], seeds: str, out: Path) -> str:
+def write(comparisons: Sequence[Compared], seeds: str, out: Path) -> str:
     """Write replicate.md, .csv, .png and summary.json, and return the table."""
-    markdown = table(found, seeds)
+    markdown = table(comparisons, seeds)
     write_text(out / "replicate.md", markdown)
-    write_text(out / "replicate.csv", tables.to_csv(records(found)))
-    write_json(out / "summary.json", {"name": out.name, "seeds": seeds, "verdicts": records(found)})
-    picture(out / "replicate.png", found)
+    write_text(out / "replicate.csv", tables.to_csv(records(comparisons)))
+    write_json(out / "summary.json", {"name": out.name, "seeds": seeds, "verdicts": records(comparisons)})
+    picture(out / "replicate.png", comparisons)
     return markdown

@@ -8,14 +8,14 @@ HERE = Path(__file__).parent
 
 def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
     """Fedssyn, Table 1: (target accuracy, rounds) by the columns of reports.tables; ``>100`` was not reached."""
-    found: dict[tuple, tuple[float, str]] = {}
+    results: dict[tuple, tuple[float, str]] = {}
     with (HERE / "fedssyn_table1_rounds.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             federation = int(row["n_clients"]), float(row["participation_rate"]), float(row["alpha"])
             target = float(row["target_accuracy_percent"]) / 100
             for setting, column in (("real", "rounds_vanilla"), ("shuffled_synthetic", "rounds_fedssyn")):
-                found[row["dataset"], *federation, row["algorithm"], setting] = target, row[column]
-    return found
+                results[row["dataset"], *federation, row["algorithm"], setting] = target, row[column]
+    return results
 
 
 def fedssyn_table_a2() -> dict[tuple, str]:
