@@ -1,8 +1,6 @@
 """fedcommons from Python: runs, sweeps, and arguments that are refused."""
 
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 import fedcommons as fc
 from fedcommons import experiment, run, sweep
 from fedcommons.errors import UserError
-from fedcommons.generators import requests
 from fedcommons.runs import load_data
 
 FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
@@ -28,15 +25,6 @@ def test_every_name_can_be_imported_and_a_wrong_one_is_refused() -> None:
     assert set(fc.__all__) <= set(dir(fc))
     with pytest.raises(AttributeError, match="runn"):
         getattr(fc, "runn")  # noqa: B009
-
-
-def test_names_of_the_version_before_work_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="ClientDatasets"):
-        assert fc.Dealt is fc.ClientDatasets  # pyright: ignore[reportAttributeAccessIssue]
-    assert "Dealt" not in fc.__all__
-    sys.modules.pop("fedcommons.sharing.needs", None)
-    with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
-        assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients
 
 
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Components that were written for version 0.2: they run with the same results, and with a warning per old name."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedcommons as fc
+from fedcommons.deprecated import adopt_old_methods
+from fedcommons.generators import requests
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.testing.federations import least_squares
+
+OLD = """
+import torch
+
+from fedcommons.sharing.needs import needs
+import fedcommons as fc
+from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+
+class Method:
+    def start(self, model, facts, seed):
+        return {"model": model}
+
+    def down(self, state, round, client):
+        return fc.Message({"model": state["model"]}, own={"client": torch.tensor(client)})
+
+    def client(self, work, message, memory, data, round, seed):
+        assert len(message.own) == 1
+        x = message.common["model"]
+        y, metrics, spent = work.local(x, data, seed)
+        return fc.Reply({"delta": fc.sub(y, x)}, metrics=metrics, releases=[spent.of("delta")])
+
+    def merge(self, executor, state, total, replies, round, seed):
+        return {"model": fc.add(state["model"], total["delta"], 1 / len(replies))}
+
+class Strategy:
+    def check_dealt(self, dealt):
+        print("check_dealt:", len(dealt.own))
+
+    def needs(self, dealt, recipe):
+        return needs(0.2, dealt, recipe)
+
+    def make(self, dealt, drawn):
+        return fc.Contributions.of_made(dealt, [fc.Contribution(d.examples, d.receipt, seen=d.seen) for d in drawn])
+
+    def release(self, dealt, contributed):
+        return contributed, contributed.releases("images")
+
+    def assign(self, dealt, released):
+        assert len(released.of_each(5)) == len(released.seen) == 5
+        return fc.Assigned(kept=dealt.own.rows, received=released.of_each(5), once=7)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("always::DeprecationWarning")
+def test_components_of_the_version_before_run_with_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.py").write_text(OLD, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    few = {
+        "federation.rounds": 1,
+        "generator.epochs": 1,
+        "partition.n_clients": 5,
+        "measure.every": 0,
+        "data.limit": 80,
+    }
+    values = {**few, "algorithm": "old.py:Method", "sharing": "old.py:Strategy"}
+    with pytest.warns(DeprecationWarning, match="is now") as warnings:
+        result = fc.run(fc.experiment("smoke", values=values), tmp_path / "run")
+    assert "check_dealt: 5" in capsys.readouterr().out
+    assert result.summary["bytes_once"] == 7
+    old = ["own", "of", "needs", "check_dealt", "of_made", "seen", "of_each", "kept", "once"]
+    messages = " ".join(str(w.message) for w in warnings)
+    assert [name for name in old if f".{name} is now " not in messages] == []
+
+
+def test_old_names_are_accepted_as_attributes_and_keywords() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Release\.why is now reason"):
+        release = fc.Release(0, ("x",), why="a")
+    assert release == fc.Release(0, ("x",), reason="a")
+    with pytest.warns(DeprecationWarning, match=r"Correction\.of is now values"):
+        assert fc.Correction(lambda parameters: None, of=()).values == ()
+    x = torch.zeros(2)
+    with pytest.warns(DeprecationWarning, match=r"ClientData\.beside is now extra_columns"):
+        assert fc.ClientData(x, x, beside=(x,)).beside[0] is x
+    with pytest.warns(DeprecationWarning, match=r"Federation\.play is now run"):
+        assert callable(least_squares().federation(0.1).play)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError, match="whose"):
+        fc.Message({}, whose={})  # pyright: ignore[reportCallIssue]
+
+
+def test_an_old_method_of_a_subclass_overrides_the_new_method_of_its_base() -> None:
+    class Old(ShuffledSynthetic):
+        def needs(self, client_data: Any, recipe: Any) -> str:
+            return "old"
+
+    class New(Old):
+        def requests(self, client_data: Any, recipe: Any) -> Any:
+            return "new"
+
+    with pytest.warns(DeprecationWarning, match=r"Old\.needs is now requests"):
+        adopt_old_methods("sharing", Old)
+    adopt_old_methods("sharing", New)
+    assert [c(0.5).requests(None, None) for c in (Old, New)] == ["old", "new"]  # pyright: ignore[reportArgumentType]
+
+
+def test_names_of_the_version_before_work_with_a_warning() -> None:
+    for old, new in (("Dealt", fc.ClientDatasets), ("Need", fc.GenerationRequest)):
+        with pytest.warns(DeprecationWarning, match=new.__name__):
+            assert getattr(fc, old) is new
+        assert old not in fc.__all__
+    sys.modules.pop("fedcommons.sharing.needs", None)
+    with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
+        assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients
