@@ -81,18 +81,20 @@ def test_components_of_the_version_before_run_with_warnings(
 
 
 def test_old_names_are_accepted_as_attributes_and_keywords() -> None:
+    v2: Any = fc
+    federation: Any = least_squares().federation(0.1)
     with pytest.warns(DeprecationWarning, match=r"Release\.why is now reason"):
-        release = fc.Release(0, ("x",), why="a")
-    assert release == fc.Release(0, ("x",), reason="a")
+        release = v2.Release(0, ("x",), why="a")
+    assert release == v2.Release(0, ("x",), reason="a")
     with pytest.warns(DeprecationWarning, match=r"Correction\.of is now values"):
-        assert fc.Correction(lambda parameters: None, of=()).values == ()
+        assert v2.Correction(lambda parameters: None, of=()).values == ()
     x = torch.zeros(2)
     with pytest.warns(DeprecationWarning, match=r"ClientData\.beside is now extra_columns"):
-        assert fc.ClientData(x, x, beside=(x,)).beside[0] is x
+        assert v2.ClientData(x, x, beside=(x,)).beside[0] is x
     with pytest.warns(DeprecationWarning, match=r"Federation\.play is now run"):
-        assert callable(least_squares().federation(0.1).play)  # pyright: ignore[reportAttributeAccessIssue]
+        assert callable(federation.play)
     with pytest.raises(TypeError, match="whose"):
-        fc.Message({}, whose={})  # pyright: ignore[reportCallIssue]
+        v2.Message({}, whose={})
 
 
 def test_an_old_method_of_a_subclass_overrides_the_new_method_of_its_base() -> None:
