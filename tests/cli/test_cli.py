@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedcommons.cli import parse, search_space
+from fedcommons.cli import argv, parse, search_space
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
@@ -45,7 +45,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "--setting local_synthetic --ddpm.epochs 3 --rho 1": {
         "sharing.setting": "local_synthetic", "sharing.p": None, "generator.epochs": 3, "generator.rho": 1.0,
     },
-    "--resume=false --resume": {},
+    "--setting shuffled_real --p 0.5 --sharing none": {}, "--resume=false --resume": {},
     "--preset smoke --dataset mnist": {**SMOKE, "data.name": "mnist", "client.onednn": True},
     "--algorithm feddpms --dp.noise secret": {"algorithm": "feddpms", "dp.noise": "secret"},
 }  # fmt: skip
@@ -152,3 +152,17 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
     assert all(0 <= p["sharing.p"] < 0.5 and 0.01 <= p["client.lr"] <= 0.1 for p in many)
     assert search_space.count({"seed": [0] * 300, "alpha": [0] * 60, "lr": None}, 10) == 180_000
     assert search_space.some([range(10**9)] * 9, 3) == search_space.some([range(10**9)] * 9, 3)
+
+
+def test_no_sharing_is_the_strategy_real_wherever_a_name_is_taken(tmp_path: Path) -> None:
+    words = [
+        ["--settings", "none,merf"],
+        ["--settings=real, none"],
+        ["--space", "sharing=none,merf"],
+        ["--space", "p=none"],
+    ]
+    (tmp_path / "none.yaml").write_text("sharing: {setting: none}\nsettings: [none, merf]", encoding="utf-8")
+    taken = [argv.read(line)[0].value for line in words]
+    assert taken == ["real,merf", "real,real", "sharing=real,merf", "p=none"]
+    assert [o.value for o in argv.read(["--config", str(tmp_path / "none.yaml")])] == ["real", ["real", "merf"]]
+    assert presets.experiment("smoke", values={"sharing": "none"}) == presets.experiment("smoke")

@@ -51,6 +51,9 @@ SHORT_NAMES = {
 }  # fmt: skip
 """Short name -> field. Every sweep accepts the short names; most are the symbols of the papers."""
 
+NO_SHARING = "none"
+"""What users may write for the sharing strategy ``real``. Configs and run folders store ``real``."""
+
 _NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
 
 
@@ -109,6 +112,8 @@ def full_name(
 def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by the full names of their fields."""
     by_field = {SHORT_NAMES.get(name, name): value for name, value in values.items()}
+    if by_field.get("sharing.setting") == NO_SHARING:
+        by_field["sharing.setting"] = "real"
     chosen = {kind: [name] for kind, name in _names(by_field).items()}
     valid_fields = fields_for(chosen)
     return {full_name(name, valid_fields, chosen): value for name, value in by_field.items()}
