@@ -243,7 +243,7 @@ def _sharing_gpus(remaining: Todo) -> Todo:
 
     configs = with_share([c.config for c in remaining.trials], int(ray.cluster_resources().get("CPU", 1)))
     return replace(
-        remaining, cells=[replace(c, config=config) for c, config in zip(remaining.trials, configs, strict=True)]
+        remaining, trials=[replace(c, config=config) for c, config in zip(remaining.trials, configs, strict=True)]
     )
 
 
