@@ -1,1 +1,1 @@
-"""FedCVAE: Heinbaugh, Luz-Ricca and Shao 2023, ICLR."""
+"""Presets and report of the experiments of FedCVAE (Heinbaugh, Luz-Ricca and Shao, ICLR 2023)."""

@@ -1,12 +1,13 @@
-"""Presets of the experiments of FedCVAE, the compared methods, and their training time.
+"""Presets of the experiments of FedCVAE: the compared methods, their training times and learning rates.
 
-All methods have one protocol: the same data, partition and classifier, clients weighted by their numbers of images, and
-the same number of local epochs, rounds x client.epochs. FedAvg runs the epochs round by round. All other methods run
-them at once, before their clients send anything: FedCVAE trains an autoencoder, the other methods the classifier.
+All methods share one protocol: the same data, partition and classifier, clients weighted by their numbers of images,
+and the same number of local epochs, ``federation.rounds`` times ``client.epochs``. FedAvg runs these epochs round by
+round. All other methods run them at once, before a client sends anything. In these epochs FedCVAE's clients train an
+autoencoder; the clients of the other methods train the classifier.
 
-Departs from the released code (ceh-2000/fed_cvae): a tenth of the 30,000 images is held out for validation; images are
-padded to 32x32, not scaled; FedAvg's clients use SGD with a chosen learning rate; the vote of clients' classifiers is
-not a row here, and DENSE is a row.
+Departs from the released code (ceh-2000/fed_cvae): a tenth of the 30,000 images is held out for validation. Images are
+padded to 32x32, not scaled. FedAvg's clients use SGD with a learning rate chosen by validation accuracy. The table has
+no row for the vote of the clients' classifiers, and a row for DENSE.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +23,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "dense": {"algorithm": "dense"},
     "fedavg": {"algorithm": "fedavg"},
 }
-"""Rows of the table by method, in the order of the table."""
+"""Config fields of each method, which is a row of the table, in the order of the table."""
 
 ALGORITHMS = ",".join(dict.fromkeys(constants["algorithm"] for constants in METHODS.values()))
 
@@ -31,12 +32,12 @@ SENDS: Mapping[str, str] = {
     "dense": "classifier",
     "fedavg": "change of the classifier",
 }
-"""Data that a client sends, by algorithm."""
+"""What a client sends to the server, by algorithm: texts of a table column."""
 
 _EVERY: dict[str, Any] = {
     "partition.name": "dirichlet_clients_all",
     "partition.n_clients": 10,
-    "federation.weighting": "samples",  # as in the released code: sizes are very unequal
+    "federation.weighting": "samples",  # as in the released code; clients' numbers of images are unequal
     "client.batch_size": 32,
     "measure.every": 0,
 }
@@ -48,25 +49,28 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "model.name": "conv5", "data.limit": 30000, "dense.server_epochs": 200},
 }  # fmt: skip
-"""Fields that each preset adds to the package's preset, whose FedCVAE is the paper's on MNIST."""
+"""Config fields that each preset adds to the package's preset. FedCVAE's default constants are the paper's for MNIST.
+"""
 
 PAPER: Mapping[str, Mapping[str, Any]] = {
     "mnist": {"federation.rounds": 5, "client.epochs": 3, "fedcvae.decoder_epochs": 7, "fedcvae.server_epochs": 10},
     "fmnist": {"federation.rounds": 5, "client.epochs": 5, "fedcvae.decoder_epochs": 10, "fedcvae.server_epochs": 5},
 }
-"""Fields of the released code by data set: 15 and 25 local epochs, epochs of the server's decoder and classifier.
+"""Training times of the released code by data set.
 
-The split of the local epochs into five rounds of FedAvg is our choice.
+They are 15 or 25 local epochs, and the epochs of the server's decoder and classifier. The released code has no rounds;
+the split of the local epochs into five rounds of FedAvg is our choice.
 """
 _OF_KD = {"fmnist": {"fedcvae.latent": 100, "fedcvae.truncate": 2.0}}
-"""Fields of the variant KD only."""
+"""Config fields of the row fedcvae-kd with preset paper, by data set."""
 
 RATES = {"smoke": "0.1", "small": "0.1,0.3", "paper": "0.01,0.03,0.1"}
-"""Learning rates to choose from, for clients that train the classifier. FedCVAE has the paper's rate."""
+"""Learning rates to try for clients that train the classifier, by preset. FedCVAE has the learning rates of its paper.
+"""
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the dotted fields of a preset of this experiment.
+    """Return the config fields (dotted names) of a preset of this experiment.
 
     Raises:
         UserError: no preset has this name, or the paper has no numbers for this data set.
@@ -82,7 +86,10 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
 
 
 def row(method: str, preset: str, base: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-    """Return the fields that a row sets on top of ``base`` (of all rows); asked: fields set on the command line."""
+    """Return the config fields that a row sets on top of ``base``, the fields of all rows.
+
+    asked: fields set on the command line, which the method's own fields do not replace.
+    """
     epochs = base["federation.rounds"] * base["client.epochs"]
     once = {"federation.rounds": 1, "client.epochs": epochs, "fedcvae.local_epochs": epochs}
     row_fields = _OF_KD.get(base["data.name"], {}) if (method, preset) == ("fedcvae-kd", "paper") else {}

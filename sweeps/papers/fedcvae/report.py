@@ -1,4 +1,4 @@
-"""Files that the FedCVAE sweep writes from its run folders: tables, CSV and a picture with bars."""
+"""Report of the FedCVAE sweep from its run folders: tables, CSV and a bar chart."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,10 @@ CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a row: a method at an alpha, a learning rate of its clients (None: FedCVAE's default) and a seed."""
+    """A run of a row: method, alpha (Dirichlet), learning rate of the clients, seed.
+
+    rate: None with FedCVAE, which has default learning rates. cell: the trial of the run.
+    """
 
     method: str
     alpha: float
@@ -33,11 +36,12 @@ class Entry:
 
 
 def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """Return a frame with a row for each finished run: method, at (alpha), rate, the columns of a run, and chosen.
+    """Return a frame with a row for each finished run: the columns of ``load_runs``, method, at (alpha), rate, chosen.
 
-    chosen: the run has the rate of the best validation accuracy; see ``tables.at_best_rate``.
+    rate: learning rate, NaN for FedCVAE. chosen: the rate has the best validation accuracy, see
+    ``tables.at_best_rate``.
     """
-    runs: Any = grid.finished([e.cell for e in entries], out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished([e.cell for e in entries], out, say)  # Any, as pandas' types are too wide
     if runs.empty:
         return runs
     stands = {e.cell.name: e for e in entries}
@@ -49,7 +53,7 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
 
 
 def groups(frame: Any) -> dict[tuple[float, str], Any]:
-    """Return the chosen runs by alpha and method, in the order of their seeds."""
+    """Return the chosen runs by (alpha, method), each group in the order of the seeds; empty groups are left out."""
     chosen = frame[frame["chosen"]].sort_values("seed")
     pairs = [(alpha, method) for alpha in dict.fromkeys(frame["at"]) for method in METHODS]
     by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
@@ -57,7 +61,7 @@ def groups(frame: Any) -> dict[tuple[float, str], Any]:
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """Return the table of accuracies and bytes, then FedCVAE against each other method, paired by seed."""
+    """Return Markdown tables: accuracies and bytes; FedCVAE's accuracy minus each other method's, paired by seed."""
     by_pair, lines, ahead = groups(frame), [], []
     for (alpha, method), runs in by_pair.items():
         accuracies = [100 * value for value in runs["last_accuracy"]]
@@ -75,7 +79,7 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
             if gaps:
                 ahead.append([columns.text(alpha), fedcvae, other, f"{fmean(gaps):+.1f}", ends(gaps, "+"), len(gaps)])
     head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "95 % interval", "rounds", "MB up", "MB down",
-            "a client sends", "given away")  # fmt: skip
+            "a client sends", "disclosed")  # fmt: skip
     text = tables.markdown(head, lines)
     if ahead:
         head = ("alpha", "method", "minus", "points", "95 % interval", "seeds")
@@ -84,32 +88,32 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
 
 
 def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes of the table: data, local epochs, learning rates, units and seeds."""
     config = next((e.cell.config for e in entries if e.method != "fedavg"), entries[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]
     c = config.client
     return [
-        f"{config.data.name}, {config.partition.name}, {config.partition.n_clients} clients, of which those without an "
-        f"image are dropped; classifier {config.model.name}. Validation holds out "
-        f"{100 * config.data.validation:g} % of the images that clients would have.",
-        f"Same local epochs for all: {epochs}. Clients of FedCVAE make them on an autoencoder, Adam; all others on the "
-        f"classifier, {c.optimizer}, B = {c.batch_size}: fedavg in rounds of {options['client.epochs']}, the others "
-        "at once.",
+        f"{config.data.name}, {config.partition.name}, {config.partition.n_clients} clients; clients without an "
+        f"image are dropped; classifier {config.model.name}. {100 * config.data.validation:g} % of the images are held "
+        "out for validation before the partition.",
+        f"All methods have {epochs} local epochs. FedCVAE's clients train an autoencoder with Adam; the other clients "
+        f"train the classifier with {c.optimizer}, batch size B = {c.batch_size}. fedavg has "
+        f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
         grid.method_note([e.cell.config for e in entries]),
-        "Rate: client.lr, of those tried the one of the best validation accuracy after the last round, the mean over "
-        f"seeds, ties to the smaller: {options.rates}. FedCVAE has the rates of its paper.",
-        "Accuracy after the last round, on test data, which had no part in any choice. Intervals: Student's, for the "
-        "mean over seeds, and of differences seed by seed.",
-        "MB: 10^6 bytes of all clients in all rounds. Given away: share of all examples from which something was made "
-        "for others that no epsilon covers; a classifier and its changes do not count as such, and have no epsilon "
-        "either.",
+        f"Rate: learning rate client.lr, chosen among {options.rates} by the highest validation accuracy after the "
+        "last round (mean over seeds; in a tie the smaller). FedCVAE has the learning rates of its paper.",
+        "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
+        "the mean over seeds and for differences paired by seed.",
+        "MB: 10^6 bytes of all clients in all rounds. Disclosed: share of all examples that a client disclosed to "
+        "others, as data or through a decoder, without an epsilon. Classifiers and their updates are not counted here; "
+        "they have no epsilon either.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
         *tables.rejected_notes(frame),
     ]
 
 
 def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
-    """Draw bars of the methods for each alpha, with Student's interval of the mean."""
+    """Draw a bar for each alpha and method: the mean last accuracy over seeds, with Student's 95 % interval."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS
 
@@ -136,7 +140,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, CSV and picture from the run folders, and display the tables."""
+    """Write the tables, the CSV, the summary and the bar chart into ``out``, and display the tables."""
     frame = rows(entries, out, display.say)
     if frame.empty:
         return
