@@ -1,4 +1,4 @@
-"""Presets of the experiments of FedDM, and the learning rates to try."""
+"""Presets of the experiments of FedDM: config fields, and the learning rates to try."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,20 +17,20 @@ FIELDS: dict[str, dict[str, Any]] = {
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
 }  # fmt: skip
-"""Fields that each preset adds to the package's preset. The sizes of small were chosen on seed 100."""
+"""Config fields that each preset adds to the package's preset. Those of small were chosen on seed 100."""
 _LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
                  "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
-"""Fields of preset small on images of 28x28 and more; chosen on MNIST, seed 100."""
+"""Config fields that preset small adds for images of 28x28 and more, chosen on MNIST with seed 100."""
 _RATES = {
     "smoke": ("", ""),
     "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
-    "paper": ("", "0.001,0.01,0.1"),  # the paper tries these for the other methods, and has 1 for the pixels
+    "paper": ("", "0.001,0.01,0.1"),  # of the other methods; the paper's rate of the pixels is 1
 }
 _LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the dotted fields of a preset of this experiment.
+    """Return the config fields (dotted names) of a preset of this experiment.
 
     Raises:
         UserError: no preset has this name.
@@ -46,7 +46,7 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
 
 
 def rates(preset: str, dataset: str) -> tuple[str, str]:
-    """Return ``--image-rates`` (FedDM's pixels) and ``--rates`` (clients of other methods) of a preset."""
+    """Return ``--image-rates`` (for FedDM's pixels) and ``--rates`` (for clients of other methods) as texts."""
     return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
 
 

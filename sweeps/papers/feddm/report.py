@@ -1,4 +1,4 @@
-"""Files that the FedDM sweep writes from its run folders."""
+"""Report of the FedDM sweep from its run folders: tables, CSV, summary and pictures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ from fedcommons.tune import grid, sweep
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in a table: a method at an alpha, a learning rate and a seed. A run may be in several tables.
+    """One run in one table: a method at an alpha (of the Dirichlet partition), a learning rate and a seed.
 
-    rate: learning rate of the pixels for FedDM, None for REAL, of the clients for other methods.
+    A run may be in several tables. rate: learning rate of the synthetic pixels for FedDM, of the clients for other
+    methods; None for REAL (FedDM that sends its start images, without matching). cell: the trial of the run.
     """
 
     table: str
@@ -28,13 +29,15 @@ class Entry:
 
 
 def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """Return a frame with a row for each entry whose run is finished: table, method, alpha, and columns of the run.
+    """Return a data frame with one row per entry whose run is finished.
 
-    Column level: the noise level, which is FedDM's sigma or the noise multiplier of DP-SGD.
+    It has the columns of ``load_runs``, and ``table``, ``method``, ``at`` (alpha), ``rate`` (learning rate), ``cell``
+    (name of the run folder) and ``level``. ``level`` is the noise level: FedDM's sigma, or the noise multiplier of
+    DP-SGD.
     """
     import pandas as pd
 
-    runs: Any = grid.finished(grid.once(e.cell for e in entries), out, say)  # pandas' types are too wide for a checker
+    runs: Any = grid.finished(grid.once(e.cell for e in entries), out, say)  # Any, as pandas' types are too wide
     if runs.empty:
         return runs
     sigma, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))
@@ -45,25 +48,27 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
 
 
 def notes(frame: Any, options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes of the tables: target, bytes, seeds, learning rates and rejected replies."""
     goal = target.plain(options.target)
     reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
     texts = [
-        f"Rounds: the first whose server model has {reach}; >R: not within R rounds.",
-        "MB: 10^6 bytes over all clients; until the target a seed that missed it counts with all its rounds, and the "
-        "mean has >.",
-        f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's, for the mean over seeds.",
-        "Rate: of feddm the pixels' (feddm.image_lr), of the others client.lr; REAL has none. Where several were "
-        "tried, that of each row has the highest validation accuracy after the last round, the mean over seeds, ties "
-        "to the smaller; test data had no part in it.",
+        f"Rounds: the first round whose server model has {reach}; >R: not within R rounds.",
+        "MB: 10^6 bytes over all clients. In MB to target, a seed that missed the target counts with all its rounds, "
+        "and the mean is marked with >.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean over seeds.",
+        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
+        "If several were tried, each row has the one with the highest validation accuracy after the last round (mean "
+        "over seeds; in a tie the smaller). Test data were not used for this choice.",
     ]
     if (server := options.get("feddm.server_lr")) is not None:
-        texts.append(f"The server of FedDM and REAL is the same: feddm.server_lr {server:g}, not chosen by row.")
+        texts.append(
+            f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which was not chosen per row."
+        )
     return [*texts, *tables.rejected_notes(frame.drop_duplicates("run"))]
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, curves and pictures from the run folders, and display the tables."""
+    """Write the tables, the CSV, the summary and the pictures into ``out``, and display the tables."""
     from papers.feddm import tables as feddm
 
     frame = rows(entries, out, display.say)

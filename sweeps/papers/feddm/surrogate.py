@@ -1,16 +1,19 @@
-"""Figure 1 of FedDM: a surrogate of a loss of one weight, learned by matching 20 points to 100, and the tangent.
+"""Figure 1 of FedDM: a loss of one weight w, its surrogate from 20 points matched to 100 real points, its tangent.
 
-x ~ N(0, 1), y = 1 where x >= 0, flipped with probability 0.1;  prediction sigmoid(w x);  f(w): mean binary cross
-entropy of the n real points, f^(w): of the n' synthetic points, whose class shares equal those of the real points.
+A real point is x ~ N(0, 1). Its label y is 1 where x >= 0, and is flipped with probability 0.1. The model predicts
+sigmoid(w x). f(w) is the mean binary cross entropy of the n real points (x, y). f^(w) is that of the n' synthetic
+points x~, whose class shares equal those of the real points.
 
-The model has no embedding: z = w x, and L_c = w^2 (mean_c x - mean_c x~)^2, as the mean of w x is w times that of x.
-So around w = 0 a step of SGD moves all points of a class together: their spread is constant, and only their mean moves
-to the mean of the real points. With equal class means, and class shares n'_c/n' = n_c/n, the slopes at 0 are the same:
-f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x; y = 0] for both. The spread decides the curvature at 0, E[x^2]/4.
+The model has no embedding: z = w x. So the matching loss of class c is L_c = w^2 (mean_c x - mean_c x~)^2, as the mean
+of w x is w times the mean of x. Around w = 0 a step of SGD therefore moves all synthetic points of a class together:
+their spread is constant, and only their mean moves to the mean of the real points. With equal class means and equal
+class shares n'_c/n' = n_c/n, the slopes of f and f^ at w = 0 are equal: f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x;
+y = 0], where E[x; y = c] is the mean of x 1{y = c} over all points. The spread decides the curvature at 0, E[x^2]/4.
 
 Source: Xiong et al., arXiv:2207.09653, figure 1 and appendix A (equations 17 and 18).
-Departs from the paper, which does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, and the
-points start from N(0, 1). The labels of the synthetic points have the shares of the real labels (rounded).
+Departs from the paper, which
+does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, and the synthetic points start from
+N(0, 1). Their labels have the shares of the real labels (rounded).
 """
 
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ FLIPPED = 0.1
 
 
 class Points(NamedTuple):
-    """Points x (n,) and their labels y (n,), 0 or 1."""
+    """Points x, of shape (n,), and their labels y, of shape (n,) with values 0 and 1."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,7 +37,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Constants of the matching: SGD with momentum on the points, at weights in a ball around 0."""
+    """Constants of the matching by SGD with momentum on the points, at model weights w in [-radius, radius]."""
 
     iterations: int = 1000
     lr: float = 1.0
@@ -43,34 +46,34 @@ class Recipe:
 
 
 def draw(seed: int, n: int = N_REAL) -> Points:
-    """Draw the real points, equation 17."""
+    """Draw n real points and their labels, by equation 17 of the paper."""
     draws = numpy_generator(seed, "surrogate", "real")
     x = draws.standard_normal(n)
     return Points(x, ((x >= 0) != (draws.random(n) < FLIPPED)).astype(float))
 
 
 def first(real: Points, seed: int, n: int = N_SYNTHETIC) -> Points:
-    """Draw synthetic points before matching: x ~ N(0, 1), with the real points' share of ones, rounded to 1/n'.
+    """Draw n synthetic points before the matching: x ~ N(0, 1), labels in the real points' shares, rounded to 1/n.
 
     Raises:
-        UserError: a class would have no point.
+        UserError: a class would have no synthetic point.
     """
     ones = round(n * float(real.y.mean()))
     if not 0 < ones < n:
-        raise UserError(f"each class needs a synthetic point, and of {n} the classes get {n - ones} and {ones}.")
+        raise UserError(f"each class needs a synthetic point, but of {n} points the classes get {n - ones} and {ones}.")
     return Points(
         numpy_generator(seed, "surrogate", "first").standard_normal(n), np.repeat([0.0, 1.0], [n - ones, ones])
     )
 
 
 def weights(seed: int, recipe: Recipe) -> np.ndarray:
-    """Draw the weight of each iteration:  w ~ N(0, 1), clipped to the radius."""
+    """Draw the model's weight w in each iteration of the matching: w ~ N(0, 1), clipped to [-radius, radius]."""
     samples = numpy_generator(seed, "surrogate", "weights").standard_normal(recipe.iterations)
     return np.clip(samples, -recipe.radius, recipe.radius)
 
 
 def match(real: Points, start: Points, seed: int, recipe: Recipe = Recipe()) -> Points:
-    """Return the synthetic points after matching; every batch has all real points."""
+    """Return the synthetic points ``start`` after matching their class means to those of all real points."""
     x, velocity = start.x.copy(), np.zeros_like(start.x)
     for w in weights(seed, recipe):
         gradient = np.zeros_like(x)
@@ -84,24 +87,24 @@ def match(real: Points, start: Points, seed: int, recipe: Recipe = Recipe()) -> 
 
 
 def loss(w: np.ndarray, points: Points) -> np.ndarray:
-    """Return f at each of the weights, equation 18:  mean of log(1 + e^(w x)) - y w x."""
+    """Return the loss f at each weight in ``w``, equation 18: the mean over points of log(1 + e^(w x)) - y w x."""
     z = np.multiply.outer(w, points.x)
     return (np.logaddexp(0, z) - points.y * z).mean(-1)
 
 
 def slope(w: np.ndarray, points: Points) -> np.ndarray:
-    """Return f' at each of the weights:  mean of x (sigmoid(w x) - y)."""
+    """Return the derivative f' at each weight in ``w``: the mean over points of x (sigmoid(w x) - y)."""
     z = np.multiply.outer(w, points.x)
     return (points.x * (1 / (1 + np.exp(-z)) - points.y)).mean(-1)
 
 
 def tangent(w: np.ndarray, points: Points) -> np.ndarray:
-    """Return the tangent f(0) + w f'(0), which is the information of a gradient."""
+    """Return the tangent f(0) + w f'(0) at each weight in ``w``: the loss as one gradient at 0 predicts it."""
     return np.log(2) + w * slope(np.zeros(1), points)
 
 
 def minimiser(points: Points, radius: float) -> float:
-    """Return the weight in [-radius, radius] of the smallest loss, by bisection, as f is convex."""
+    """Return the weight in [-radius, radius] with the smallest loss, by bisection of the slope (the loss is convex)."""
     low, high = -radius, radius
     for _ in range(100):
         middle = (low + high) / 2

@@ -1,8 +1,8 @@
-"""Tables and pictures of sweeps/feddm.py: methods at their chosen rates, FedDM against each method, and tried rates.
+"""Tables and pictures of the FedDM sweep: methods at their chosen learning rates, FedDM minus each method, tried rates.
 
 A frame here has a row for each pair of a run and a table that contains the run. Its columns are ``table``, ``method``,
-``at`` (alpha), ``level`` (of the noise), ``rate`` (learning rate: of the pixels for FedDM, none for REAL, of the
-clients for other methods), and the columns of ``load_runs``.
+``at`` (alpha), ``level`` (noise level), ``rate`` (learning rate: of the synthetic pixels for FedDM, none for REAL, of
+the clients for other methods), and the columns of ``load_runs``.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,15 @@ from papers.feddm import surrogate
 
 MB = 10**6
 METHODS, ROUND, NOISE = "methods", "round", "noise level"
-"""Names of tables with special treatment: table 2; one round, for its images; figure 3."""
+"""Names of tables with special treatment: table 2; runs of one round, for a picture of their images; figure 3."""
 _ROW = ["table", "at", "method"]
 
 
 def with_choice(frame: Any) -> Any:
-    """Return the frame with the column ``chosen``: the run has the rate of its row (a method at an alpha in a table).
+    """Return the frame with the column ``chosen``: whether the run has the chosen learning rate of its table row.
 
-    ``tables.at_best_rate`` chooses the rate. A run of one round has the rate of the run whose first images it shows.
+    A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses its rate. A run of the table ``ROUND``
+    (one round) is chosen if its rate is that of FedDM's chosen runs without noise, whose first images it shows.
     """
     chosen = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
     frame = frame.assign(chosen=frame.index.isin([i for index in chosen for i in index]))
@@ -42,8 +43,8 @@ def with_choice(frame: Any) -> Any:
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """Return all tables of a ``with_choice`` frame; a run that missed the target counts all rounds, marked ``>``."""
-    visible = frame[frame["table"] != ROUND]  # the table ROUND is only for a picture
+    """Return all tables of a frame with the column ``chosen``; ``>``: a missed target, counted with all rounds."""
+    visible = frame[frame["table"] != ROUND]  # the runs of the table ROUND are only for a picture
     parts = []
     for table, runs in visible[visible["chosen"]].groupby("table", sort=False):
         parts.append(f"## {'Methods' if table == METHODS else f'By {table}'}\n\n{_rows(runs)}")
@@ -54,8 +55,8 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
 
 
 def _rows(frame: Any) -> str:
-    head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "best, %", "rounds to target", "MB up a round",
-            "MB down a round", "MB to target")  # fmt: skip
+    head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "best, %", "rounds to target", "MB up per round",
+            "MB down per round", "MB to target")  # fmt: skip
     lines = []
     for (alpha, method), runs in frame.groupby(["at", "method"], sort=False):
         cell, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
@@ -67,12 +68,12 @@ def _rows(frame: Any) -> str:
 
 
 def _rate(runs: Any) -> str:
-    """Return the learning rate of a row as text; ``-`` for REAL, which has none."""
+    """Return the learning rate of a table row as text; ``-`` for REAL, which has no learning rate."""
     return columns.text(series.value(Cell({}, runs), "rate"))
 
 
 def _ahead(frame: Any) -> str:
-    """Return the last accuracy of FedDM minus that of each other method, per seed; empty without a comparison."""
+    """Return a table of FedDM's last accuracy minus each other method's, paired by seed; empty if no seed has both."""
     lines = []
     for alpha, runs in frame.groupby("at", sort=False):
         feddm = runs[runs["method"] == "feddm"]
@@ -87,7 +88,7 @@ def _ahead(frame: Any) -> str:
 
 
 def _tried(frame: Any) -> str:
-    """Return last validation accuracies at each rate, test accuracy in brackets; empty where no rate was chosen."""
+    """Return a table of last validation (and test) accuracies at each rate tried; empty if no row tried several."""
     of_rows = {key[1:]: runs for key, runs in frame.groupby(_ROW, sort=False) if runs["rate"].nunique() > 1}
     rates = sorted({rate for runs in of_rows.values() for rate in runs["rate"]})
     lines = []
@@ -98,13 +99,13 @@ def _tried(frame: Any) -> str:
 
 
 def _validated(runs: Any) -> str:
-    """Return the accuracies at one rate as text, in bold at the chosen rate."""
+    """Return validation and test accuracy at one learning rate as text; bold: the rate was chosen."""
     validation, test = (f"{100 * runs[name].mean():.1f}" for name in ("validation_accuracy", "last_accuracy"))
     return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
 
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figure 2: accuracy over rounds and over all MB; a column for each alpha.
+    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha.
 
     Lines are means over seeds; bands go from the lowest to the highest seed.
     """
@@ -138,7 +139,7 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def noise(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figure 3: accuracy of the last round over the noise level, means over seeds."""
+    """Draw figure 3: last test accuracy over the noise level, a line per algorithm; points are means over seeds."""
     at_rate = frame[frame["chosen"] & (frame["table"] == NOISE)]
     of_level = at_rate.groupby(["algorithm", "level"], sort=False)
     points = [series.point(Cell({}, runs), "level", "last_accuracy", name) for (name, _), runs in of_level]
@@ -148,7 +149,7 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figures 14 to 17: the first image of each class, of round 1 and of the last round at each noise level."""
+    """Draw figures 14 to 17: each class's first synthetic image, in round 1, and in the last round per noise level."""
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
     for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the runs of the first seed
@@ -176,7 +177,7 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def figure1(path: Path, smoke: bool) -> None:
-    """Draw the loss of one weight, its surrogate of 20 matched points, and its tangent, for three seeds."""
+    """Draw figure 1 for three seeds: the loss of one weight, its surrogate from 20 matched points, and its tangent."""
     w = np.linspace(-2, 10, 200)
     figure, (row,) = plots.panels(1, 3, (9, 3.5), sharey=True)
     for seed, axes in enumerate(row):
@@ -189,5 +190,5 @@ def figure1(path: Path, smoke: bool) -> None:
         axes.set(xlabel="weight w", title=f"seed {seed}", ylim=(0, 2))
     row[0].set_ylabel("loss")
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
-    figure.suptitle("A loss and its surrogate, matched at w = 0: three draws, a panel each", fontsize=10)
+    figure.suptitle("A loss and its surrogate, matched at w = 0; each panel has another draw of points", fontsize=10)
     plots.save(figure, path, 110, smoke)
