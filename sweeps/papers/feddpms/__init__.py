@@ -1,1 +1,1 @@
-"""FedDPMS: Chen and Vikalo 2023, arXiv:2206.00686."""
+"""Presets and report of the experiments of FedDPMS (Chen and Vikalo, arXiv:2206.00686)."""

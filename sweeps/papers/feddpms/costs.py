@@ -1,21 +1,22 @@
-"""Communication of FedDPMS beyond FedAvg: the closed forms of its paper's appendix A.9 (table 6); their sum is UB.
+"""Communication of FedDPMS beyond FedAvg's: the closed forms of appendix A.9 of its paper (table 6).
 
-Theta: parameters of encoder and classifier;  l: dimension of a code;  n, alpha: abundant classes, and codes of each;
-K, k: clients, and clients per round;  nu = k/K;  T, T_p: rounds, and rounds of stage I.
+Theta: number of parameters of encoder and classifier;  l: dimension of a code (latent vector);  n: abundant classes of
+a client, of which it has many images;  alpha: codes per abundant class (quota);  K: clients;  k: clients per round;
+nu = k/K;  T: rounds;  T_p: rounds of stage I, before clients exchange codes. The paper calls the sum of the forms UB.
 """
 
 
 def of_codes(quota: int, classes: int, latent: int, parameters: int) -> float:
-    """Return r_1 = alpha n l / Theta: one client's codes relative to one copy of the model."""
+    """Return r_1 = alpha n l / Theta: the numbers in one client's codes over the parameters of one model."""
     return quota * classes * latent / parameters
 
 
 def expected_downloads(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
-    """Return E = k (1 - (1 - nu)^(T - T_p)) / nu: expected clients of stage II; each downloads the decoder."""
+    """Return E = k (1 - (1 - nu)^(T - T_p)) / nu: expected number of clients that download the decoder in stage II."""
     nu = per_round / clients
     return per_round * (1 - (1 - nu) ** (rounds - preliminary)) / nu
 
 
 def of_decoder(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
-    """Return r_2 = E Theta / (2 k Theta T), for a decoder of Theta parameters, without its one upload."""
+    """Return r_2 = E Theta / (2 k Theta T): E downloads of a decoder of Theta parameters over the model's bytes."""
     return expected_downloads(rounds, preliminary, clients, per_round) / (2 * per_round * rounds)

@@ -1,4 +1,4 @@
-"""The images that FedDPMS's clients exchanged in a run, read from its last checkpoint, and their picture."""
+"""The codes and images that clients exchanged in a FedDPMS run, read from its last checkpoint, and their picture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,17 @@ NAMES = {
     "fmnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
     "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-"""Names of classes whose numbers are not meaningful to a reader."""
+"""Class names by data set, where the number of a class means nothing to a reader."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchange of a run.
+    """What the clients of one FedDPMS run exchanged.
 
-    before, after: (clients, classes) numbers of examples; images: (m, C, H, W) decoded images, by class. kept: number
-    of codes that all clients sent. model, decoder: parameters of encoder and classifier, and of the decoder. latent: l.
-    preliminary: T_p.
+    before, after: (clients, classes) numbers of examples before and after the exchange. images: received images by
+    class, (m, C, H, W), decoded from codes. n_own: number of codes (latent vectors) that all clients sent. model:
+    number of parameters of encoder and classifier; decoder: of the decoder. latent: dimension of a code. preliminary:
+    number of rounds of stage I, before the exchange.
     """
 
     before: np.ndarray
@@ -41,7 +42,7 @@ class Exchange:
 
 
 def read(run: Path) -> Exchange | None:
-    """Read the exchange of a FedDPMS run folder; None for another method, without a checkpoint, or before stage II."""
+    """Read the exchange from a run folder; None for other methods, and if no checkpoint has codes (before stage II)."""
     if read_config(run).algorithm != "feddpms":
         return None
     last = checkpoint.load_latest(run / "checkpoints", ClientMemory(folder=run / "memory"))
@@ -63,7 +64,7 @@ def read(run: Path) -> Exchange | None:
 
 
 def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
-    """Draw the clients' images per class before and after, with received images marked, and decoded images."""
+    """Draw images per client and class before and after the exchange (red: received), and some decoded images."""
     classes = exchange.before.shape[1]
     names = NAMES.get(dataset, tuple(map(str, range(classes))))
     figure, ((left, middle, right),) = panels(1, 3, (13.5, 5.2))
@@ -98,6 +99,6 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
 
 
 def _padded(images: np.ndarray) -> np.ndarray:
-    """Return the first ``SHOWN`` images; black images replace missing images."""
+    """Return the first ``SHOWN`` images; black images stand in place of missing images."""
     some = images[:SHOWN]
     return np.concatenate([some, np.zeros((SHOWN - len(some), *images.shape[1:]), images.dtype)])

@@ -1,19 +1,19 @@
 """Presets of the experiments of FedDPMS: the paper's tables, and the authors' released code.
 
 Sources: Chen and Vikalo, arXiv:2206.00686, section 4 and appendix A.2; github.com/CityChan/Federated-DPMS at commit
-dd16e44. In every preset the encoder of the autoencoder normalises its input, as the networks of the other methods do;
-otherwise the tables would compare scales of pixels. ``authors`` is the paper's experiment with the differing settings
-of the released code: BatchNorm, a classifier on the encoder's features instead of the code, a cross entropy of pixels
+dd16e44. In every preset the encoder of the autoencoder normalises its input, as the networks of the other methods do.
+Otherwise the tables would compare scales of pixels. Preset ``authors`` is the paper's experiment with these settings of
+the released code: BatchNorm, a classifier on the encoder's features instead of the code, a cross entropy of pixels
 instead of the squared error, twice the channels for Fashion-MNIST, clients with equal weights, other noise and quotas,
 25 rounds of stage I with many clients, and FedProx with its mu multiplied twice. The released code's learning rate
 never decays, which is the default here too.
 
-These parts of the released code are not reproduced. Network: PReLU, dropout 0.2 for CIFAR, strided deconvolutions,
-Xavier's initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Data: bootstrap
-samples of each client's images. Exchange: all of it before round T_p, one number for all entries of a mean, more codes
-than the quota, a client that may be its own helper, and training on all images instead of n_i of them. Results: the
-mean over batches instead of images; their number is the best of all rounds, which the tables here show with the last
-round.
+The following properties of the released code are not reproduced. Network: PReLU, dropout 0.2 for CIFAR, strided
+deconvolutions, Xavier's initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Data:
+bootstrap samples of each client's images. Exchange: all clients exchange before round T_p, one number replaces all
+entries of a mean, more codes are sent than the quota, a client may be its own helper, and clients train on all images
+instead of n_i of them. Results: accuracies are means over batches instead of images. The released code reports the best
+of all rounds; the tables here show the best and the last round.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ _ALL: dict[str, Any] = {
     "partition.name": "dirichlet_niid", "federation.weighting": "samples", "client.optimizer": "adam",
     "model.name": "vae", "model.normalise": True, "fedprox.mu": 0.001, "measure.every": 0,
 }  # fmt: skip
-_DIGITS: dict[str, Any] = {  # chosen on seeds 100 and 101
+_DIGITS: dict[str, Any] = {  # values chosen on seeds 100 and 101
     "client.lr": 5e-3, "client.batch_size": 16, "client.epochs": 3, "federation.rounds": 16,
     "model.latent": 16, "model.channels": (8, 16), "feddpms.quota": 5, "feddpms.sigma": 1.0,
 }  # fmt: skip
-_LAPTOP: dict[str, Any] = {  # chosen on seed 100 of Fashion-MNIST, whose decoded images are recognisable
+_LAPTOP: dict[str, Any] = {  # values chosen on Fashion-MNIST, seed 100, where decoded images are recognisable
     "data.limit": 1000, "data.validation": 0.02, "client.lr": 3e-3, "client.batch_size": 32, "client.epochs": 5,
     "federation.rounds": 20, "feddpms.quota": 10, "feddpms.sigma": 1.0,
 }  # fmt: skip
@@ -57,7 +57,7 @@ _AUTHORS_OF: Mapping[str, dict[str, Any]] = {
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the dotted fields of a preset of this experiment; digits have only ``small`` and ``smoke``."""
+    """Return the config fields of a preset of this experiment; the data set digits has only ``small`` and ``smoke``."""
     papers = _PAPERS.get(dataset, {})
     if preset in ("paper", "authors"):
         base = {**presets.preset("paper", dataset), **_ALL, **_LARGE, **papers}

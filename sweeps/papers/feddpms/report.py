@@ -1,4 +1,4 @@
-"""Files that the FedDPMS sweep writes from its run folders."""
+"""Report of the FedDPMS sweep from its run folders: tables, CSV, summary and pictures."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ from fedcommons.tune import grid, sweep
 
 
 def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the pictures and the summary from finished run folders, and display the tables."""
+    """Write tables, CSV, summary and pictures of finished runs into ``out``; of_tables: trials by the table's title."""
     from papers.feddpms import exchange
     from papers.feddpms import tables as feddpms
 
@@ -49,5 +49,5 @@ def report(of_tables: Mapping[str, Sequence[sweep.Trial]], options: parse.Option
 
 
 def once(of_tables: Mapping[str, Sequence[sweep.Trial]]) -> list[sweep.Trial]:
-    """Return the trials of all tables, without duplicates."""
+    """Return the trials of all tables, each trial once."""
     return grid.once(chain.from_iterable(of_tables.values()))

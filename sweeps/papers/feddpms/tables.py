@@ -1,4 +1,4 @@
-"""Tables and pictures of sweeps/feddpms.py: methods against FedAvg, FedDPMS by its constants, and its communication."""
+"""Tables and pictures of the FedDPMS sweep: methods against FedAvg, FedDPMS by its constants, and its communication."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,17 +22,18 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 KEPT = "kept"
-"""Column of a run: share of the possible codes that clients recognised and sent; none with privacy sound."""
+"""Column of a run: codes sent over the possible number of codes; None with privacy sound, where means are sent."""
 
 NOTES = (
-    "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: of all. "
-    "± is the sample standard deviation over seeds; the gap to FedAvg is taken seed by seed.",
-    "FedDPMS and FedVAE train the autoencoder, the others its encoder and classifier alone, without a log-variance.",
+    "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: highest of all "
+    "rounds. ± is the sample standard deviation over seeds; the difference to FedAvg is paired by seed.",
+    "FedDPMS and FedVAE train the whole autoencoder. The other methods train its encoder and classifier only, without "
+    "a log-variance.",
 )
 
 
 def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
-    """Return tables 1 and 2, figure 2 or the ablations, with a line for each federation and method."""
+    """Return tables 1 and 2, figure 2 or the ablations as Markdown: a line for each cell (a method in a federation)."""
     head, identities = columns.identified(cells)
     baselines = {"last - FedAvg's": ("algorithm", "fedavg")}
     if "feddpms.receive" in cells[0].fields:
@@ -48,7 +49,7 @@ def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
 
 
 def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
-    """Return the last accuracy minus that of a baseline in the same federation, in points, paired by seed.
+    """Return the cell's last accuracy minus that of a baseline in the same federation, in points, paired by seed.
 
     The baseline is the cell whose ``field`` has the value ``than``. The text is empty without a baseline, and for the
     baseline itself.
@@ -62,9 +63,10 @@ def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
 
 
 def constants(cells: Sequence[Cell], delta: float) -> str:
-    """Return table 5 and figure 3: only FedDPMS, with a column for each constant that varies.
+    """Return table 5 or figure 3 as Markdown: only FedDPMS, with a column for each constant that varies.
 
-    delta: the delta of the epsilon of the codes with privacy sound, one Gaussian release per client.
+    delta: the delta of the (epsilon, delta) guarantee for the codes with ``feddpms.privacy`` sound. Each client
+    releases its codes once, by the Gaussian mechanism.
     """
     names = columns.others(cells[0])
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
@@ -78,20 +80,21 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
         ])  # fmt: skip
     notes = []
     if "feddpms.preliminary_rounds" in names:
-        notes.append("feddpms.preliminary_rounds: -: 0.4 of the rounds.")
+        notes.append("feddpms.preliminary_rounds: - means 0.4 of the rounds.")
     sound = [series.value(c, "feddpms.sigma") for c in cells if series.value(c, "feddpms.privacy") == "sound"]
     if sound:
         spent = "; ".join(f"noise multiplier {s:g}: {epsilon(1, s, 1, delta):.2f}" for s in dict.fromkeys(sound))
         notes.append(
             f"privacy sound, epsilon of a client's codes at delta {delta:g} if their noise is secret: {spent}. With "
-            "seeded noise (dp.noise) there is none, as whoever knows the seed can draw it again. Nothing covers which "
-            "classes a client has most of, nor the models that clients send. With privacy paper nothing is certified."
+            "seeded noise (dp.noise) there is no guarantee, as anyone who knows the seed can draw the noise again. No "
+            "epsilon covers the names of a client's abundant classes, or the models that clients send. With privacy "
+            "paper there is no guarantee at all."
         )
     return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
 
 
 def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
-    """Return the runs with the column ``KEPT``. exchanges: the exchanges by run folder."""
+    """Return the runs with the column ``KEPT``; exchanges: what the clients of a run exchanged, by run folder."""
     return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 
@@ -102,11 +105,11 @@ def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
 
 
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
-    """Return table 6: bytes of a run beyond the model, counted and by the closed forms of appendix A.9."""
+    """Return table 6: bytes of a run (a row of ``load_runs``), by the closed forms of appendix A.9 and as counted."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
     k = joining(clients, run["federation.participation"])
     model = 2 * k * rounds * 4 * e.model
-    # a decoder goes up in the last round of stage I, and down at each client's first selection in stage II
+    # Clients send a decoder in the last round of stage I, and receive one at their first selection in stage II.
     downloads = costs.expected_downloads(rounds, e.preliminary, clients, k)
     codes = 2 * k * 4 * e.model * costs.of_codes(run["feddpms.quota"], run["feddpms.classes"], e.latent, e.model)
     closed = {"model": model, "decoders": 4 * (k + downloads) * e.decoder, "codes, at most": codes}
@@ -115,17 +118,17 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
     lines = [[name, f"{value:.0f}", f"{100 * value / model:.2f}"] for name, value in every.items()]
     ratio = 100 * costs.of_decoder(rounds, e.preliminary, clients, k)
     note = (
-        f"{Path(run['run']).name}; labels (8 bytes a code) and flags are counted besides. The paper's r_2, for a "
-        f"decoder as large as the model: {ratio:.2f} %. T_p / T = {e.preliminary} / {rounds} more computation."
+        f"{Path(run['run']).name}; the counted bytes include labels (8 bytes per code) and flags. The paper's r_2, for "
+        f"a decoder as large as the model: {ratio:.2f} %. Additional computation: T_p / T = {e.preliminary} / {rounds}."
     )
     return tables.markdown(["closed form", "bytes", "% of the model's"], lines) + f"\n{note}\n"
 
 
 def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
-    """Draw figure 3: test accuracy over rounds in the first federation, per cell the mean and a band (min to max).
+    """Draw figure 3: test accuracy over rounds in the first federation, a line and a band (min to max) per cell.
 
-    The left panel has all rounds, the right panel the last two thirds near the best accuracy. ``of`` may contain a cell
-    twice, once for each table with the cell.
+    The left panel has all rounds. The right panel has the last two thirds, near the best accuracy. ``cells`` may
+    contain a cell twice, once for each table with the cell.
     """
     figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in cells if columns.place(cell) == columns.place(cells[0])}.values()
@@ -142,7 +145,7 @@ def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
             axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
         last, seeds = max(last, *course), max(seeds, len(cell.runs))
         late += [v for r, *values in zip(course, low, high, strict=True) if r >= last / 3 for v in values]
-    near.set(xlim=(last / 3, last), ylim=(min(late) - 0.5, max(late) + 0.5), title="the same, nearer")
+    near.set(xlim=(last / 3, last), ylim=(min(late) - 0.5, max(late) + 0.5), title="the last two thirds, enlarged")
     whole.set(title="all rounds")
     for axes in (whole, near):
         axes.set(xlabel="round", ylabel="test accuracy, %")
@@ -155,7 +158,10 @@ def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
 
 
 def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
-    """Draw figure 2 and table 2: the last accuracy over alpha and over N, a panel for each of these that varies."""
+    """Draw figure 2 and table 2: the last accuracy over alpha, and over the number of clients.
+
+    Each of these two quantities has a panel if it varies.
+    """
     panels = []
     for name in ("partition.alpha", "partition.n_clients"):
         inside = [cell for cell in cells if name in cell.fields]
