@@ -7,13 +7,13 @@ points x~, whose class shares equal those of the real points.
 The model has no embedding: z = w x. So the matching loss of class c is L_c = w^2 (mean_c x - mean_c x~)^2, as the mean
 of w x is w times the mean of x. Around w = 0 a step of SGD therefore moves all synthetic points of a class together:
 their spread is constant, and only their mean moves to the mean of the real points. With equal class means and equal
-class shares n'_c/n' = n_c/n, the slopes of f and f^ at w = 0 are equal: f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x;
-y = 0], where E[x; y = c] is the mean of x 1{y = c} over all points. The spread decides the curvature at 0, E[x^2]/4.
+class shares n'_c/n' = n_c/n, the slopes of f and f^ at w = 0 are equal:
+f'(0) = (1/2 - 1) E[x; y = 1] + 1/2 E[x; y = 0], where E[x; y = c] is the mean of x 1{y = c} over all points.
+The spread decides the curvature at 0, E[x^2]/4.
 
 Source: Xiong et al., arXiv:2207.09653, figure 1 and appendix A (equations 17 and 18).
-Departs from the paper, which
-does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, and the synthetic points start from
-N(0, 1). Their labels have the shares of the real labels (rounded).
+Departs from the paper, which does not specify these choices: the weights are w ~ N(0, 1) clipped to the radius, and the
+synthetic points start from N(0, 1). Their labels have the shares of the real labels (rounded).
 """
 
 from dataclasses import dataclass

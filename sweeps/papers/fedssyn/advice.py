@@ -1,4 +1,4 @@
-"""The advisor's table and picture: predicted rounds relative to no sharing, and the cost of sharing."""
+"""Table and picture of sweeps/advise.py: predicted rounds with sharing over rounds without, and the cost of sharing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,26 +11,28 @@ from fedcommons.reports.plots import panels, save
 from fedcommons.reports.tables import markdown, numbered
 
 NOTES = (
-    "Rounds with sharing over rounds without: Lemma 1 and Corollary I (non-convex) at the probe's last model, to the "
-    "accuracy of its ||grad f||^2. Band: over the probe's models, accuracies down to a tenth of it, and the estimates' "
-    "95 % intervals.",
+    "Rounds p / 0: rounds with sharing divided by rounds without, by Lemma 1 and Corollary I (non-convex) at the "
+    "probe's last model, for the accuracy epsilon = ||grad f||^2 of this model. Band: minimum to maximum over the "
+    "probe's models, over epsilon and a tenth of it, and over the estimates' 95 % intervals.",
     "The corollary is an upper bound on rounds, for the best step size and full participation. A quotient of two upper "
-    "bounds bounds nothing: sharing may do more or less than it says.",
-    "Images: what a client hands to the server; MB: 10^6 bytes of all clients' images and labels, up and down, once.",
+    "bounds is not a bound: the effect of sharing may be larger or smaller than predicted.",
+    "Images: number that a client sends to the server. MB: 10^6 bytes of all clients' images and labels, up and down, "
+    "sent once.",
 )
 TRIED = (
-    "Outcome: mean rounds to the target at p over mean rounds at p = 0, and [least, most] of the seeds' own quotients. "
-    "In band: whether the quotient of the means is."
+    "Outcome: mean rounds to the target at p divided by mean rounds at p = 0, and [minimum, maximum] of the quotients "
+    "per seed. In band: whether the outcome lies in the band."
 )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The prediction at one alpha, with a line for each share p and the outcome of tried shares.
+    """The prediction at one alpha (Dirichlet), for ``pool`` (the pool in words), with a line for each share p.
 
-    A line: p, relative, low, high, images, mb; rounds: rounds to the target as printed; outcome: rounds relative to no
-    sharing, with outcome_least and outcome_most over the seeds, None where unknown. ``base``: rounds without sharing,
-    empty where no share was tried.
+    Keys of a line: p; relative: predicted rounds over rounds without sharing; low, high: the prediction's band; images:
+    images that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as printed; outcome:
+    measured rounds over rounds without sharing; outcome_least, outcome_most: its range over seeds. The last three are
+    None for a share that was not run. ``base``: measured rounds without sharing, empty if no share was run.
     """
 
     alpha: float
@@ -39,7 +41,7 @@ class Advice:
     base: str
 
     def sentence(self, speed_up: float) -> str:
-        """Return a sentence with the smallest share that is predicted to be enough, and its cost."""
+        """Return a sentence: the smallest p that is predicted to train ``speed_up`` times faster, and its cost."""
         enough = [line for line in self.lines if line["relative"] <= 1 / speed_up]
         if not enough:
             return f"No p of the grid is predicted to be {speed_up:g} times faster."
@@ -51,10 +53,10 @@ class Advice:
 
 
 def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
-    """Return a table and the advice for each alpha, and the footnotes that explain the numbers."""
+    """Return a Markdown table and a sentence of advice for each alpha, then footnotes that explain the columns."""
     text = []
     for section in sections:
-        head = ["p", "rounds p / 0", "band", "speed-up", "images a client", "MB once"]
+        head = ["p", "rounds p / 0", "band", "speed-up", "images per client", "MB once"]
         tried = ["rounds", "outcome p / 0", "in band"] if section.base else []
         lines = [_line(line, bool(tried)) for line in section.lines]
         without = f" Without sharing it took {section.base} rounds." if section.base else ""
@@ -84,11 +86,11 @@ def _spread(line: Mapping[str, Any]) -> str:
 
 
 def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
-    """Draw a panel for each alpha: predicted rounds relative to no sharing, and outcomes, each with its band."""
+    """Draw a panel for each alpha: predicted rounds over rounds without sharing, and measured ones, with bands."""
     figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
     for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))
-        axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0, label="predicted: its band")
+        axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0, label="band of the prediction")
         axes.plot(p, relative, color="#2e6da4", label="predicted, at the probe's last model")
         tried = [line for line in section.lines if line["outcome"] is not None]
         if tried:
@@ -97,7 +99,7 @@ def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: boo
             )
             axes.errorbar(
                 at, mean, (mean - least, most - mean), fmt="o", color="#c0392b", ms=5, capsize=4,
-                label="outcome: means over seeds; bar: least to most of the seeds",
+                label="outcome: means over seeds; bar: minimum to maximum",
             )  # fmt: skip
         axes.axhline(1, color="0.6", lw=0.8)
         axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}", ylim=(0, None))

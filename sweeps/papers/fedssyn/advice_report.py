@@ -1,4 +1,4 @@
-"""Files that the advisor writes: predictions, costs, and the outcomes of tried shares."""
+"""Report of sweeps/advise.py: predictions, costs, and the measured effects of the shares p that were run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,28 +23,28 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.runs.build import Prepared
 
 Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
-"""Map (alpha, p) to a trial for each seed."""
+"""Map (alpha, share p of shared data) to the runs with this share, a trial for each seed."""
 
 
 def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
-    """Return the local work per round of clients with these numbers of examples."""
+    """Return clients, mean local steps and batch size of a round; sizes: each client's number of examples."""
     c = config.client
     tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
     return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
 
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
-    """Return the mean number of images that a client sends, and MB of all clients, up and down."""
+    """Return the mean number of images that a client sends at share p, and MB of all clients' images, up and down."""
     images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.client_data)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome at a share p. rounds: rounds to the target as printed.
+    """The measured effect of a share p of shared data on training. rounds: rounds to the target, as printed.
 
-    ratio: mean rounds over mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio`` is None and
-    ``ratios`` is empty where a run is missing or missed the target.
+    ratio: mean rounds to the target over mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio`` is
+    None and ``ratios`` is empty if a run is missing or missed the target.
     """
 
     rounds: str
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
-    """Return the outcome at this share."""
+    """Return the measured effect of share p at this alpha, from the finished runs in the folder ``out``."""
     shared, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
     if shared.empty or base.empty:
         return Outcome("", None, ())
@@ -69,7 +69,10 @@ def report(
     advice: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
     display: Display,
 ) -> None:  # fmt: skip
-    """Write tables, picture and summary, and display the tables; found: by alpha, predictions and name of the pool."""
+    """Write table, CSV, picture and summary into ``out``, and display the table.
+
+    advice: by alpha, the prepared experiment, the predictions for it, and the pool in words.
+    """
     from papers.fedssyn.advice import Advice, advice_panels, advice_table
 
     sections = []

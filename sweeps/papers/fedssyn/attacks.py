@@ -1,4 +1,4 @@
-"""Attacks on the generators of a pool, by membership and by canaries, and the classifier of the feature space."""
+"""The audit of a pool of synthetic images: membership inference and canary attacks on the pool's generators."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,10 @@ from papers.fedssyn import audits as pictures
 
 
 def classifier(prepared: Prepared) -> LightningModule:
-    """Train the run's model on the validation set, which is not compared in the model's feature space."""
+    """Train the run's model on the validation images; the audit measures distances between its features.
+
+    The audit compares no validation images. Without validation images the model stays untrained.
+    """
     validation, seed = prepared.dataset.validation, prepared.config.seed
     work = Work(build_module(prepared.config, prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
     if len(validation):
@@ -44,7 +47,11 @@ def classifier(prepared: Prepared) -> LightningModule:
 
 
 def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
-    """Run the membership attacks on generators like this client's generator."""
+    """Run membership inference attacks on ``shadows`` generators that are trained like this client's generator.
+
+    Return the attacks by name: by distances to synthetic images (pool) and, if the generator has losses, by losses
+    (loss).
+    """
     generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
     seen = subject.training[subject.matched]
     images = Examples(torch.cat([seen.x, subject.held_out.x]), torch.cat([seen.y, subject.held_out.y]))
@@ -56,7 +63,7 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
 
 
 def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
-    """Return the lower bound on the epsilon of a generator like this client's generator."""
+    """Return a lower bound on epsilon for a generator trained like this client's; canaries: their maximum number."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
@@ -65,7 +72,11 @@ def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
 
 
 def generators(request: GenerationRequest, test: Examples, shadows: int, canaries: int) -> list[Job]:
-    """Return the jobs of the attacks, for their price: shadows, and generators with and without canaries."""
+    """Return the trainings of the attacks as jobs, whose duration a dry run estimates.
+
+    They are the shadow generators, and two more generators, with and without canaries. request: the attacked client's
+    generation request; test: the test images, some of which are canaries.
+    """
     examples, some = request.examples, test[: min(canaries, len(test))]
     inside = Examples(torch.cat([examples.x, some.x[::2]]), torch.cat([examples.y, some.y[::2]]))
     labels = some.y[:1] if isinstance(request.recipe.generator, Losing) else some.y.repeat(LOOKS)
@@ -75,10 +86,13 @@ def generators(request: GenerationRequest, test: Examples, shadows: int, canarie
 
 
 def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
-    """Return the prepared experiment and the attacked client: ``asked``, or the client whose generator sees most.
+    """Return the prepared experiment and the number of the attacked client.
+
+    asked: the client's number; None: the client whose generator sees most images.
 
     Raises:
-        UserError: the audit has no synthetic images, or no images to compare with.
+        UserError: no client generates images, there is no client ``asked``, or there are too few images to compare
+            with.
     """
     prepared = prepare(config)
     needs, held_out = prepared.requests, prepared.dataset.test
@@ -92,14 +106,14 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool_audit.subjects(prepared.client_data, needs, held_out)  # raises before any work where an audit is impossible
+    pool_audit.subjects(prepared.client_data, needs, held_out)  # an error before any work
     return prepared, client
 
 
 def audited(
     prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
-    """Run the audit of one seed and return all values of tables and pictures, as plain values; one: the client."""
+    """Run the audit of one seed; return all values of tables and pictures as JSON values; client: the attacked one."""
     config, needs = prepared.config, prepared.requests
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
@@ -109,7 +123,7 @@ def audited(
         subjects = pool_audit.subjects(prepared.client_data, needs, prepared.dataset.test, images)
         result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.client_data.seed)
         attacks = attacked(prepared, subjects[client], options.shadows, say)
-        say("two generators with and without canaries")
+        say("training two generators, with and without canaries")
         bound = bounded(prepared, subjects[client], options.canaries)
     return {
         "spaces": result.record(),
@@ -124,20 +138,20 @@ def audited(
 
 
 def price(prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None]) -> None:
-    """Print what the audit of a seed trains, and for how long."""
+    """Print how many generators the audit of one seed trains, and the estimated duration."""
     store = Store(Path(prepared.config.artifacts), say, prepared.config.storage)
     jobs = image_cache.missing(store, prepared.requests)
     attackers = generators(prepared.requests[client], prepared.dataset.test, options.shadows, options.canaries)
     seconds = dry_run.generators([*jobs, *attackers])
     say(
-        f"Seed {prepared.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadows and 2 with "
-        f"canaries, like client {client}'s: about {dry_run.duration(seconds)} here on one core, without the comparison "
-        "of images."
+        f"Seed {prepared.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadow generators and "
+        f"2 for the canaries, like client {client}'s: about {dry_run.duration(seconds)} here on one core, without the "
+        "comparison of images."
     )
 
 
 def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """Run the audits of all seeds, store each in ``--out``, and write tables and pictures."""
+    """Run the audits of all seeds, store each audit in ``--out``, and write the tables and pictures of all seeds."""
     out = Path(options.out)
     ready = {config.seed: checked(config, options.attacked) for config in options.configs}
     files = {seed: out / f"seed_{seed}.json" for seed in ready}

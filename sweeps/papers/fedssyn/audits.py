@@ -1,4 +1,4 @@
-"""The table, CSVs and pictures of an audit of a pool, from the stored audits of its seeds."""
+"""Table, CSVs and pictures of the audit of a pool of synthetic images, from the stored audits of all seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,26 +16,29 @@ from fedcommons.reports.plots import panels, save
 from fedcommons.storage.atomic_files import write_text
 
 PAIRS = 12
-"""Number of closest pairs in the picture."""
+"""Number of pairs in the picture: synthetic images, each with its closest training image."""
 
 ATTACKERS = {"pool": "attacker has the pool", "loss": "attacker has the generator"}
-"""Names of the kinds of attacks on pages."""
+"""What the attacker has, as text in tables and pictures, by the attack's name."""
 
 GRID = np.union1d(np.linspace(0, 1, 101), np.geomspace(1e-3, 1, 91)).round(6)
-"""False positive rates at which a ROC is stored, so that the ROCs of seeds can be averaged."""
+"""False positive rates at which each ROC curve is stored, so that the curves of seeds can be averaged."""
 
 Record = Mapping[str, Any]
-"""The audit of a seed: see ``attacks.audited``."""
+"""The audit of a seed as JSON values, with the keys that ``attacks.audited`` returns."""
 
 
 def curve(attack: Attack) -> list[float]:
-    """Return the true positive rates at ``GRID``."""
+    """Return the attack's true positive rates at the false positive rates of ``GRID``."""
     last = np.searchsorted(attack.fpr, GRID + 1e-9, side="right") - 1
     return attack.tpr[last].round(6).tolist()
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the synthetic images closest to a seen image, relative to the limit, each with that seen image."""
+    """Return the ``PAIRS`` synthetic images closest to a training image of their generator, each with that image.
+
+    distance: in units of the largest distance of a near-copy. compared: the comparison of each client's images.
+    """
     near = [(float(c.nearest.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
         {"distance": distance, "client": c.subject.client, "made": c.subject.synthetic.x[i].tolist(),
@@ -45,7 +48,7 @@ def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> str:
-    """Write the table, the CSVs and the pictures; return the table with its notes. ``records``: audits by seed."""
+    """Write the table, the CSVs and the pictures; return the table with its footnotes. records: audits by seed."""
     smoke = options.preset == "smoke"
     text = table(records) + words(records, options.shadows)
     text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
@@ -60,7 +63,7 @@ def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> 
 
 
 def table(records: Mapping[int, Record]) -> str:
-    """Return a table with a line per quantity, a column per seed, and the mean over seeds."""
+    """Return a Markdown table with a line per quantity, a column per seed and, with several seeds, their mean."""
     audits, first = list(records.values()), next(iter(records.values()))
     lines: list[list[str]] = []
 
@@ -85,7 +88,7 @@ def table(records: Mapping[int, Record]) -> str:
             [v[0] for v in rates])  # fmt: skip
     bounds = [r["epsilon"] for r in audits]
     add("canaries: guesses right", [f"{e['right']} of {e['guesses']}" for e in bounds])
-    add("epsilon is at least (were all right)", [f"{e['at_least']:.3g} ({e['ceiling']:.3g})" for e in bounds],
+    add("epsilon is at least (if all were right)", [f"{e['at_least']:.3g} ({e['ceiling']:.3g})" for e in bounds],
         [e["at_least"] for e in bounds], 2)  # fmt: skip
     add("epsilon reported", ["none" if e["reported"] is None else f"{e['reported']:.3g}: {e['verdict']}"
                              for e in bounds])  # fmt: skip
@@ -108,7 +111,7 @@ def _verdict(facts: Record) -> str:
 
 
 def words(records: Mapping[int, Record], shadows: int) -> str:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes that explain the table's quantities; shadows: number of shadow generators per seed."""
     audits = list(records.values())
     few, many = min(r["validation"] for r in audits), max(r["validation"] for r in audits)
     n = f"{few:,}" if few == many else f"{few:,} to {many:,}"
@@ -122,28 +125,29 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
         )
     )
     notes = [
-        f"[ ]: 95 % interval of a seed; in the last column the range over seeds. Partition, generators and attacks "
-        f"follow the seed. Images made: {images}.",
-        "Closer: share of made images that are closer to an image their generator saw than to any of as many held-out "
-        "ones of the same classes; 50 % if nothing was memorised. Near-copies: images below a distance that at most "
-        "the expected number of fresh images would be below. Copied: seen images with a made one that near : held-out "
-        "images with one; then the same at half of that distance. An image that is moved by a pixel or mirrored is the "
-        "same image. Finds: the smallest share of copies (exact, moved by a pixel or mirrored) among the made images "
-        "that the verdict finds with probability 0.9, by planting them; no share: not even if all are copies.",
-        f"Features: the embedding of the model, {trained}. Held-out: test images, and the client's own that its "
-        "generator did not see.",
-        f"Attacks: was this image among those that the generator was trained on? Whoever has the pool looks at the "
-        "distance to its closest image, whoever has the generator at its loss. Generators like that of client "
-        f"{clients}, {shadows} of them for each seed.",
-        f"Canaries: {canaries} test images, half of which one more training saw. Epsilon is at least so much "
-        "with confidence 95 %; in brackets the most that so many guesses can show. None is reported where nothing "
-        "protects the images.",
+        f"[ ]: 95 % interval within a seed; in the last column minimum and maximum over seeds. Partition, generators "
+        f"and attacks depend on the seed. Synthetic images: {images}.",
+        "Closer: share of synthetic images that are closer to an image their generator saw than to any of an equal "
+        "number of held-out images of the same classes; 50 % if nothing was memorised. Near-copies: synthetic images "
+        "within a small distance of a seen image; in brackets the largest number expected of fresh images. Copied: "
+        "seen images with a synthetic image within this distance : held-out images with one; then the same at half of "
+        "the distance. An image that is moved by a pixel or mirrored counts as the same. Finds: the smallest share of "
+        "copies (exact, moved by a pixel or mirrored) among the synthetic images that the verdict detects with "
+        "probability 0.9, measured by planting copies; no share: not even if all are copies.",
+        f"Features: the embedding of the model, {trained}. Held-out: test images, and the client's real images that "
+        "its generator did not see.",
+        "Attacks: was this image a training image of the generator? An attacker with the pool uses the distance to the "
+        "closest synthetic image; an attacker with the generator uses its loss. Each seed has "
+        f"{shadows} generators, trained like the generator of client {clients}.",
+        f"Canaries: {canaries} test images; one more generator is trained with half of them. Epsilon is at least this "
+        "number with confidence 95 %; in brackets the largest number that the guesses could show. No epsilon is "
+        "reported if the images have no privacy guarantee.",
     ]
     return tables.numbered(notes)
 
 
 def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """Return the verdicts for each seed and space: on all images, per client and per class."""
+    """Return CSV lines per seed and space (pixels, features): verdicts on all images, each client's, each class's."""
     lines = []
     for seed, record in records.items():
         for space, verdicts in record["spaces"].items():
@@ -154,7 +158,7 @@ def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
 
 
 def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """Return the attacks of each seed, each with the bound on epsilon."""
+    """Return a CSV line for each seed and membership attack, with the seed's lower bound on epsilon."""
     lines = []
     for seed, record in records.items():
         for name, a in record["attacks"].items():
@@ -168,7 +172,7 @@ def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
 
 
 def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
-    """Draw the ROC of every kind of attack, mean and range over seeds, on linear and on logarithmic axes."""
+    """Draw the ROC curve of each membership attack, mean and range over seeds, on linear and on logarithmic axes."""
     figure, ((linear, logarithmic),) = panels(1, 2, (9.4, 5.2))
     for name in records[0]["attacks"]:
         results = [r["attacks"][name] for r in records]
@@ -194,7 +198,7 @@ def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
 
 
 def closest_pairs(path: Path, records: Mapping[int, Record], smoke: bool) -> None:
-    """Draw the closest pairs of all seeds."""
+    """Draw the ``PAIRS`` closest pairs of a synthetic image and a training image, over all seeds."""
     every = [(pair["distance"], seed, pair) for seed, record in records.items() for pair in record["pairs"]]
     closest = sorted(every, key=lambda item: item[:2])[:PAIRS]
     figure, axes = panels(2, max(1, len(closest)), (1.1 * max(4, len(closest)), 3.2))
@@ -206,5 +210,5 @@ def closest_pairs(path: Path, records: Mapping[int, Record], smoke: bool) -> Non
             place.set(xticks=[], yticks=[])
     axes[0, 0].set_ylabel("made", fontsize=9)
     axes[1, 0].set_ylabel("seen", fontsize=9)
-    figure.suptitle("closest pairs; the distance in units of that below which an image is a near-copy", fontsize=9)
+    figure.suptitle("closest pairs; distances in units of the largest distance of a near-copy", fontsize=9)
     save(figure, path, 120, smoke)

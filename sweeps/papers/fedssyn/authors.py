@@ -1,12 +1,13 @@
-"""Settings of Fedssyn's released code that differ from its paper, for each cell of Table 1.
+"""Settings of Fedssyn's released code that differ from its paper, for each configuration of Table 1.
 
 Sources: section 4 of the paper (Li et al., TMLR 2024, arXiv:2306.13263) and github.com/lyn1874/fedssyn at commit
-4ceefff. The released code has no branch for some cells; these cells take the values of the nearest cell with a branch.
+4ceefff. The released code has no branch for some configurations; these take the values of the nearest one with a
+branch.
 
-Four settings stay as in preset ``paper``: the generator's optimizer (the released code uses AdamW), the rule of equal
-work (the code counts 50000/N images, but trains on 45000/N), the partition (the code draws it again for the shuffled
-runs) and the number of rounds (102 in the code). Our store samples whole multiples of n/N images, so it samples more
-images than clients use.
+N: number of clients; n: number of training images. Four settings stay as in preset ``paper``: the generator's optimizer
+(the released code uses AdamW), the rule of equal work (the code counts 50000/N images, but trains on 45000/N), the
+partition (the code draws it again for the shuffled runs) and the number of rounds (102 in the code). Our store has
+whole multiples of n/N synthetic images per client, so more are generated than clients use.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,9 +22,9 @@ from fedcommons.errors import UserError
 if TYPE_CHECKING:  # takes a tenth of a second to import, and a single experiment does not need it
     from fedcommons.tune.sweep import Trial
 
-_N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of training images of a generator, by N
+_N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of a generator's training images, by N (clients)
 
-# (data set, algorithm): learning rates at (N, C) = (10, 1), (10, 0.4), (40, 0.2), (100, 0.1), each for alpha 0.01, 0.1
+# Learning rates by (data set, algorithm): for each (N, C) of ``_FEDERATIONS`` the rates at alpha 0.01 and at alpha 0.1
 _RATES = {
     ("cifar10", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),
     ("cifar100", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),
@@ -41,7 +42,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial of these fields in a grid of any preset; ``owned``: fields that an option of the sweep sets."""
+    """Return the trial with these fields, see ``settled``; owned: fields that an option of the sweep sets."""
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -49,10 +50,12 @@ def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[st
 
 
 def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experiment:
-    """Return the config; preset ``authors`` adds the released code's fields for this cell, except fields in ``asked``.
+    """Return the config; preset ``authors`` replaces fields by the released code's, except fields in ``asked``.
+
+    asked: names of fields that the user or an option of the sweep has set.
 
     Raises:
-        UserError: the preset is ``authors``, and the cell is not in Table 1.
+        UserError: the preset is ``authors``, and the configuration is not in Table 1.
     """
     if preset != "authors":
         return config
@@ -61,17 +64,17 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
-    """Return the released code's fields for this cell, by data set, algorithm, setting, N, C and alpha.
+    """Return the released code's fields, by data set, algorithm, sharing strategy, N, C (participation) and alpha.
 
     Raises:
-        UserError: the cell is not in Table 1.
+        UserError: the configuration is not in Table 1.
     """
     data, algorithm = config.data.name, config.algorithm
     n, c, alpha = config.partition.n_clients, config.federation.participation, config.flat.get("partition.alpha")
     if (data, algorithm) not in _RATES or (n, c) not in _FEDERATIONS or alpha not in _ALPHAS:
         raise UserError(
-            f"preset authors knows the cells of Table 1 only: cifar10 or cifar100; fedavg, scaffold, fedpvr, fedprox "
-            f"or feddyn; N:C 10:1, 10:0.4, 40:0.2 or 100:0.1; alpha 0.01 or 0.1; "
+            f"preset authors has values for the configurations of Table 1 only: cifar10 or cifar100; fedavg, scaffold, "
+            f"fedpvr, fedprox or feddyn; N:C 10:1, 10:0.4, 40:0.2 or 100:0.1; alpha 0.01 or 0.1; "
             f"got {data}, {algorithm}, {n}:{c:g}, {alpha}."
         )
     synthetic = config.sharing.setting in ("local_synthetic", "shuffled_synthetic")

@@ -1,7 +1,7 @@
-"""Central models of a figure: one model on all data in one place, trained by a plain Lightning Trainer.
+"""Central models, the reference lines of figure 3: trained on all data in one place, by a Lightning Trainer.
 
-central_real: all real training images;  central_synthetic: the union of all clients' synthetic images, the same images
-that the federated runs train on.  Fedssyn, figure 3.
+central_real: trained on all real training images. central_synthetic: trained on all clients' synthetic images together,
+the same images that the federated runs train on.
 """
 
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
     "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p", "source."),
 }
-"""Names or prefixes of the fields that a central training depends on."""
+"""Names or prefixes of the config fields that decide a central training, by its source of images."""
 
 
 @dataclass(frozen=True)
 class Central:
-    """One central training: ``source`` is central_real or central_synthetic; ``config`` gives all other settings."""
+    """One central training on the images ``source`` (central_real or central_synthetic); config: all other settings."""
 
     source: str
     config: Experiment
@@ -50,13 +50,13 @@ class Central:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return all values that decide the result of the training."""
+        """Return all values that decide the result of the training: source, epochs and config fields."""
         fields = {n: v for n, v in deciding(self.config).items() if n.startswith(_DECIDING[self.source])}
         return {"source": self.source, "epochs": self.epochs, **fields}
 
     @property
     def name(self) -> str:
-        """Return the name of the training's folder in the sweep's folder."""
+        """Return the name of the training's folder inside the sweep's folder."""
         value = self.config.flat.get("partition.alpha") if self.source == "central_synthetic" else None
         alpha = [] if value is None else [f"alpha{value:.4g}"]
         return "-".join([self.source, *alpha, f"seed{self.config.seed}", key_of(self.facts)[:6]])
@@ -64,7 +64,7 @@ class Central:
 
 @dataclass
 class _Batches:
-    """Minibatches for a Trainer: each pass has a new order keyed by (seed, pass), with the clients' augmentation."""
+    """Minibatches for a Trainer, augmented as clients' batches; each pass has a new order keyed by (seed, pass)."""
 
     examples: Examples
     batch_size: int
@@ -85,7 +85,7 @@ class _Batches:
 
 
 class _TestAccuracy(Callback):
-    """A callback that records the accuracy on the test set after every epoch."""
+    """A callback that records the accuracy on the test set, in [0, 1], after every epoch."""
 
     def __init__(self, test: Examples) -> None:
         self.test = test
@@ -113,7 +113,7 @@ def fit(
     drop_last: bool = False,
     augment: bool = False,
 ) -> list[float]:
-    """Train ``module`` on ``train`` and return the accuracy on ``test`` after each epoch."""
+    """Train ``module`` on ``train`` and return its accuracy on ``test``, in [0, 1], after each epoch."""
     accuracy = _TestAccuracy(test)
     set_default_generator(seed, "central dropout")
     lightning_trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
@@ -122,7 +122,7 @@ def fit(
 
 @fresh_torch()
 def run(central: Central, folder: Path) -> dict[str, Any]:
-    """Train, unless ``folder`` has the result already; return the summary, also written to ``folder/summary.json``.
+    """Train the central model unless ``folder`` has its summary; return the summary (``folder/summary.json``).
 
     Raises:
         LookupError: the clients' synthetic images are not in the store.
@@ -180,7 +180,7 @@ def _train(central: Central) -> dict[str, Any]:
 
 
 def _require_logits(module: LightningModule, dataset: Dataset) -> None:
-    """Check that the module returns logits of the classes, which an accuracy needs.
+    """Check that the module's forward returns logits of all classes, from which accuracy is computed.
 
     Raises:
         UserError: the module's forward returns anything else.
@@ -190,19 +190,19 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
     module.train()
     if not (isinstance(output, Tensor) and output.shape == (1, dataset.n_classes)):
         raise UserError(
-            f"a central model is judged by its accuracy, and the forward of {type(module).__name__} returns no logits "
-            f"of {dataset.n_classes} classes."
+            f"a central model needs logits to measure accuracy, but the forward of {type(module).__name__} returns no "
+            f"logits of {dataset.n_classes} classes."
         )
 
 
 def _union(prepared: Prepared) -> Examples:
-    """Return all clients' synthetic images, from each client the number that the federated runs use."""
+    """Return all clients' synthetic images together: of each client the number that the federated runs use."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 
 
 def seconds_of(line: Central) -> float:
-    """Return the seconds of training a central model, from the seconds of a step and of a test image."""
+    """Return the estimated seconds of training a central model, from measured steps and test evaluations."""
     ready = build.prepare(line.config)
     step, image = measure(line, ready.dataset)
     synthetic = line.source == "central_synthetic"
@@ -215,7 +215,7 @@ def seconds_of(line: Central) -> float:
 
 @fresh_torch()
 def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
-    """Measure the seconds of a step and of a test image in the training of a central model."""
+    """Return the seconds of a training step and the seconds of evaluating a test image, measured on one core."""
     c, test = line.config.client, dataset.test
     torch.set_num_threads(1)
     module = build_module(line.config, dataset)

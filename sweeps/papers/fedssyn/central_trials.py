@@ -1,4 +1,4 @@
-"""The central models of a figure, each trained as a Ray task."""
+"""Training of a figure's central models (reference lines), each as a Ray task."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def _train(base_folder: str, central: "Central", folder: Path) -> None:
 
 
 def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[str, str]:
-    """Train each unfinished central model in ``out/NAME`` as a Ray task; return the error message of each failure.
+    """Train each unfinished central model in ``out/NAME`` as a Ray task; return error messages of failures by NAME.
 
     The folders in the configs must be absolute, as a task may run on another machine.
     """
@@ -58,7 +58,7 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
 
 
 def extra_jobs(lines: "Sequence[Central]") -> "list[ExtraJob]":
-    """Return the trainings as jobs of a dry run."""
+    """Return the trainings of central models as jobs, whose duration a dry run estimates."""
     from fedcommons.tune.dry_run import ExtraJob
     from papers.fedssyn.central import seconds_of
 

@@ -1,6 +1,7 @@
-"""Figures 5, A.7 and A.8 of Fedssyn: convergence parameters over the rounds, compared with Lemma 1.
+"""Figures 5, A.7 and A.8 of Fedssyn: convergence parameters over the rounds, compared with Lemma 1's predictions.
 
-Parameters have the names of ``convergence.laboratory``; ``accuracy``: of the server model on the test set.
+Parameters (zeta_sq, sigma_sq, ...) are defined in ``convergence.laboratory``; ``accuracy``: of the server model on the
+test set; p: share of the pool of shared data in the clients' training data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from fedcommons.reports.tables import markdown, records
 from fedcommons.tracking.metric_names import NAMES
 
 LEMMA1 = {"zeta_hat_sq": "zeta_lemma1_sq", "sigma_hat_sq": "sigma_lemma1_sq", "L_p": "L_lemma1"}
-"""Parameters of the clients' training data, with the names of their values by Lemma 1."""
+"""Parameters measured on the clients' training data, with the names of Lemma 1's predictions for them."""
 
 ZETA, SIGMA, L = QUOTIENTS = tuple(f"{name} / Lemma 1" for name in LEMMA1)
 TERMS = {
@@ -29,15 +30,15 @@ TERMS = {
     "zeta_sq": "p (1 - p) zeta_sq, %",
     "delta_sq": "p (1 - p) delta_sq, %",
 }
-"""The terms of sigma_lemma1_sq, in percent of it."""
+"""The four terms of Lemma 1's prediction sigma_lemma1_sq, each in percent of their sum."""
 
 COLUMNS = ("accuracy", "zeta_hat_sq", ZETA, "sigma_hat_sq", SIGMA, "sigma_pool_sq", "delta_sq", "L_p", L)
-"""Columns of a figure's table; the CSV has all measured quantities."""
+"""Columns of a figure's table; the CSV has all measured parameters."""
 
 SHOWN = (0, 0.1, 0.5, 1)
-"""Shares of the run; a table has the measured rounds closest to them. Round 0 is the untrained model."""
+"""Positions in a run, from 0 (untrained model) to 1 (last round); a table has the measured rounds closest to them."""
 
-LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, because the equal curve is drawn on top of it
+LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, because an equal curve may lie on top of it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
@@ -53,14 +54,14 @@ PANELS: Mapping[str, Looks] = {
     },
     "(f) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
 }  # fmt: skip
-"""Label and line style of each term at one model, in Okabe and Ito's colours for colour-blind readers."""
+"""Label and line style of each curve in panels (d) to (f), in Okabe and Ito's colours for colour-blind readers."""
 
 TITLES = {
     "accuracy": "top-1 test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
     "delta_sq": r"$\delta^2$", "sigma_pool_sq": r"$\tilde\sigma^2_{avg}$, per sample", ZETA: r"$\hat\zeta^2$ / Lemma 1",
 }  # fmt: skip
 
-MEANING = "lines: means, bands: least to most of the seeds"
+MEANING = "lines: means over seeds, bands: minimum to maximum"
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,16 @@ class Curve:
     rounds: pd.DataFrame
 
     def course(self, name: str) -> dict[int, Spread]:
-        """Return the spread over seeds in each round that all seeds have measured; empty without such rounds."""
+        """Return mean, minimum and maximum over seeds of a column, for the rounds that all seeds have measured."""
         return course(self.rounds, name)
 
     def values(self, name: str) -> list[float]:
-        """Return all measured values, of all rounds and seeds."""
+        """Return all measured values of a column, of all rounds and seeds; empty if the column is missing."""
         return self.rounds[name].dropna().tolist() if name in self.rounds else []
 
 
 def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
-    """Return the curve of these runs; the rounds get quotients of values and Lemma 1, and the terms of the lemma."""
+    """Return the curve of these runs; ``rounds`` gets columns of values over Lemma 1's, and of the lemma's terms."""
     p, frame = rounds["p"], rounds.rename(columns={"test/accuracy": "accuracy"})
     weights = {"sigma_sq": 1 - p, "sigma_pool_sq": p, "zeta_sq": p * (1 - p), "delta_sq": p * (1 - p)}
     shares = [(f"{name} / Lemma 1", name, below, 1) for name, below in LEMMA1.items()]
@@ -93,7 +94,7 @@ def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
 
 
 def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return a line for every measured round of every run, with six digits; run folders have all digits."""
+    """Return a CSV line for every measured round of every run, with six digits; run folders have all digits."""
     names, lines = ("accuracy", *NAMES, *QUOTIENTS, *TERMS.values()), []
     for item in curves:
         facts = records(item.runs, ("seed", "p", "n_clients", "alpha", "generator.epochs"))
@@ -109,7 +110,7 @@ def rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def section(title: str, curves: Sequence[Curve]) -> str:
-    """Return two tables of a figure: final results of the runs, and the measured ``COLUMNS`` in some rounds."""
+    """Return two tables of a figure: final accuracies of the runs, and the ``COLUMNS`` in some measured rounds."""
     measured = {name for item in curves for name in item.rounds}
     quotients = [name for name in QUOTIENTS if name in measured]
     head = ["curve", "p", "last acc., %", "best acc., %", *(h for name in quotients for h in (name, "rounds above 1"))]
@@ -125,13 +126,16 @@ def section(title: str, curves: Sequence[Curve]) -> str:
 
 
 def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
-    """Return the rounds of the table."""
+    """Return the measured rounds that a table shows: the closest to the positions ``SHOWN`` of the run."""
     measured = list(curves[0].course("zeta_sq"))
     return list(dict.fromkeys(min(measured, key=lambda r: abs(r - share * measured[-1])) for share in SHOWN))
 
 
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:
-    """Return accuracies, and for each quotient median, range and count above 1, over all measured rounds and seeds."""
+    """Return a curve's final accuracies, and for each quotient (measured / Lemma 1) median, range, count above 1.
+
+    The quotients are those of all measured rounds and seeds.
+    """
     cells = [item.label, f"{item.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):
         percent = [100 * accuracy for accuracy in item.runs[kind]]
@@ -156,7 +160,11 @@ def _show(spread: Spread | None, form: str) -> str:
 
 
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
-    """Draw (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, each at its own model; (d) to (f) all terms at one model."""
+    """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, a line per curve; (d) to (f) Lemma 1's terms.
+
+    In (a) to (c) each run is measured at its own models. Panels (d) to (f) show one curve, so that all terms are
+    measured at the same models.
+    """
     with_lemma = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
     figure, grid = panels(2 if with_lemma else 1, 3, (12, 7.4 if with_lemma else 4))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):
@@ -177,7 +185,7 @@ def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
 
 
 def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
-    """Draw parameters against the epochs of the generators, a line for each round of the tables."""
+    """Draw figure A.8: accuracy and parameters over the generators' epochs, a line for each round of the tables."""
     figure, grid = panels(2, 3, (12, 7.4))
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(rounds_of_table(curves), _shades(rounds_of_table(curves)), strict=True):
@@ -189,7 +197,7 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])
     grid[0, 0].legend(fontsize=9)
-    note = "Every point is at its own server model, which is the same for all at round 0"
+    note = "Every point is measured at its own server model; at round 0 all have the same model"
     figure.suptitle(f"{title}; {MEANING}\n{note}", fontsize=11)
     return figure
 
@@ -204,7 +212,7 @@ def _shades(items: Sequence[object]) -> list[Any]:
 
 
 def _draw(axes: Axes, spreads: Mapping[int, Spread], band: bool = True, **look: Any) -> None:
-    """Draw a line of means; with ``band`` also the range over seeds."""
+    """Draw a line of means, and with ``band`` the range over seeds; spreads: (mean, minimum, maximum) by x."""
     if not spreads:
         return
     mean, least, most = zip(*spreads.values(), strict=True)

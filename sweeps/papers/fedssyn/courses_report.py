@@ -1,4 +1,4 @@
-"""Files of figures 5, A.7 and A.8, written from the run folders of the sweep, and the notes under the tables."""
+"""Report of figures 5, A.7 and A.8 of Fedssyn from the run folders: tables with footnotes, CSV, pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,33 +11,33 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
 
 Figure = Mapping[str, Sequence[sweep.Trial]]
-"""The curves of a figure, each with a trial for every seed."""
+"""The curves of a figure by label, each with a trial for every seed."""
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
          "generator.epochs": "generator", "seed": "seed"}  # fmt: skip
-"""Fields in the names of run folders, and their labels there."""
+"""Config fields in the names of run folders, and their labels there."""
 
 NOTES = (
     "Measured at the server model after a round (round 0: untrained), in evaluation mode, without augmentation; "
     "Euclidean norm over all parameters, means over clients. Every sigma^2 is per sample: a batch of B has sigma^2/B.",
-    "zeta_sq, sigma_sq: on the real data D_i; _hat: on what clients train on, D_i and a part of the pool D~; _mix: on "
-    "(1 - p) D_i + p D~; sigma_avg_sq: on all real data as one set; sigma_pool_sq: on D~; delta_sq: between the mean "
-    "of the clients' gradients and the pool's.",
-    "Lemma 1: (1 - p)^2 zeta^2; (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2), its terms in % of it "
-    "are in the CSV. _mix follows from the gradients on D_i and D~ and equals it at every model; _hat may lie above, "
-    "as no client has the whole pool.",
-    "Every run is measured at its own server models, so that curves differ in their models too; the columns of a line "
-    "and all of panels (d) to (f) are at one model. / Lemma 1, rounds above 1: median [least, most], and how many, of "
-    "all measured rounds of all seeds.",
+    "zeta_sq, sigma_sq: on the real data D_i of each client; _hat: on the clients' training data, D_i and some images "
+    "of the pool D~; _mix: on (1 - p) D_i + p D~; sigma_avg_sq: on all real data as one set; sigma_pool_sq: on D~; "
+    "delta_sq: squared distance between the mean of the clients' gradients and the pool's gradient.",
+    "Lemma 1 predicts (1 - p)^2 zeta^2 and (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2); the CSV "
+    "has the terms in %. _mix follows from the gradients on D_i and D~ and equals the prediction at every model; _hat may "
+    "be larger, as no client has the whole pool.",
+    "Every run is measured at its own server models, so curves differ in their models too. The values in a line, and "
+    "all curves of panels (d) to (f), are measured at one model. / Lemma 1, rounds above 1: median [minimum, maximum], "
+    "and how many of the measured rounds of all seeds lie above 1.",
 )
 L_NOTE = (
-    "L_max, L_p: the largest Hessian eigenvalue of any client's loss on D_i, and on what it trains on; L_pool: of the "
-    "pool's; by Lanczos' iteration, nearly always within 0.1 %. L_lemma1 = (1 - p) L_max + p L_pool."
+    "L_max, L_p: the largest Hessian eigenvalue of any client's loss on D_i, and on its training data; L_pool: that of "
+    "the pool's loss. Lanczos' iteration has an error nearly always below 0.1 %. L_lemma1 = (1 - p) L_max + p L_pool."
 )
 
 
 def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes: definitions of the parameters, settings of the runs, differences to the paper."""
     configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
     c = configs[0]
     steps, epochs = options.generator.steps, options.generator.epochs
@@ -49,21 +49,21 @@ def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
         f"A.7: {c.algorithm}, N = {c.partition.n_clients}, C = {c.federation.participation:g}, alpha = "
         f"{grid.several(configs, 'partition.alpha')} (IID: cut equally); generators of {trained} "
         f"on rho = {options.generator.rho:g} of a client's images; measured on {some} of a client's examples. "
-        f"{grid.work_note(configs)} Seeds: {options.seeds}; mean [least, most] of several.",
+        f"{grid.work_note(configs)} Seeds: {options.seeds}; mean [minimum, maximum] of several seeds.",
     ]
     if of_a8:
         names = ("partition.n_clients", "partition.alpha", "sharing.p", "generator.rho")
         n, alpha, p, rho = (grid.several(of_a8, name) for name in names)
         notes.append(
-            f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {rho}; every number of epochs from "
-            "one training. The pools are compared at one model at round 0 only; later every run is at its own."
+            f"A.8: N = {n}, alpha = {alpha}, p = {p} (paper: 40, 0.01, 0.57), rho = {rho}; the epochs are checkpoints "
+            "of one training. At round 0 all pools are measured at the same model; later each run has its own models."
         )
     different = grid.departures(configs, {*NAMED, "sharing.setting", "generator.rho", "measure.smoothness", "target"})
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
 def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the pictures and the summary from the run folders, and display the tables."""
+    """Write tables, CSV, pictures and summary into ``out``; a7, a8: the curves of figures A.7 (over p) and A.8."""
     from fedcommons.reports.plots import save
     from papers.fedssyn import courses
 

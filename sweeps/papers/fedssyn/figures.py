@@ -1,4 +1,4 @@
-"""Figure 3 of Fedssyn: accuracy with each sharing strategy, and lines of central models."""
+"""Figure 3 of Fedssyn: accuracy with each sharing strategy, and lines of central models as references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from fedcommons.reports.series import value
 from fedcommons.reports.tables import markdown, numbered, percent, share
 
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour, as in the paper, and offset of the dashes, so that both of two equal lines are visible."""
+"""Colour of a central model's line (as in the paper), and offset of its dashes, so that two equal lines are visible."""
 
 WHITE = {"color": "w", "pad": 0.8}
-MEANING = "dots and dashed lines: mean of the seeds; bars and bands: least to most"
+MEANING = "dots and dashed lines: mean over seeds; bars and bands: minimum to maximum"
 
 
 @dataclass(frozen=True)
 class Dot:
-    """Accuracies in percent, one per seed, of a group (method) and a setting."""
+    """Accuracies in percent, one per seed, of a method (``group``) with a sharing strategy (``setting``)."""
 
     group: str
     setting: str
@@ -30,7 +30,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """Dots, in groups along the axis, and lines: (central_real or central_synthetic, accuracy in percent per seed)."""
+    """Dots, grouped by method, and lines: (central_real or central_synthetic, accuracies in percent, one per seed)."""
 
     title: str
     dots: Sequence[Dot]
@@ -38,7 +38,7 @@ class Panel:
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
-    """Return a panel of last accuracies for each alpha; every panel has the line of the real images."""
+    """Return a panel for each alpha, with accuracies after the last round; central_real has no alpha and is in all."""
 
     def last(cell: Cell) -> list[float]:
         return [100 * accuracy for accuracy in cell.values("last_accuracy")]
@@ -58,7 +58,7 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
 
 
 def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
-    """Return the table with a line for each dot and each central model."""
+    """Return the Markdown table with a line for each federated configuration and each central model."""
     head, identities = identified(cells)
     results = [
         [percent(cell, "last_accuracy"), percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr"))]
@@ -69,7 +69,7 @@ def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
 
 
 def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) -> None:
-    """Draw a panel for each partition, with a row per algorithm and setting, and a line per central model.
+    """Draw a panel for each partition: a row for each method and sharing strategy, a line for each central model.
 
     Dots and lines are means over the seeds; thin bars and bands go from minimum to maximum.
     """

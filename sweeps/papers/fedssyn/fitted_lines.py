@@ -1,7 +1,8 @@
-"""Fewest rounds R_p to an error eps, and the fitted line R_p = A_p/sqrt(eps) + B_p, by two kinds of fit.
+"""Fewest rounds R_p that FedAvg with share p needs for an error eps, and the fitted line R_p = A_p/sqrt(eps) + B_p.
 
+There are two kinds of fit (``FITS``):
 plain       least squares for every share p separately, as the paper describes
-authors     as in the paper's released code: p = 0 as above, and every following p by least squares under
+authors     as in the paper's released code: p = 0 as in plain, and every following p by least squares under
             A_p <= A_(p-1) and B_p <= B_(p-1) - 1 (beyond p = 0.5: - 0.1), where p-1 is the share before
 
 The fit ``authors`` depends on the number of shares: each share lowers B, and A must increase to compensate.
@@ -14,14 +15,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TARGETS = np.logspace(-6, -4.3, 80)[1:]  # eps of the fit, as in the released code: 1.05e-6 ... 5.01e-5
+TARGETS = np.logspace(-6, -4.3, 80)[1:]  # errors eps of the fit, as in the released code: 1.05e-6 ... 5.01e-5
 FITS = ("plain", "authors")
 
-Line = tuple[float, float]  # A, B
+Line = tuple[float, float]  # (A, B) of a fitted line
 
 
 def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
-    """Return (fewest rounds to ``eps`` over the step sizes, index of the step size with the lowest error then).
+    """Return the fewest rounds to ``eps`` over all step sizes, and the index of the step size that is best then.
 
     errors: (step sizes, 1 + rounds), of one problem. None: no step size reaches ``eps``.
     """
@@ -32,14 +33,14 @@ def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
 
 
 def rounds_to(errors: np.ndarray, targets: np.ndarray = TARGETS) -> np.ndarray:
-    """Return the fewest rounds to each target, (targets,); nan: not reached."""
+    """Return the fewest rounds to each error in ``targets``, (targets,); nan: no step size reaches the error."""
     return np.array([at[0] if (at := fewest_rounds(errors, eps)) else np.nan for eps in targets])
 
 
 def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.inf, np.inf)) -> Line | None:
-    """Return (A, B) of the exact least-squares line under A <= at_most[0] and B <= at_most[1].
+    """Return (A, B) of the least-squares line rounds = A/sqrt(target) + B under A <= at_most[0] and B <= at_most[1].
 
-    None: fewer than three targets are reached.
+    rounds: fewest rounds to each error in ``targets``, nan if not reached. None: fewer than three errors are reached.
     """
     reached = np.isfinite(rounds)
     if reached.sum() < 3:
@@ -52,7 +53,7 @@ def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.i
 
 
 def fit_all(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> list[Line | None]:
-    """Fit a line for each share p, in rising order; kind: one of ``FITS``; rounds: ``rounds_to`` of each share."""
+    """Fit a line (A, B) for each share p, in rising order; kind: one of ``FITS``; rounds: ``rounds_to`` of each p."""
     lines: list[Line | None] = []
     a = b = np.inf
     for p, rounds_of_share in zip(shares, rounds, strict=True):

@@ -1,4 +1,4 @@
-"""The quality of pools: a table and a CSV over seeds, and a grid of images of the first seed."""
+"""Report of the quality of pools of synthetic images: table and CSV over seeds, image grid of the first seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -28,38 +28,38 @@ from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import dry_run
 
 SHOWN = 3
-"""Images of each class in a row of the picture."""
+"""Number of images of each class in a row of the picture."""
 
 MEASURES = ("precision", "recall", "density", "coverage", "kernel_distance", "fidelity")
 
 POOL = ("generator", "rho", "epochs")
-"""Columns that identify a pool in the table."""
+"""Columns that identify a pool: its generator, the share rho of images that the generator saw, and its epochs."""
 
 
 def _checked(config: Experiment) -> Prepared:
-    """Return the experiment with its partitioned data.
+    """Return the prepared experiment, whose clients generate images and whose model has a head.
 
     Raises:
-        UserError: no client draws an image, or the model names no head.
+        UserError: no client generates an image, or the model has no attribute ``head``.
     """
     prepared = prepare(config)
     if not any(need.n for need in prepared.requests):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")
     if "head" not in dir(build_module(config, prepared.dataset, "meta")):
-        raise UserError(f"model.name {config.model.name} names no head, whose inputs are the features of quality.")
+        raise UserError(f"model.name {config.model.name} has no attribute head, whose inputs would be the features.")
     return prepared
 
 
 def price(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Print what would be trained, and for how long."""
+    """Print how many generators would be trained, and the estimated duration."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).requests])
     seconds = dry_run.duration(dry_run.generators(jobs))
-    say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers a pool.")
+    say(f"{len(jobs)} generators to train, about {seconds} here on one core, then two classifiers per pool.")
 
 
 def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None) -> None:
-    """Generate pools that are not stored, measure the quality of each pool, and write the files into ``--out``."""
+    """Generate the pools that are not stored, measure the quality of each pool, and write the report into ``--out``."""
     store, records, pictures = Store(Path(options.config.artifacts), say, options.config.storage), [], []
     for seed, of_seed in groupby(options.pools, key=lambda config: config.seed):
         ready = [_checked(config) for config in of_seed]
@@ -92,21 +92,24 @@ def _judged(prepared: Prepared, pool: Examples, options: parse.Options) -> Quali
 
 
 def _named(config: Experiment) -> dict[str, Any]:
-    """Return the values that identify this pool, see ``POOL``."""
+    """Return the values of the columns ``POOL``, which identify the experiment's pool."""
     flat = config.flat
     made_by = registry.label(flat["generator.name"])
     return {"generator": made_by, "rho": flat["generator.rho"], "epochs": flat.get("generator.epochs")}
 
 
 def _plain(q: Quality) -> dict[str, Any]:
-    """Return the quality as one record, a line of the CSV."""
+    """Return a pool's quality as a line of the CSV, with the quality of test images in place of the pool."""
     unseen = {f"test_images_{name}": q.unseen[name] for name in MEASURES}
     return {**{name: q.pool[name] for name in MEASURES}, "accuracy": q.accuracy, **unseen, "points": q.points,
             "trained": q.trained}  # fmt: skip
 
 
 def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
-    """Return the table: a line for each pool, over seeds, and a line for test images in a pool's place."""
+    """Return the table: a line for each pool, over seeds, and a line for test images in place of a pool.
+
+    k: number of nearest neighbours in the measures. epochs: training epochs of the two classifiers.
+    """
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for r in records:
@@ -123,12 +126,12 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
         ", ".join(f"{n:,}" for n in sorted({r[name] for r in records})) for name in ("points", "trained")
     )
     notes = [
-        f"{points} images of each kind against as many real training images, {k} nearest neighbours, in the "
-        "inputs of the head of a classifier of real training images. Test images stand in the first pool's place: what "
-        "fresh real images have.",
-        "Fidelity: share of images that this classifier gives their label; of test images this is its accuracy. "
-        "Accuracy: on all test images, of a classifier trained on the pool. Both classifiers: the run's model, "
-        f"{epochs} epochs on {trained} images.",
+        f"Each pool is compared with real training images, {points} images of each, with {k} nearest neighbours. The "
+        "features are the inputs of the head of a classifier of real training images. The line of test images stands "
+        "in place of the first pool and has the values of fresh real images.",
+        "Fidelity: share of images whose label this classifier predicts; for test images this is its accuracy. "
+        "Accuracy: accuracy on all test images of a classifier trained on the pool. Both classifiers are the run's "
+        f"model, trained {epochs} epochs on {trained} images.",
         "rho: share of a client's images that its generator saw. Fewer epochs are checkpoints of the same training.",
         f"Seeds: {','.join(map(str, seeds))}; ± is the sample standard deviation.",
     ]
@@ -136,7 +139,7 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
 
 
 def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
-    """Draw real images, then a row for each pool; a single pool has a row for each of its first twelve clients."""
+    """Draw a row of real images, then a row for each pool; a single pool has rows for its first twelve clients too."""
     prepared, clients, pool = pictures[0]
     classes = prepared.dataset.classes
     rows = [("real", _of_each_class(prepared.train, classes))]

@@ -1,11 +1,12 @@
-"""The audit of sharing strategies that fit images to clients' noisy sums (merf, ndpdc), by an auditor with these sums.
+"""Audit of sharing strategies that fit images to clients' noisy sums (merf, ndpdc), by an auditor who sees the sums.
 
-The images follow from the sums, so an attacker with only the images knows no more. The result is an estimate:
-``audits.directions``.
+The images are computed from the sums, so an attacker with only the images knows no more than the auditor. The result is
+an estimate of epsilon, not a bound, see ``audits.white_box_estimate``.
 
-merf: the worst neighbour, one image that is present or absent, in many draws of both worlds; with summed noise, the
-auditor sees only the sum.
-ndpdc: k worst-case examples, whose features are orthogonal and of norm 1 in all steps; half of the examples are in.
+merf: the worst pair of neighbouring data sets, with one image and with none. Each of these two worlds draws its message
+many times. With summed noise, the auditor sees only the sum of all clients' messages.
+ndpdc: k worst-case examples (canaries), whose features are orthogonal and of norm 1 in all steps; the client has a
+random half of them.
 """
 
 from collections.abc import Callable
@@ -36,11 +37,14 @@ from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
-"""Draws of each world (merf), and canaries in the run (ndpdc), per unit of ``--canaries``."""
+"""Per unit of ``--canaries``: draws of each of the two worlds (merf), and number of canaries (ndpdc)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate from draws of a message (or the sum of all messages) with one image and with none."""
+    """Return the estimate from draws of a message (summed noise: of all messages' sum) with one image and with none.
+
+    stated: the release as declared to the privacy ledger. delta: the delta of the (epsilon, delta) guarantee.
+    """
     phi, classes, seeds = (
         stage.phi(client_data),
         client_data.n_classes or 0,
@@ -59,7 +63,7 @@ def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries:
 
 
 def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate from one run of T messages of the client, which has canaries in place of its examples."""
+    """Return the estimate from one run: T messages of the client, which has canaries in place of its examples."""
     seed, canaries = seed_for(client_data.seed, "audit of sums"), DIRECTIONS * canaries
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
@@ -68,7 +72,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     sender = replace(stage.sender(of_world, stated.client), examples=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
-        which = ((x.flatten() + 1) * 127.5).round().long()  # as ``condensation.pixels`` has scaled them
+        which = ((x.flatten() + 1) * 127.5).round().long()  # inverts the scaling by ``condensation.pixels``
         return torch.nn.functional.one_hot(which, canaries).float()
 
     scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)])
@@ -76,10 +80,12 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
 
 
 def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
-    """Return the release of a client's sums and the estimate; attacked: default is the client with most images.
+    """Return the privacy release of a client's noisy sums and the estimate of its epsilon.
+
+    attacked: the client's number; None: the client with most images.
 
     Raises:
-        UserError: the release is not covered, or there is no such client.
+        UserError: the sums have no privacy guarantee, or there is no client ``attacked``.
     """
     stage, client_data = prepared.stage, prepared.client_data
     client = int(np.argmax(client_data.clients.sizes)) if attacked is None else attacked
@@ -96,7 +102,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
 
 
 def work(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Audit each seed, print the table and write it to ``--out``.
+    """Audit each seed, print the table of all seeds and write it to ``--out``.
 
     Raises:
         UserError: ``--out`` has an audit already.
@@ -117,8 +123,8 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
         )  # fmt: skip
         faults += [f"Seed {config.seed}: {fault}." for fault in result.faults]
     notes = [
-        "An estimate that takes tails for normal, by who sees every noisy sum; [ ]: 95 % interval of mu. Epsilon is "
-        "that of its lower end. It is no bound.",
+        "Epsilon is estimated by an auditor who sees every noisy sum, and with normal tails assumed. [ ]: 95 % "
+        "interval of mu. Epsilon is that of the interval's lower end. The estimate is not a bound.",
         *faults,
     ]
     text = tables.markdown(head, lines) + tables.numbered(notes)

@@ -1,4 +1,4 @@
-"""Predictions of Corollary I for an experiment with a pool, from a short probe run of its federation."""
+"""Predictions of Corollary I for an experiment with a pool of shared data, from a short probe run without sharing."""
 
 from pathlib import Path
 
@@ -15,7 +15,10 @@ from papers.fedssyn.probe import probe
 
 
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
-    """Return the predictions of one experiment, and the name of the pool that they apply to."""
+    """Return the predictions for all shares p of one experiment, and in words the pool that they apply to.
+
+    The pool is the experiment's pool if the store has all its images, else an ideal pool of real data.
+    """
     config, store = ready.config, Store(Path(ready.config.artifacts), display.say, ready.config.storage)
     is_stored = not image_cache.missing(store, ready.requests)
     synthetic = build.contributions(ready, store) if ready.requests and is_stored else None

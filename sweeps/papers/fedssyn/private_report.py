@@ -1,4 +1,4 @@
-"""Files of figures 6 and A.6, with private generators, written from the run folders and the store."""
+"""Report of figures 6 and A.6 of Fedssyn (private generators), from the run folders and the store of images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: its pool in words; last: the pool is that of the last epoch, not of an earlier checkpoint."""
+    """A run; pool: its pool in words; last: the generators' last epoch made the pool, not an earlier checkpoint."""
 
     pool: str
     last: bool
@@ -36,7 +36,7 @@ class Entry:
 
 @lru_cache(maxsize=256)
 def images(cell: sweep.Trial) -> "Sequence[Contribution]":
-    """Return the images that the clients of this trial contribute, with their receipts."""
+    """Return the images that this trial's clients contribute, with receipts of their generators' privacy protection."""
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 
@@ -44,13 +44,13 @@ def images(cell: sweep.Trial) -> "Sequence[Contribution]":
 
 
 def is_fitted(cell: sweep.Trial) -> bool:
-    """Return whether images are fitted to clients' noisy sums (merf, ndpdc), so that no generator has a receipt."""
+    """Return whether images are fitted to clients' noisy sums (merf, ndpdc), so that there are no generators."""
     return cell.config.sharing.setting in private_presets.OF_SUMS
 
 
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
-    """Return the releases of this trial's clients for fitted images; they do not depend on the images."""
+    """Return the privacy releases of this trial's clients (their noisy sums), which do not depend on fitted images."""
     from fedcommons.runs.build import prepare
     from fedcommons.sharing.stage import Contributions
 
@@ -60,7 +60,7 @@ def releases(cell: sweep.Trial) -> "Sequence[Release]":
 
 @lru_cache(maxsize=16)
 def fitted_images(cell: sweep.Trial) -> "Examples":
-    """Return the pool that is fitted to noisy sums, which no store has."""
+    """Return the images that this trial fits to noisy sums; they are computed, as no store has them."""
     from fedcommons.core.worker import set_up_process
     from fedcommons.runs.build import contribute, prepare
 
@@ -70,7 +70,10 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 
 
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
-    """Return images (n, C, H, W) of this label in the client's pool; fitted images belong to all clients together."""
+    """Return the images (n, C, H, W) of one label in the client's pool.
+
+    Fitted images belong to all clients; for another client they begin at another image.
+    """
     of_all = is_fitted(cell)
     examples = fitted_images(cell) if of_all else images(cell)[client].examples
     of_label = examples.x[examples.y == label]
@@ -78,7 +81,7 @@ def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
 
 
 def spent(cell: sweep.Trial) -> float | None:
-    """Return the largest epsilon of the clients' pools by the ledger's accounting; None where a pool is unprotected."""
+    """Return the largest epsilon of the clients' images by the ledger's accounting; None if any are unprotected."""
     from fedcommons.privacy.accountants import epsilon
 
     receipts = [] if is_fitted(cell) else [contribution.receipt for contribution in images(cell)]
@@ -89,7 +92,7 @@ def spent(cell: sweep.Trial) -> float | None:
 
 
 def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Return the table with a line for each federation, method and pool, over seeds; and its numbers."""
+    """Return the Markdown table with a line for each federation, method and pool, over seeds; and its records."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
@@ -120,15 +123,15 @@ def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]
 
 
 _ABOVE = (
-    "Points of test accuracy above the same seed's run without a pool: mean and 95 % interval (Student's t over the "
-    "seeds). Lines without a pool: the accuracy itself, in percent."
+    "Test accuracy minus that of the same seed's run without a pool, in points: mean and 95 % interval (Student's t "
+    "over the seeds). Lines without a pool: the accuracy itself, in percent."
 )
 
 
 def gains(entries: Sequence[Entry], out: Path) -> str:
-    """Return the gains in test accuracy (points) over the same seed's run without a pool, with intervals.
+    """Return test accuracies minus that of the same seed's run without a pool, in points, with 95 % intervals.
 
-    Columns are rounds 1, 2 and the last. The line without a pool has its accuracy instead of a gain.
+    Columns are rounds 1, 2 and the last. The lines without a pool have the accuracy itself instead of a gain.
     """
     from fedcommons.reports.frames import load_rounds
 
@@ -153,7 +156,7 @@ def gains(entries: Sequence[Entry], out: Path) -> str:
 
 
 def _groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:
-    """Group the runs by (alpha, algorithm, pool, epochs of its generators or None)."""
+    """Group the runs by (alpha, algorithm, pool, epochs of the generators; None: without generators)."""
     groups: dict[tuple, list[Entry]] = {}
     for e in entries:
         c, fields = e.cell.config, e.cell.config.flat
@@ -189,7 +192,7 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in ticks]
             row[0].plot(ticks, largest, color=colours[pool])
             row[0].annotate(pool, (ticks[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
-    ylabel = "epsilon" if entries[0].cell.config.dp.noise == SECRET else "epsilon, were the noise secret"
+    ylabel = "epsilon" if entries[0].cell.config.dp.noise == SECRET else "epsilon, if the noise were secret"
     row[0].set(xlabel="epochs of the generator", ylabel=ylabel, yscale="log", title="spent by generators, first seed")
     row[0].margins(y=0.15)
     plots.plain_ticks(row[0].yaxis)
@@ -214,9 +217,10 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
 
 
 def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
-    """Return for each class the clients whose generators saw most and fewest images of the class.
+    """Return for each class (at most ten) the clients whose generators saw most and fewest images of the class.
 
-    Only clients with a request for an image of the class count; ``(class, index of the client, images seen)``.
+    needs: the clients' generation requests. Only clients that request an image of the class count. An entry is
+    ``(class, index of the client, images seen)``.
     """
     chosen = []
     for label in range(min(needs[0].n_classes, 10)):
@@ -231,8 +235,8 @@ def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
 
-    Labels follow noised class counts, so generators also get requests for classes that they saw rarely or never. The
-    title of each column is the number of images of the class that its generator saw.
+    Labels follow noised class counts, so generators also draw classes that they saw rarely or never. The title of each
+    column is the number of images of the class that its generator saw.
     """
     from fedcommons.reports import plots
     from fedcommons.runs.build import prepare
@@ -264,7 +268,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, curves and pictures from the run folders and the store, and display the table."""
+    """Write table, CSV, curves and pictures of the finished runs into ``out``, and display the table."""
     done = [e for e in entries if sweep.is_done(e.cell, out)]
     if len(done) < len(entries):
         display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
@@ -273,12 +277,12 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     text, records = table(entries, out)
     private = [e.cell.config.flat for e in entries if "generator.clip" in e.cell.config.flat]
     notes = [
-        f"Epsilon is that of the largest client's pool at delta {entries[0].cell.config.dp.delta:g} by the ledger's "
-        "accounting, from what the generators' receipts say was used. With labels: of the whole pool, as labels follow "
-        "each client's class counts; none: these are not covered (generator.label_noise 0). Nothing covers the updates "
-        "of the model, which every run sends. So the guarantee of the whole run is: none.",
+        f"Epsilon is the largest of the clients' pools at delta {entries[0].cell.config.dp.delta:g}, by the ledger's "
+        "accounting of the noise in the generators' receipts. With labels: epsilon of the whole pool, as labels follow "
+        "each client's class counts; none: the class counts have no guarantee (generator.label_noise 0). No epsilon "
+        "covers the model updates that every run sends. So the guarantee of the whole run is: none.",
         *(
-            f"Private generators: B = {g['generator.batch_size']}, draws an image: {g['generator.draws']}, clip "
+            f"Private generators: B = {g['generator.batch_size']}, draws per image: {g['generator.draws']}, clip "
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."
             for g in private[:1]
         ),

@@ -1,4 +1,4 @@
-"""A short federation without sharing that measures the convergence parameters after each of its rounds."""
+"""A probe: a short federation without sharing that measures the convergence parameters after each of its rounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,15 +28,15 @@ def probe(
 ) -> list[tuple[float, Found]]:
     """Return test accuracy and convergence parameters of the server model at rounds 0 to ``config.federation.rounds``.
 
-    config: the experiment with sharing; the probe measures its pool, but does not train on the pool. synthetic: the
-    clients' synthetic images; without these images, the pool of a strategy with generators is all clients' real data,
-    which an ideal generator would draw from.
+    config: the experiment with sharing. The probe measures the experiment's pool, but does not train on it. synthetic:
+    the clients' synthetic images. Without them, the pool of a strategy with generators is all clients' real data, which
+    have the distribution of an ideal generator.
     """
     prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
     ready = build.assemble(prepared)
     if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
         shared = build.assemble(build.prepare(config), synthetic or ()).data
-        ready = ready.on(replace(shared, clients=shared.real))  # the pool's store has the real data too
+        ready = ready.on(replace(shared, clients=shared.real))  # the store of the pool has the real data too
     if ready.data.pool is None:
         ready = ready.on(replace(ready.data, pool=ready.data.real))
     if config.federation.executor == "ray_actors":

@@ -30,20 +30,20 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.swapped import n_swapped
 
-SHAPE = (10, 100, 25)  # N, n, d
+SHAPE = (10, 100, 25)  # clients N, samples per client n, dimension d
 STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # 1e-6 ... 1.43
-SHARES = tuple(k / 40 for k in range(41))  # the p of figure 2 (b)
+SHARES = tuple(k / 40 for k in range(41))  # the shares p of figure 2 (b)
 ROUNDS, TARGET = 800, 1.160264e-6  # the text prints 1.1e-6
 MODELS = ("server", "clients")
-MOST_ROUNDS = 100_000  # the errors of the whole grid fill 1 GB
+MOST_ROUNDS = 100_000  # then the errors of the whole grid fill 1 GB
 
 TOGETHER = 256
-"""Rounds times step sizes whose coefficients are computed at once, to fit into a cache. It changes no bit."""
+"""Maximum of rounds x step sizes computed at once, so that they fit into a cache. It does not change results."""
 
 
 @dataclass(frozen=True)
 class Quadratics:
-    """The samples of all clients."""
+    """The samples of all clients: coefficients a_ij and vectors b_ij."""
 
     a: np.ndarray  # (N, n)
     b: np.ndarray  # (N, n, d)
@@ -51,7 +51,7 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants in the rates of convergence, at one x; norms are Euclidean, noise is per sample."""
+    """The constants in the convergence rates at one point x; norms are Euclidean, noise is per sample."""
 
     zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
     sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
@@ -61,7 +61,7 @@ class Constants:
 
 
 def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int] = SHAPE) -> Quadratics:
-    """Draw the clients' samples before any swap; ``shape``: (N, n, d).
+    """Draw the samples of all clients before any swap; ``shape``: (clients N, samples per client n, dimension d).
 
     Raises:
         UserError: zeta^2 or sigma^2 is negative or not finite.
@@ -79,9 +79,9 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 
 
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
-    """Swap ``n_swapped`` samples of each client: permute them together and distribute them equally.
+    """Permute ``n_swapped(p, n)`` samples of each client together, and return an equal number to each client.
 
-    A larger p moves all samples that a smaller p moves. Minimiser, l_avg and mu do not change.
+    A larger p moves all samples that a smaller p moves. The minimiser x*, ``l_avg`` and ``mu`` do not change.
 
     Raises:
         UserError: p is outside [0, 1].
@@ -100,22 +100,23 @@ def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
 
 
 def optimum(problem: Quadratics) -> np.ndarray:
-    """Return x* = sum_ij a_ij b_ij / sum_ij a_ij^2, (d,)."""
+    """Return x* = sum_ij a_ij b_ij / sum_ij a_ij^2, the minimiser of f, of shape (d,)."""
     return (problem.a[..., None] * problem.b).sum((0, 1)) / np.square(problem.a).sum()
 
 
 def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
-    """Return the gradient of every sample at x, A_ij^T (A_ij x - b_ij), (N, n, d)."""
+    """Return the gradient of every sample at x, A_ij^T (A_ij x - b_ij), of shape (N, n, d)."""
     a = problem.a[..., None]
     return a * (a * x - problem.b)
 
 
 def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
-    """Compute the exact constants at x; with a ``pool``, of the mixtures (1 - p) D_i + p D~, D~: the pool's samples.
+    """Return the exact constants at x; with a ``pool``, those of the mixtures (1 - p) D_i + p D~.
 
-    Then zeta_mix^2 = (1-p)^2 zeta^2 and sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) hold
-    with equality, where sigma~_avg^2 = ``constants(pooled(pool), x).sigma_sq`` and L~_avg = ``.l_avg`` of these
-    constants; and l_max = (1-p) L_max + p L~_avg.  Fedssyn, lemma 1.
+    D_i: samples of client i; D~: samples of the pool; p: share of the pool. Lemma 1 of Fedssyn holds with equality for
+    mixtures: zeta_mix^2 = (1-p)^2 zeta^2, sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) and
+    l_max = (1-p) L_max + p L~_avg. Here sigma~_avg^2 and L~_avg are ``sigma_sq`` and ``l_avg`` of
+    ``constants(pooled(pool), x)``; delta^2 is ``delta_sq``.
     """
     shared = pooled(pool or problem)
     of_clients, common = gradients(problem, x), gradients(shared, x)
@@ -132,12 +133,12 @@ def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None
 
 
 def delta_sq(problem: Quadratics, pool: Quadratics, x: np.ndarray) -> float:
-    """Return ||grad f(x, D) - grad f(x, D~)||^2."""
+    """Return delta^2 = ||grad f(x, D) - grad f(x, D~)||^2 of the clients' samples D and the pool's samples D~."""
     return float(np.square(gradients(problem, x).mean((0, 1)) - gradients(pool, x).mean((0, 1))).sum())
 
 
 def pooled(problem: Quadratics) -> Quadratics:
-    """Return all samples as samples of one client."""
+    """Return a problem with one client that has all samples."""
     return Quadratics(problem.a.reshape(1, -1), problem.b.reshape(1, -1, problem.b.shape[2]))
 
 
@@ -154,11 +155,12 @@ def run(
     models: str = "server",
     until: float = -np.inf,
 ) -> list[np.ndarray]:
-    """Return errors of FedAvg from x = 1, per problem (step sizes, 1 + rounds): at the start and after every round.
+    """Run FedAvg from x = 1 and return per problem the errors (step sizes, 1 + rounds), from the start to the end.
 
-    models: "server", ||x - x*||^2 of the mean over clients (the released code); or "clients", the mean error before
-    averaging, (1/N) sum_i ||x_i - x*||^2 (the captions). An error inf: float64 overflowed, the step size diverges.
-    until: a problem ends after the first round in which a step size has an error of at most this.
+    models: "server" returns the error ||x - x*||^2 of the mean over clients (the released code); "clients" returns the
+    mean error before averaging, (1/N) sum_i ||x_i - x*||^2 (the captions). An error is inf if float64 overflowed,
+    because the step size diverges. until: a problem ends after the first round in which a step size has at most this
+    error.
     """
     n_clients, n, _ = problems[0].b.shape
     together = max(1, TOGETHER // len(steps))
@@ -182,7 +184,10 @@ def run(
 
 
 def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
-    """Yield errors (step sizes,) at the start and per round; blocks: orders (rounds, N, n), the last step first."""
+    """Yield the errors (step sizes,) of FedAvg on one problem, at the start and after each round.
+
+    blocks: orders of the samples in successive rounds, (rounds, N, n), the last step first. server: see ``_error``.
+    """
     n_clients, n, d = problem.b.shape
     target, clients = optimum(problem), np.arange(n_clients)
     factors, ab = 1 - np.square(problem.a)[..., None] * steps, problem.a[..., None] * problem.b
@@ -201,12 +206,12 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
 
 
 def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the mean errors (step sizes,) of models (models, step sizes, d)."""
+    """Return the squared distances to ``target``, (step sizes,), averaged over models (models, step sizes, d)."""
     return np.square(models - target).sum(2).mean(0)
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Check, before any work, that ``run`` can run, and that float64 distinguishes the target error from 0.
+    """Check before any work that ``run`` accepts the arguments, and that float64 distinguishes the target error from 0.
 
     Raises:
         UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.

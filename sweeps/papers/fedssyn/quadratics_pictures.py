@@ -1,4 +1,4 @@
-"""Pictures of figures 2 and B.3 of Fedssyn: FedAvg on quadratics."""
+"""Pictures of figures 2 and B.3 of Fedssyn: FedAvg on quadratics with swapped samples."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ RED = "#c0392b"
 
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> bytes:
-    """Draw figure 2: medians over seeds, and bands from minimum to maximum."""
+    """Return figure 2 as PNG: medians and ranges over seeds; curves: sigma^2 to errors (seeds, p, 1 + rounds)."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
     p, width = np.array([r["p"] for r in bands]), 0.7 / len(bands)
 
     def column(name: str) -> np.ndarray:
-        return np.array([r[name] or (np.nan,) * 3 for r in bands]).T  # median, least, most
+        return np.array([r[name] or (np.nan,) * 3 for r in bands]).T  # median, minimum, maximum
 
     for (sigma_sq, errors), style in zip(curves.items(), ("-", ":"), strict=True):
         for of_p, k in enumerate(chosen(options, 3)):
@@ -44,7 +44,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
     middle, lowest, highest = column("rounds")
     error = {"ecolor": "0.45", "elinewidth": 0.8}
     fewest.bar(p, middle, width, color="#c9d6e3", yerr=(middle - lowest, highest - middle), error_kw=error,
-               label="fewest rounds; line: least to most")  # fmt: skip
+               label="fewest rounds; line: minimum to maximum")  # fmt: skip
     for kind in options.fit:
         at, _, _ = column(f"theory_rounds_{kind}")
         fewest.hlines(at, p - 0.8 * width, p + 0.8 * width, color=COLOURS[kind], label=f"theory, {NAMED[kind]}")
@@ -75,7 +75,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
 
 
 def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Options) -> bytes:
-    """Draw figure B.3, of the first seed: fewest rounds over 1/sqrt(eps), and the lines of each fit."""
+    """Return figure B.3 of the first seed as PNG: fewest rounds over 1/sqrt(eps), and the fitted line of each p."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -93,9 +93,9 @@ def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Optio
 
 
 def heading(options: parse.Options) -> str:
-    """Return the title of the picture: the settings of all panels."""
+    """Return the title of the picture: the data's shape, zeta^2, sigma^2 and the seeds."""
     n_clients, n, d = q.SHAPE
-    seeds = f"{len(options.seeds)} seeds: median, and band or line from the least to the most"
+    seeds = f"{len(options.seeds)} seeds: median, and band or line from minimum to maximum"
     return (
         f"Quadratics: {n_clients} clients, {n} samples each, {d} numbers, ζ² = {options.zeta_sq:g}; (b) and (c): "
         f"σ² = {options.sigma_sq:g}. {seeds if len(options.seeds) > 1 else f'Seed {options.seeds[0]}'}"

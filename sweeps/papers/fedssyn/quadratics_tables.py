@@ -1,4 +1,4 @@
-"""Tables of figure 2: a row for each p and seed, bands over seeds, and the distance to theory."""
+"""Tables of figure 2 of Fedssyn: a row for each share p and seed, medians and ranges over seeds, distance to theory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from fedcommons.reports import tables
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 
-NOISES = (0.0, 1000.0)  # sigma^2 of figure 2 (a)
-FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5: every error is flat after round 100
+NOISES = (0.0, 1000.0)  # values of sigma^2 in figure 2 (a)
+FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5: every error is constant after round 100
 
 Rows = Sequence[Mapping[str, Any]]
-Band = tuple[float, float, float]  # median, least, most
+Band = tuple[float, float, float]  # median, minimum, maximum
 
 
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """Return a row for each p of a seed: results of the grid, and values of the theory."""
+    """Return a row for each share p of one seed: rounds and step sizes of the grid, fits, and values of the theory."""
     to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]
@@ -44,13 +44,13 @@ def table(
 
 
 def band(values: Sequence[float | None]) -> Band | None:
-    """Return median, minimum and maximum of the values that are not None."""
+    """Return (median, minimum, maximum) of the values that are not None; None if all values are None."""
     present = [value for value in values if value is not None]
     return (float(np.median(present)), float(min(present)), float(max(present))) if present else None
 
 
 def over_seeds(rows: Rows) -> list[dict[str, Any]]:
-    """Return a row for each p: the number of seeds that reached the target, and bands of all other values."""
+    """Return a row for each share p: the number of seeds that reached the target, and ``band`` of all other values."""
     of_p = [[r for r in rows if r["p"] == p] for p in dict.fromkeys(r["p"] for r in rows)]
     names = [name for name in rows[0] if name not in ("seed", "p", "swapped", "(1-p)^2")]
     return [
@@ -61,7 +61,7 @@ def over_seeds(rows: Rows) -> list[dict[str, Any]]:
 
 
 def format_band(value: Any) -> str:
-    """Return a band as ``median [least, most]``, or only the median where all are equal; ``-`` for None."""
+    """Format a band as ``median [minimum, maximum]``, or only the median if all are equal; ``-`` for None."""
     if not isinstance(value, tuple):
         return "-" if value is None else f"{value:.3g}"
     middle, least, most = (f"{v:.3g}" for v in value)
@@ -69,7 +69,10 @@ def format_band(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """Return in words the distance of a fit's A_p/A_0 from theory and from (1-p)^2 for ``least`` < p <= ``most``."""
+    """Return a sentence with the mean distance of a fit's A_p/A_0 from the theory and from (1-p)^2.
+
+    The mean is taken over the shares ``least`` < p <= ``most``.
+    """
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:
         return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."
@@ -87,7 +90,7 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
 
 
 def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> str:
-    """Return the table and its footnotes; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
+    """Return the table of all shares p with footnotes; curves: sigma^2 to errors (seeds, p, 1 + rounds)."""
     bands = over_seeds(rows)
     head = [name for name in bands[0] if name not in {f"{letter}_{kind}" for letter in "AB" for kind in options.fit}]
     falls = [
@@ -96,7 +99,8 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
     ]
     notes = (
         f"Numbers are the median over {len(options.seeds)} seeds ({', '.join(map(str, options.seeds))}), with "
-        "[least, most] where they differ. reached: seeds that reach the target; rounds and step_size are of these.",
+        "[minimum, maximum] where they differ. reached: number of seeds that reach the target; rounds and step_size "
+        "are bands over these seeds.",
         f"rounds: fewest over {len(q.STEP_SIZES)} step sizes until the error is {options.target}, within "
         f"{options.rounds}. Models: {options.models}. zeta^2 = {options.zeta_sq:g}, sigma^2 = {options.sigma_sq:g}; "
         "the columns of these names are measured at x*, after the swap. swapped: int(100 p) of 100 samples.",
@@ -113,5 +117,5 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
 
 
 def chosen(options: parse.Options, n: int) -> list[int]:
-    """Return the indices of up to ``n`` shares, evenly spaced from the first to the last."""
+    """Return the indices of up to ``n`` shares p, evenly spaced from the first to the last."""
     return sorted({round(k) for k in np.linspace(0, len(options.shares) - 1, n)})

@@ -1,4 +1,4 @@
-"""Lines and notes of Table A.2 of Fedssyn, from a CSV of rounds or from runs."""
+"""Table A.2 of Fedssyn, saved communication: its lines and notes, from a CSV of rounds or from runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,16 +15,21 @@ from fedcommons.reports.series import value
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
-TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # the paper's data sets
+TRAIN, SHAPE, CLASSES = (
+    50_000,
+    (3, 32, 32),
+    {"cifar10": 10, "cifar100": 100},
+)  # images, shape, classes of the paper's data sets
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
 
 NOTES = (
-    "Saved: 100 (1 - sent until the target with the pool / without it). > is a lower bound (without the pool the "
-    "target was not reached), < an upper bound (with it); -: nothing can be said.",
-    "Paper's formula: one client, as if C = 1: 2 Ms + 2 R Mc against 2 R0 Mc; Ms: its synthetic images, Mc: what it "
-    "gets or sends in a round. All clients: 2 N Ms + 2 R C N Mc against 2 R0 C N Mc. MB: 10^6 bytes, all clients.",
+    "Saved: 100 (1 - bytes until the target with the pool / bytes without it). >: lower bound, as the target was "
+    "missed without the pool; <: upper bound, as it was missed with the pool; -: no statement is possible.",
+    "Paper's formula, for one client with participation C = 1: 2 Ms + 2 R Mc against 2 R0 Mc. Ms: bytes of its "
+    "synthetic images; Mc: bytes that it gets or sends in a round; R, R0: rounds with and without the pool. All N "
+    "clients: 2 N Ms + 2 R C N Mc against 2 R0 C N Mc. MB: 10^6 bytes, all clients.",
 )
 ROUNDS_NOTES = (
     "Ms: 50000/N images of 3x32x32 bytes, each with a byte of label; Mc: VGG-11 in float32, with SCAFFOLD twice that, "
@@ -36,9 +41,9 @@ ROUNDS_NOTES = (
     "of its cells differ by up to 3 points from what the paper's own rounds give.",
 )
 SWEEP_NOTES = (
-    "Sent until the target: once + (down + up) R / rounds played, as every round of a model-averaging method costs the "
-    "same, stragglers aside; in the paper's formula once / N and (down + up) / (C N). Bytes: what the runs counted.",
-    "Means over the seeds that both settings have; a seed that never reached the target counts with all rounds played.",
+    "Bytes until the target: once + (down + up) R / number of rounds, as every round of a model-averaging method sends "
+    "the same bytes, except for stragglers; in the paper's formula once / N and (down + up) / (C N). Bytes are counted.",
+    "Means over the seeds that ran with and without the pool; a seed that missed the target counts with all rounds.",
 )
 
 
@@ -46,7 +51,11 @@ def line(
     head: Mapping[str, str], n: int, c: float, pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget],
     rounds: Sequence[str], model_unit: int,
 ) -> dict[str, object]:  # fmt: skip
-    """Return a table line. head: first columns; model_unit: bytes per unit of models in the paper's formula."""
+    """Return a line of the table, for N = ``n`` clients at participation C = ``c``.
+
+    head: first columns. pool, vanilla: bytes until the target of the runs with and without the pool. rounds: their
+    rounds as printed. model_unit: bytes per unit of models in the paper's formula.
+    """
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
     return {
@@ -58,7 +67,7 @@ def line(
 
 
 def from_rounds(path: Path) -> list[dict[str, object]]:
-    """Return the lines for a CSV of rounds; the printed value appears only with the paper's rounds."""
+    """Return the lines for a CSV of rounds; the value that Table A.2 prints is added to the paper's rounds only."""
     papers, printed, lines = fedssyn_table1(), fedssyn_table_a2(), []
     for row in rounds_csv.rows(path):
         for name, actual, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
@@ -74,7 +83,9 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
             reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
             sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
-        head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))  # all columns except the setting
+        head = dict(
+            zip(IDENTIFYING.values(), map(columns.text, key), strict=False)
+        )  # all columns except the sharing strategy
         texts = [written or "-" for written in rounds.values()]
         result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)
         lines.append(result | {"table A.2 prints": printed.get(key, "") if same else ""})
@@ -82,7 +93,7 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
 
 
 def from_sweep(folder: Path) -> list[dict[str, object]]:
-    """Return the lines for the finished runs in this folder, over the seeds that both settings have."""
+    """Return the lines for the finished runs in this folder, over the seeds that ran with and without the pool."""
     runs = load_runs(folder)
     runs = runs if runs.empty else runs.loc[runs["status"] == "finished", :]
     if runs.empty:
@@ -105,12 +116,12 @@ def from_sweep(folder: Path) -> list[dict[str, object]]:
 
 @lru_cache
 def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
-    """Return the bytes of VGG-11's parameters whose names have one of these prefixes."""
+    """Return the bytes of those parameters of VGG-11 whose names start with one of ``beginnings``."""
     import torch
 
     from fedcommons.flat_tensors import nbytes
     from lightning_modules.networks import VGG11
 
-    with torch.device("meta"):  # only shapes: no weights are drawn
+    with torch.device("meta"):  # shapes without weights
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})

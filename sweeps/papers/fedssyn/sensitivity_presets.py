@@ -1,6 +1,8 @@
-"""Presets of figure 4 of Fedssyn: fields, and the lists of values that its three panels vary.
+"""Presets of figure 4 of Fedssyn: config fields, and the lists of values that its three panels vary.
 
-(a) rho n_i x n~ at alpha 0.1; (b) epochs of the generators for two N, (c) generators, both at alpha 0.01. FedAvg.
+rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets; N: clients. (a)
+varies rho and n~ at alpha 0.1. (b) varies the generators' epochs for two N, (c) varies the generator; both at alpha
+0.01. The method is FedAvg.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ _SMALL: dict[str, Any] = {
     "model.name": "encoder",
     "federation.rounds": 10,
     "client.epochs": 5,
-    "client.lr": 0.16,  # best validation accuracy of FedAvg and Fedssyn at both alphas, on the page of commons
+    "client.lr": 0.16,  # best validation accuracy at both alphas: docs/results/commons_digits.md
     "measure.every": 0,
     "generator.even_batches": True,  # with 129 images, batches of 64 leave one image, which harms the DDPM
 }
@@ -24,7 +26,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "small": _SMALL,
     "paper": {"measure.every": 0},
 }
-"""Dotted fields that each preset adds to the preset of ``presets``."""
+"""Config fields that each preset adds to the preset of ``presets``."""
 
 LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
     "smoke": ("0.5,1", "0.25,1", "0.5,1", "4,6", "ddpm,gan"),
@@ -35,7 +37,7 @@ LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
 
 
 def fields(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the dotted fields of a preset with this data set."""
+    """Return the config fields of a preset with this data set: FedAvg with shuffled synthetic images."""
     return {**presets.preset(preset, dataset), **FIELDS[preset], "data.name": dataset, "algorithm": "fedavg",
             "sharing.setting": "shuffled_synthetic"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Table, CSV and picture of figure 4 of Fedssyn: three panels, each with FedAvg without a pool and a central model."""
+"""Report of figure 4 of Fedssyn: three panels, each with FedAvg without a pool and a central model as references."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from fedcommons.tune import grid, sweep
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a panel: N, the generator and its rho, n~/n_i and epochs; without a pool ``generator`` is None."""
+    """A run of a panel: N clients, the generator (None: no pool), its rho and epochs, and number = n~/n_i.
+
+    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
+    """
 
     panel: str
     n_clients: int
@@ -34,8 +37,8 @@ KEY = ("panel", "n_clients", "generator", "rho", "number", "epochs")
 def records(entries: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
     """Return a record for each pool, over the finished seeds. Accuracies are in %.
 
-    central: last accuracy of the central model by seed. ``ahead``: whether Student's 95 % interval of the difference
-    to the central model, paired by seed, lies above 0; None with fewer than two seeds.
+    central: last accuracy of the central model by seed. ``ahead``: whether the pool is better than the central model,
+    as Student's 95 % interval of the differences, paired by seed, lies above 0; None with fewer than two seeds.
     """
     runs = grid.finished([e.cell for e in entries], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
@@ -59,7 +62,7 @@ def is_above(differences: Sequence[float]) -> bool | None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table with a line for each pool."""
+    """Return the Markdown table with a line for each pool and for the runs without a pool."""
     words = {None: "-", True: "yes", False: "no"}
     lines = [
         [f"({r['panel']})", str(r["n_clients"]), r["generator"] or "no pool",
@@ -72,14 +75,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
-    """Draw (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
+    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
     drawing, (row,) = plots.panels(1, 3, (13, 4), sharey=True)
     for axes, panel, x, series, label, xlabel, subject in zip(
         row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None), ("rho {:g}", "N = {:g}", "pool"),
-        ("images dealt to a client over its own, n~/n_i", "epochs of the generators", "generator"),
+        ("synthetic over real images of a client, n~/n_i", "epochs of the generators", "generator"),
         ("alpha 0.1", "alpha 0.01", "alpha 0.01"), strict=True,
     ):  # fmt: skip
         of_panel = [r for r in rows if r["panel"] == panel]
@@ -118,7 +121,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
 def report(
     entries: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display
 ) -> None:
-    """Write table, CSV and picture from the run folders, and display the table; central: folders of central models."""
+    """Write table, CSV and picture of the finished runs into ``out``; central: folders of central models."""
     done = [e for e in entries if sweep.is_done(e.cell, out)]
     if len(done) < len(entries):
         display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
@@ -129,9 +132,9 @@ def report(
         return
     config = done[0].cell.config
     notes = [
-        f"{config.data.name}, fedavg, the pool shuffled and dealt; (a): alpha 0.1; (b) and (c): alpha 0.01. rho: share "
-        "of a client's images that its generator saw. Epochs below the last are checkpoints of the same training. "
-        "(b) and (c): rho 100 %, n~ = n_i.",
+        f"{config.data.name}, fedavg; the pool is shuffled and divided among the clients. (a): alpha 0.1; (b) and (c): "
+        "alpha 0.01. rho: share of a client's images that its generator saw. Fewer epochs are checkpoints of the same "
+        "training. (b) and (c): rho 100 %, n~ = n_i.",
         grid.work_note([e.cell.config for e in done]),
         f"Accuracy after round {config.federation.rounds}. Learning rate {config.client.lr:g} in all runs and central "
         "models, not chosen per run.",
@@ -139,9 +142,9 @@ def report(
     if summaries:
         values = tables.mean_std(list(by_seed.values()), 1)
         notes.append(
-            f"Central: one model on all {summaries[0]['images']} real training images, {summaries[0]['epochs']} epochs "
-            f"of them, as many as a client makes of its own: {values} %. Above: Student's 95 % interval of the "
-            "differences, seed by seed, is above 0, for each pool alone; in the picture a star."
+            f"Central: one model on all {summaries[0]['images']} real training images, {summaries[0]['epochs']} "
+            f"epochs, the same number as a client on its real images: {values} %. Above central: Student's 95 % interval "
+            "of the differences, paired by seed, is above 0, for each pool separately; in the picture a star."
         )
     notes.append(f"Seeds: {options.seeds}; ± is the sample standard deviation.")
     markdown = grid.stamped(table(rows) + tables.numbered(notes), options)

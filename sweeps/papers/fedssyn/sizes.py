@@ -1,7 +1,7 @@
-"""The study of private pools over n images per client: its trainings and its records.
+"""The study of private pools of synthetic images over the number n of images per client: trainings and records.
 
-Pools come from one generator that saw n images, from noisy sums of n images (FedMERF, NDPDC), or from noisy sums of N
-clients with n images each.
+A pool comes from one generator that saw n images, from the noisy sums of one client with n images (FedMERF, NDPDC), or
+from the noisy sums of several clients with n images each.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ from papers.fedssyn import private_presets
 
 
 def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """Return the plain generator of n images, and a private generator for each epsilon."""
+    """Return the experiments with generators of n images: one without privacy, and one for each target epsilon."""
     at = {**parse.flat(options), "data.limit": n, "seed": seed}
     result = {}
     if "plain" in options.ways:
@@ -37,7 +37,10 @@ def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
 
 
 def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """Return noisy sums of one client with n images and of ``--clients`` clients; FedMERF also with summed noise."""
+    """Return the experiments with noisy sums, of one client with n images and of ``--clients`` clients, by name.
+
+    With several clients, FedMERF adds noise to each client's sum (local) or only to the sum over clients (summed).
+    """
     flat = {name: value for name, value in parse.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     result = {}
     chosen = [way for way in options.ways if way in private_presets.OF_SUMS]
@@ -56,26 +59,28 @@ _NOT_OF_SUMS = ("generator", "sharing")
 
 
 def jobs(options: parse.Options) -> list[Job]:
-    """Return the trainings whose results are not in the store.
+    """Return the trainings of generators whose results are not in the store.
 
     Raises:
-        UserError: a generator cannot reach its target, or not exactly one generator draws images.
+        UserError: a generator cannot reach its target epsilon, or not exactly one client generates images.
     """
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
     of_each = [prepare(config).requests for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
-        raise UserError("a study of sizes has one generator: partition.n_clients must be 1, and sharing.p above 0.")
+        raise UserError(
+            "this study trains one generator at a time: partition.n_clients must be 1, and sharing.p above 0."
+        )
     store = Store(Path(options["artifacts"]), storage=options["storage"])
     return missing(store, [need for needs in of_each for need in needs])
 
 
 def of_sums(options: parse.Options) -> Iterator[Prepared]:
-    """Yield the checked pools of noisy sums; the check solves for the noise of a target epsilon.
+    """Yield the prepared experiments with noisy sums; the preparation computes the noise of a target epsilon.
 
     Raises:
-        UserError: a pool cannot reach its target.
+        UserError: a pool cannot reach its target epsilon.
     """
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
@@ -83,7 +88,7 @@ def of_sums(options: parse.Options) -> Iterator[Prepared]:
 
 
 def enough(config: Experiment) -> Prepared | None:
-    """Return the prepared experiment; None where the data set has fewer images than data.limit."""
+    """Return the prepared experiment; None if the data set has fewer training images than ``data.limit``."""
     if len(load_data.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
         return None
     return prepare(config)
@@ -104,7 +109,7 @@ def seconds(pools: Iterable[Prepared]) -> float:
 def fitted_images(
     config: Experiment, say: Callable[[str], None], on_step: OnStep | None
 ) -> tuple[Examples, float | None, Dataset]:
-    """Return the images of a generator (from the store if stored), its noise multiplier, and the data."""
+    """Return the images of a generator (from the store if stored), its noise multiplier, and the data set."""
     prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
     (contribution,) = synthetic_images(prepared, store, missing(store, prepared.requests), lambda _: None, on_step)
     sigma = contribution.receipt.sigma if contribution.receipt and contribution.receipt.sigma else None
@@ -112,7 +117,7 @@ def fitted_images(
 
 
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
-    """Return as ``fitted_images`` the images fitted to all clients' releases; None if real images are too few."""
+    """Return, as ``fitted_images``, the images fitted to clients' noisy sums; None if there are too few real images."""
     set_up_process()
     if (prepared := enough(config)) is None:
         return None
@@ -122,10 +127,10 @@ def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
 
 
 def taught(examples: Examples, test: Examples) -> float:
-    """Train a logistic regression on the pixels of these examples and return its test accuracy, in [0, 1].
+    """Train a logistic regression on the pixels of ``examples`` and return its accuracy on ``test``, in [0, 1].
 
     The training stops when the gradient is below 1e-8. With few noisy images, a loss two thousandths above the minimum
-    can change the accuracy by four points. Such a result would depend on the number of threads.
+    can change the accuracy by four points, and an earlier stop would make it depend on the number of threads.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -137,7 +142,7 @@ def taught(examples: Examples, test: Examples) -> float:
 def study(
     options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield after each size all records so far: per size and pool, accuracies by seed and the noise multiplier."""
+    """Yield after each n all records so far, one per n and pool: accuracies by seed and the noise multiplier."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     records = []
     for n in sizes:
@@ -151,7 +156,7 @@ def study(
                     continue
                 images, sigma, data = generated
                 real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # the first pool has one client, so its data are these n images
+                if len(real["accuracy"]) == place:  # the first pool's one client has exactly these n images
                     again = real["accuracy"][:1]  # the real images are the same for each seed
                     real["accuracy"] += again or [taught(data.train, data.test)]
                 record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})

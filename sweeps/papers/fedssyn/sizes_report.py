@@ -1,4 +1,4 @@
-"""Table, CSV and picture of the study of private pools over the number of images per client."""
+"""Report of the study of private pools over the number of images per client: table, CSV and picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from papers.fedssyn import private_presets
 
 
 def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
-    """Write table, CSV and picture, and return the table."""
+    """Write the table, the CSV and the picture into ``out``, and return the table."""
     from fedcommons.reports import tables
 
     lines = [
@@ -37,27 +37,27 @@ def notes(options: parse.Options) -> list[str]:
     g = choose(parse.flat(options), options.fields).flat
     of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
     many = options.clients
-    together = f", or of {many} with so many images each, if there are as many real ones" if many > 1 else ""
+    together = f", or of {many} clients with this number of images each, if the data suffice" if many > 1 else ""
     of_ways = {
         "private": f"Private generators: {g['generator.epochs']} epochs, B = {g['generator.batch_size']}, learning "
         f"rate {g['generator.lr']:g}, channels {quote(list(g['generator.channels']))}, prediction "
         f"{g['generator.prediction']}, clip {g['generator.clip']:g}, draws {g['generator.draws']}, delta "
         f"{g['generator.delta']:g}.",
         "merf": f"FedMERF: images fitted to one noisy release of random features, of one client (alone){together}."
-        + " Local: each client hides itself; summed: only the sum is hidden." * (many > 1),
+        + " Local: each client's release is private; summed: only the sum over clients is." * (many > 1),
         "ndpdc": "NDPDC: images fitted to a noisy sum of features of a random network in each step, of one client "
         f"(alone){together}; {', '.join(f'{name} {value}' for name, value in of_steps.items())}.",
     }
     return [
-        "Accuracy: of a logistic regression on pixels, trained on the images of the pool, on real test images, %. "
-        "Generators draw as many images as they saw; these are drawn iid, and are the same for each seed.",
+        "Accuracy, %: accuracy on real test images of a logistic regression on pixels, trained on the pool's images. A "
+        "generator draws the number of images that it saw. The images that it saw are iid and the same for each seed.",
         *(text for way, text in of_ways.items() if way in options.ways),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
 
 
 def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
-    """Return a row for each size, pool and seed."""
+    """Return a row of the CSV for each number of images, pool and seed."""
     seeds = parse.split("--seeds", options.seeds, int)
     return [
         {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
@@ -67,7 +67,7 @@ def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[d
 
 
 def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
-    """Draw accuracy over sizes: per pool the mean with a bar of the standard deviation, and each seed as a point."""
+    """Draw accuracy over the number of images: per pool mean and standard deviation, and each seed as a point."""
     from fedcommons.reports import plots
 
     drawing, ((axes,),) = plots.panels(1, 1, (6, 4.8))

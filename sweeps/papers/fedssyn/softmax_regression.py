@@ -1,11 +1,11 @@
 """The convex experiment: federated softmax regression, full-batch local steps, all clients in one batch, float64.
 
 a_i   images of client i, pixels in [0, 1]                 (N, n, d), n per client
-b_i   their labels, one-hot                                (N, n, K)
+b_i   labels of these images, one-hot                      (N, n, K)
 x     server model, one for each noise level               (d, S, K); 0 at the start, no bias
 y_i   local models                                         (N, d, S, K)
 f_i   loss of client i:  -1/(n K) sum_j sum_k b_ijk log softmax(a_ij x)_k
-s     noise level;  a new z ~ N(0, I/d) for every client and step
+s     noise level, one of S;  z ~ N(0, I/d) is drawn anew for every client and step
 E     full-batch steps of a client in a round;  R rounds
 p     share of every client's real images that is swapped through the pool, in [0, 1]
 
@@ -37,21 +37,21 @@ from fedcommons.sharing.stage import share
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images as rows of pixels and their one-hot labels: a (..., n, d), b (..., n, K)."""
+    """n images of d pixels and K classes: pixels a in [0, 1], (..., n, d), and one-hot labels b, (..., n, K)."""
 
     a: Tensor
     b: Tensor
 
     @staticmethod
     def from_examples(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
-        """Return the images at ``rows``, in the shape of ``rows``."""
+        """Return the examples at ``rows``; the leading dimensions are those of ``rows``."""
         part = examples[rows]
         pixels = part.x.flatten(part.y.dim()).double() / 255
         return Labelled(pixels, F.one_hot(part.y, n_classes).double())
 
 
 def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
-    """Draw equal numbers of training images per class: ``most``, or the size of the smallest class."""
+    """Draw equal numbers of training images per class: ``most``, or the number in the smallest class if it is less."""
     y = dataset.train.y.numpy()
     n = min(most, np.bincount(y, minlength=dataset.classes).min())
     rows_of_classes = [
@@ -62,9 +62,10 @@ def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
-    """Return K clients of equal size by the partition ``name`` (iid or single_class), after shuffled_real with this p.
+    """Return K clients (K classes) of equal size after the strategy shuffled_real has swapped the share p of images.
 
-    ``dataset`` must have equal numbers of images per class. int(p n) images of each client are swapped.
+    name: the partition, iid or single_class. ``dataset`` must have equal numbers of images per class. int(p n) of the n
+    images of each client are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)
     before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
@@ -74,13 +75,13 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:
-    """Return the loss f on ``data`` (n, d) of each model x (d, S, K), without noise: (S,)."""
+    """Return the losses f (S,) on ``data`` of models x (d, S, K), one model per noise level, without noise."""
     logits = (data.a @ x.flatten(1)).unflatten(1, x.shape[1:])
     return -(data.b[:, None] * logits.log_softmax(-1)).sum(-1).mean(0) / x.shape[-1]
 
 
 def gradient(y: Tensor, data: Labelled) -> Tensor:
-    """Return grad f_i at y_i for all clients: (N, d, S, K)."""
+    """Return the gradient of each client's loss f_i at its models y_i, (N, d, S, K), without noise."""
     _, n, n_classes = data.b.shape
     logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # (N, n, S, K)
     error = logits.softmax(-1) - data.b[:, :, None]
@@ -88,7 +89,7 @@ def gradient(y: Tensor, data: Labelled) -> Tensor:
 
 
 def zeta_sq(data: Labelled) -> float:
-    """Return (1/N) sum_i ||grad f_i - grad f||^2 at the start, x = 0, without noise."""
+    """Return zeta^2 = (1/N) sum_i ||grad f_i - grad f||^2 over the N clients at the start, x = 0, without noise."""
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     gradients = gradient(data.a.new_zeros(n_clients, d, 1, n_classes), data)
     return float((gradients - gradients.mean(0)).square().sum() / n_clients)
@@ -97,9 +98,10 @@ def zeta_sq(data: Labelled) -> float:
 def train(
     data: Labelled, test: Labelled, *, lr: float, steps: int, rounds: int, noises: Sequence[float], seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Train R = ``rounds`` rounds of E = ``steps``; return the last x (d, S, K) and the test losses (R + 1, S).
+    """Train ``rounds`` rounds of ``steps`` local steps; return the last x (d, S, K) and test losses (rounds + 1, S).
 
-    Row r is the test loss after round r; round 0 is the start. The draws z do not depend on s, p or the partition.
+    noises: the S noise levels s. Row r of the losses is after round r; round 0 is the start. The draws z of the noise
+    do not depend on s, p or the partition.
     """
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     s = data.a.new_tensor(noises)[:, None]

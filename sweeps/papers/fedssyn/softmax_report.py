@@ -22,7 +22,7 @@ Curve = dict[str, Any]
 
 
 def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
-    """Group the cells by curve; the cells of a curve differ in their seeds."""
+    """Group records of runs by curve; the runs of a curve differ only in their seeds."""
     groups: dict[tuple, list[Curve]] = {}
     for c in cells:
         groups.setdefault((c["partition"], c["epochs"], c["noise"], c["p"]), []).append(c)
@@ -30,13 +30,13 @@ def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def band(values: Sequence[float], form: str) -> str:
-    """Return ``median [least, most]`` as text, or only the value where all are equal; inf: target not reached."""
+    """Return ``median [minimum, maximum]`` as text, or only the value if all are equal; inf: target not reached."""
     middle, least, most = (format(v, form) for v in (median(values), min(values), max(values)))
     return middle if least == most else f"{middle} [{least}, {most}]"
 
 
 def table(cells: Sequence[Curve], dataset: "Dataset", options: parse.Options) -> str:
-    """Return the table with a line for each curve, and its footnotes."""
+    """Return the Markdown table with a line for each curve, and its footnotes."""
     head = ["clients", "E", "noise s", "p", "swapped", "zeta^2 at the start", "last test loss", "rounds to target"]
     lines = [
         [PARTITIONS[c["partition"]], c["epochs"], f"{c['noise']:g}", f"{c['p']:g}", c["swapped"],
@@ -51,10 +51,10 @@ def table(cells: Sequence[Curve], dataset: "Dataset", options: parse.Options) ->
 1. {dataset.name}: {n} training images of each class{fewer}; {k} clients with {n} each, of which int(p {n}) are swapped.
 2. Test loss: of the server model on {len(dataset.test)} images, with the paper's factor 1/{k}; last: after round \
 {options.rounds}; target: {options.target:g}.
-3. E full-batch steps of every client in a round, rate {options.lr:g}, start at 0, no bias; noise N(0, s^2/{d}) on \
-all coordinates of a step's gradient, the same draws for every p and both kinds of clients. \
-{seeds(options, "median [least, most]")}.
-4. zeta^2: mean squared distance of a client's gradient from their mean, after swapping, without noise.
+3. E full-batch steps of every client in a round, learning rate {options.lr:g}, start at 0, no bias; noise N(0, s^2/{d}) \
+on all coordinates of a step's gradient, the same draws for every p and both kinds of clients. \
+{seeds(options, "median [minimum, maximum]")}.
+4. zeta^2: mean squared distance of the clients' gradients from the gradients' mean, after swapping, without noise.
 """
     return tables.markdown(head, lines) + notes
 
@@ -65,16 +65,16 @@ def seeds(options: parse.Options, several: str) -> str:
 
 
 def picture(cells: Sequence[Curve], options: parse.Options) -> bytes:
-    """Return the figure of ``drawn`` as PNG bytes."""
+    """Return the figure of ``draw`` as PNG bytes."""
     from fedcommons.reports.plots import png
 
     return png(draw(cells, options), 110)
 
 
 def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
-    """Draw test loss over rounds: a row for each kind of clients, a column for each E and s, a curve for each p.
+    """Draw test loss over rounds: a row per partition, a column per pair E (local steps) and s (noise), a curve per p.
 
-    Curves are medians over seeds, and bands go from minimum to maximum.
+    Curves are medians over seeds, and bands go from minimum to maximum. p: share of real images swapped.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
@@ -102,7 +102,7 @@ def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
         axes.grid(alpha=0.3)
         axes.label_outer()
     what = f"Softmax regression on {options.dataset}: E local steps a round, gradient noise s. Dotted: the target, "
-    of_seeds = seeds(options, "lines are medians, bands go from the least to the most")
+    of_seeds = seeds(options, "lines are medians, bands go from minimum to maximum")
     figure.suptitle(f"{what}test loss {options.target:g}.\n{of_seeds}.", fontsize=10)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.p),
                   title="p, share of real images swapped (thin curves lie on thick ones)", frameon=False)  # fmt: skip

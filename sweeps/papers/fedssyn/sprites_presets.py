@@ -1,7 +1,7 @@
-"""Presets of the dSprites sweep: Fedssyn's appendix A.4, and smaller numbers on procedurally drawn sprites.
+"""Presets of the dSprites sweep: Fedssyn's appendix A.4, and smaller experiments on procedurally drawn sprites.
 
-The paper's classifier has a head of 2,048 inputs, as VGG-11 has at 64x64. The paper does not print learning rate, local
-epochs and rounds, so the presets use the values of the paper's other experiments.
+The paper's classifier has a head of 2,048 inputs, as VGG-11 has for images of 64x64. The paper does not print learning
+rate, local epochs and rounds, so the presets use the values of the paper's other experiments.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ _SMALL: dict[str, Any] = {
     "generator.ramp": 8,
     "model.name": "encoder",
     "client.optimizer": "adam",
-    "client.lr": 3e-3,  # 0.002 and 0.006 have lower validation accuracy, with a fifth swapped, 16 rounds
+    "client.lr": 3e-3,  # better validation accuracy than 0.002 and 0.006, with a fifth swapped, 16 rounds
     "client.batch_size": 32,
     "client.epochs": 5,  # with n~ = n_i/4, four epochs are the same work as five without a pool
-    "federation.rounds": 20,  # measured: 66 % with a fifth of the images swapped, 33 % (chance) without
+    "federation.rounds": 20,  # measured accuracy: 66 % with a fifth of the images swapped, 33 % (chance) without
 }
 
 _SMOKE: dict[str, Any] = {
@@ -59,21 +59,24 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "federation.rounds": 100,
     },
 }
-"""Dotted fields of each preset. With data.validation 0 a client of dSprites has the paper's 55,296 images."""
+"""Config fields of each preset. With data.validation 0 a client of dSprites has 55,296 images, as in the paper."""
 
 LISTS: Mapping[str, tuple[str, str, str, str]] = {
     "smoke": ("0.5,1", "0.5,1", "0.25", "0.5"),
     "small": ("0.04,0.2,1", "0.25,1", "0.25,1", "1"),
     "paper": ("0.01,0.02,0.04,0.08,0.16,0.32,0.64,1", "0.1,0.25,0.5,1", "0.0625,0.125,0.25,0.5,1", "0.04,0.16,0.64,1"),
 }
-"""rho, checkpoints as shares of the epochs, n~/n_i, and the rho for which n~ varies (else n~ = n_i/4)."""
+"""Values by preset: rho; checkpoints as shares of the generators' epochs; n~/n_i; the rho for which n~ varies.
+
+rho: share of a client's n_i images that its generator sees; n~: synthetic images of a client, n_i/4 for other rho.
+"""
 
 
 def fields(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the dotted fields of a preset with this data set."""
+    """Return the config fields (dotted names) of a preset with this data set."""
     base = presets.preset("small" if preset == "paper" else preset, dataset)
     generic = {name: value for name, value in base.items() if not name.startswith(("generator.", "feddm."))}
     preset_fields = {**FIELDS[preset], "data.name": dataset}
     if dataset == "dsprites" and preset != "paper":
-        preset_fields["data.side"] = 16  # a divisor of the side of dSprites, 64
+        preset_fields["data.side"] = 16  # a divisor of 64, the side of dSprites images
     return {**generic, **preset_fields}

@@ -1,4 +1,4 @@
-"""Files of figures A.9 and A.10 of Fedssyn: table, CSV, accuracies with bands over seeds, pictures of the pools."""
+"""Report of figures A.9 and A.10 of Fedssyn (dSprites): table, CSV, accuracies over seeds, pictures of the pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neith
     import numpy as np
 
 USUAL = 0.25
-"""n~/n_i of figure A.9 (left) and of figure A.10."""
+"""n~/n_i, synthetic images per real image of a client, in figure A.9 (left) and figure A.10."""
 CLIENTS = (3, 5, 11)
-"""Clients of figure A.10, numbered from 0."""
+"""Numbers of the clients in figure A.10, counted from 0."""
 SHOWN = 3
 """Number of images per client and generator in figure A.10."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: rho, epochs of its generators and number = n~/n_i; without a pool rho is None."""
+    """A run: rho (share of images that a generator sees; None: no pool), epochs of generators, number = n~/n_i."""
 
     rho: float | None
     epochs: int
@@ -34,7 +34,7 @@ class Entry:
 
 
 def records(entries: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
-    """Return a record for each pool, over the seeds of finished runs."""
+    """Return a record for each pool, over the seeds of finished runs, with accuracies in %."""
     runs = grid.finished([e.cell for e in entries], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
@@ -52,7 +52,7 @@ def records(entries: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table with a line for each pool."""
+    """Return the Markdown table with a line for each pool and for the runs without a pool."""
     head = ["rho", "epochs", "n~/n_i", "last accuracy, %", "best, %", "seeds"]
     lines = [
         ["no pool" if r["rho"] is None else f"{100 * r['rho']:g} %", str(r["epochs"] or "-"),
@@ -64,7 +64,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
-    """Draw accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
+    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
@@ -101,7 +101,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 
 
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Draw images of three clients of the first seed: columns by epochs, rows by the generator's training images."""
+    """Draw images of three clients of the first seed: columns by epochs, rows by client and training images."""
     from fedcommons.reports.plots import image_grid
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
@@ -130,7 +130,7 @@ def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and pictures from the run folders and the store, and display the table."""
+    """Write table, CSV and pictures from the run folders and the store of images, and display the table."""
     done = [e for e in entries if sweep.is_done(e.cell, out)]
     if len(done) < len(entries):
         display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
@@ -144,10 +144,14 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     constants = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
     is_procedural = data == "procedural_sprites"
     notes = [
-        *(["Sprites are drawn here, from the factors of dSprites: they are not dSprites."] if is_procedural else []),
+        *(
+            ["The sprites are drawn by this package from the factors of dSprites; they are not dSprites."]
+            if is_procedural
+            else []
+        ),
         "12 clients, each with one shape in one quadrant; labels are shapes. Every client trains a generator on the "
-        "share rho of its images, and the union of what they draw is shuffled and dealt. Epochs: of this training, of "
-        "which earlier ones are checkpoints.",
+        "share rho of its images, and all generated images are shuffled and divided among the clients. Epochs: of the "
+        "generators; fewer epochs are checkpoints of the same training.",
         *([f"{pooled['generator.name']}: {', '.join(constants)}."] if constants else []),
         grid.work_note([e.cell.config for e in done]),
         f"Accuracy after round {config.federation.rounds}; best: of all rounds. Learning rate {config.client.lr:g} in "

@@ -1,4 +1,4 @@
-"""Table 1 of Fedssyn: its lines and notes, and its updates while runs finish."""
+"""Report of Table 1 of Fedssyn: its lines and notes, and its updates while runs finish."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,19 +20,23 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
-"""Fields in which the cells of the table may differ."""
+"""Config fields in which the trials of the table may differ."""
 
 
 def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes: target, local work, learning rates, seeds, and differences to the paper."""
     configs = [cell.config for cell in cells]
-    rate = f"The learning rate was fixed at {configs[0].client.lr:g} for all cells, not chosen per cell."
+    rate = (
+        f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."
+    )
     if options.lrs is not None:
-        rate = "The learning rate was chosen per cell by validation accuracy of the last round, never by test data."
+        rate = (
+            "The learning rate was chosen per configuration by validation accuracy of the last round, not by test data."
+        )
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
     notes = [
-        "Rounds: the first whose server model has the target test accuracy, unsmoothed; >R: not within R rounds.",
+        "Rounds: the first round whose server model has the target test accuracy (not smoothed); >R: not in R rounds.",
         grid.work_note(configs),
         rate,
         grid.method_note(configs),
@@ -40,15 +44,15 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     ]
     if any(config.dp.local for config in configs):
         notes.append(
-            "DP-SGD: an epsilon in a run's summary is of that run alone; runs on the same data add up, those of "
-            "learning rates that were tried included."
+            "DP-SGD: an epsilon in a run's summary covers that run only. The epsilons of all runs on the same data add "
+            "up, also of runs with other learning rates."
         )
     different = grid.departures(configs, VARIED)
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
 def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: parse.Options) -> str:
-    """Write the tables, the picture and the summary of these runs; return the table (empty without runs)."""
+    """Write tables, picture and summary of the finished ``runs``; return the table (empty without runs)."""
     import pandas as pd
 
     from papers.fedssyn.table1_pictures import rounds_to_target
@@ -72,28 +76,30 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
 
 
 def row(cell: sweep.Trial) -> tuple:
-    """Return the key of compared cells, which differ only in sharing strategy, seed and learning rate."""
+    """Return the key of a trial's row: trials of a row differ only in sharing strategy, seed and learning rate."""
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
-    """Return the cells row by row, so that rows finish early; in a row, cells with generators come first."""
+    """Return the trials row by row, so that rows finish early; in a row, trials with generators come first."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 
 
 class Growing:
-    """The table while the cells run: each finished run rewrites it, and each completed row is printed once."""
+    """The table while its trials run: each finished run rewrites it, and each completed row is printed once."""
 
     def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
         self.printed: set[tuple] = set()
-        self.rows: dict[str, dict[str, Any]] = {}  # frame rows by the cell's name, so that a finished run is read once
+        self.rows: dict[
+            str, dict[str, Any]
+        ] = {}  # rows of the frame by the trial's name, to read each finished run once
 
     def run_cells(self, todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-        """Run the remaining cells."""
+        """Run the remaining trials; after each of them the table is written again."""
         return sweep.run_cells(todo, out, display, on_end=lambda: self.grow(out, display))
 
     def report(self, out: Path, display: Display) -> None:
@@ -107,7 +113,7 @@ class Growing:
             accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grid.is_smoke(self.options))
 
     def grow(self, out: Path, display: Display) -> None:
-        """Write the table, and print the newly completed rows."""
+        """Write the table, and print each row whose trials are now all finished."""
         self.write(out, lambda text: None)
         for key in dict.fromkeys(map(row, self.cells)):
             group = [cell for cell in self.cells if row(cell) == key]
@@ -116,20 +122,20 @@ class Growing:
                 display.say(tables.effect(tables.compared(self.frame(group))))
 
     def write(self, out: Path, say: Callable[[str], None]) -> str:
-        """Write the table of finished runs; ``say`` is called with a message for each unreadable run."""
+        """Write the table of finished runs and return it; ``say`` is called with a message for each unreadable run."""
         new = grid.finished([cell for cell in self.cells if cell.name not in self.rows], out, say)
         self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
         return written(self.cells, self.frame(self.cells), out, self.options)
 
     def frame(self, cells: Sequence[sweep.Trial]) -> "pd.DataFrame":
-        """Return the finished runs of these cells."""
+        """Return the finished runs of these trials, as rows of ``load_runs``."""
         import pandas as pd
 
         return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:
-    """Return the paper's rounds if all fields outside the grid are those of preset paper or authors, else nothing."""
+    """Return the paper's rounds if all fields outside the grid are those of preset paper or authors; else nothing."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:

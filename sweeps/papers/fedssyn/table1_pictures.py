@@ -20,16 +20,16 @@ if TYPE_CHECKING:  # pandas takes a second to import
     import pandas as pd
 
 WIDEST = 4
-"""Maximum number of panels in a row."""
+"""Maximum number of panels in a row of the picture."""
 
 NARROWEST = 6.5
-"""Minimum width in inches, so that the legend fits."""
+"""Minimum width of a picture in inches, so that the legend fits."""
 
 
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
     """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy.
 
-    Seeds that missed the target count with all their rounds, and the bar of their cell is hatched.
+    Seeds that missed the target count with all their rounds, and the bar is hatched.
     """
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     columns = min(WIDEST, len(places))
@@ -53,10 +53,15 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
     keys: list[Patch | Line2D] = [Patch(color=colour_of(s, settings), label=s) for s in settings]
     if any(counted(cell.runs, "rounds_to_target")[1] for cell in cells):
         keys.append(
-            Patch(facecolor="0.9", edgecolor="0.4", hatch="//", label="a seed missed it, counted with all rounds")
+            Patch(
+                facecolor="0.9",
+                edgecolor="0.4",
+                hatch="//",
+                label="a seed missed the target, counted with all its rounds",
+            )
         )
     if any(len(cell.runs) > 1 for cell in cells):
-        keys.append(Line2D([], [], color="k", label="bar: mean; line: least to most of the seeds"))
+        keys.append(Line2D([], [], color="k", label="bar: mean; line: minimum to maximum over seeds"))
     _finish(figure, keys, title)
     save(figure, path, 120, smoke)
 
@@ -78,7 +83,7 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
 
 
 def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
-    """Draw a row for each federation, a column for each method, a curve for each sharing strategy.
+    """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy.
 
     rounds: the frame of ``load_rounds``. Lines are means over the seeds; bands go from minimum to maximum.
     """
@@ -106,7 +111,7 @@ def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFram
     keys: list[Patch | Line2D] = [Line2D([], [], color=colour_of(s, settings), label=s) for s in settings]
     keys.append(Line2D([], [], color="0.4", ls=":", lw=0.8, label="target"))
     if any(len(cell.runs) > 1 for cell in cells):
-        keys.append(Patch(color="0.8", label="line: mean; band: least to most of the seeds"))
+        keys.append(Patch(color="0.8", label="line: mean; band: minimum to maximum over seeds"))
     _finish(figure, keys, title)
     save(figure, path, 120, smoke)
 

@@ -1,4 +1,4 @@
-"""Presets of Table 2 of Fedssyn, its methods, and the learning rates to try."""
+"""Presets of Table 2 of Fedssyn: its methods, config fields, and the learning rates to try."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,33 +13,35 @@ METHODS: Mapping[str, Mapping[str, str]] = {
     "feddm": {"algorithm": "feddm", "sharing.setting": "real"},
     "fedavg": {"algorithm": "fedavg", "sharing.setting": "real"},
 }
-"""Rows of the table, in its order; Fedssyn is FedAvg on real and shuffled synthetic images."""
+"""Config fields of the rows, in the table's order; Fedssyn is FedAvg on real and shuffled synthetic images."""
 
 ALGORITHMS = ",".join(dict.fromkeys(constants["algorithm"] for constants in METHODS.values()))
 
 _EVERY: dict[str, Any] = {"measure.every": 0, "dense.warmup_rounds": 10}
 _DIGITS = {"fedgen.noise_size": 32, "fedgen.hidden": 64, "feddm.ipc": 3, "feddm.least": 5, "feddm.iterations": 20,
            "feddm.server_epochs": 30, "feddm.server_batch": 64}  # fmt: skip
-"""Fields for digits. Small models need small generators: as in the paper, FedGEN's is a fraction of the model."""
+"""Config fields for digits. FedGEN's generator is smaller than the model, as in the paper."""
 FIELDS: dict[str, dict[str, Any]] = {
     "smoke": {**_EVERY, **_DIGITS, "dense.warmup_rounds": 1, "feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2,
               "feddm.server_epochs": 2, "client.epochs": 1, "federation.rounds": 4},
     "small": {**_EVERY, **_DIGITS, "client.epochs": 4, "federation.rounds": 20},
     "paper": _EVERY,
 }  # fmt: skip
-"""Fields that each preset adds to the package's preset."""
+"""Config fields that each preset adds to the package's preset."""
 
 RATES = {"smoke": ("", ""), "small": ("0.04,0.1", "0.1,0.3"), "paper": ("0.01,0.05,0.1,0.2", "")}
-"""Learning rates to choose from: of clients, and of FedDM's pixels. The paper's grids are 0.01, 0.05, 0.1 for Fedssyn
-and 0.05, 0.1, 0.2 for FedGEN; here each method may choose from both grids."""
+"""Learning rates to try, by preset: of the clients, and of FedDM's pixels.
+
+The paper's grids are 0.01, 0.05, 0.1 for Fedssyn and 0.05, 0.1, 0.2 for FedGEN; here each method may use both grids.
+"""
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the dotted fields of a preset of this table.
+    """Return the config fields (dotted names) of a preset of this table.
 
     Raises:
         UserError: no preset has this name.
     """
     if preset not in FIELDS:
-        raise UserError(f"--preset must be one of {', '.join(FIELDS)}: these runs' code was not released.")
+        raise UserError(f"--preset must be one of {', '.join(FIELDS)}: the code of these runs was not released.")
     return {**presets.preset(preset, dataset), **FIELDS[preset]}

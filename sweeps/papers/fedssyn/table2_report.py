@@ -1,4 +1,4 @@
-"""Files of Table 2 and figures A.1 and A.2 of Fedssyn, written from the run folders."""
+"""Report of Table 2 and figures A.1 and A.2 of Fedssyn, from the run folders: table, CSV and pictures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from papers.fedssyn.table2_presets import FIELDS, METHODS
 
 MB = 10**6
 FIGURES = {"table2": tuple(METHODS), "table2_a1": ("fedssyn", "fedgen"), "table2_a2": ("fedssyn", "feddm")}
-"""Methods of each picture: all methods, figure A.1, figure A.2."""
+"""Methods of each picture, by file name: Table 2 (all methods), figure A.1, figure A.2."""
 VARIED = {"seed", "algorithm", "sharing.setting", "partition.alpha", "client.lr", "feddm.image_lr", "target"}
 CSV = ("method", "at", "rate", "chosen", "mb_to_target", "at_best_validation")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a row: a method, alpha, seed and learning rate (FedDM: of the pixels; other methods: of the clients)."""
+    """A run of a row: method, alpha, seed and learning rate (FedDM: of the pixels; other methods: of the clients)."""
 
     method: str
     alpha: float
@@ -37,11 +37,11 @@ class Entry:
 
 
 def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """Return a frame with a row for each finished run: method, at (alpha), rate, chosen, and results of its rounds.
+    """Return a frame with a row for each finished run: the columns of ``load_runs`` and those below.
 
-    chosen: the run has the rate of the best validation accuracy. mb_to_target: MB sent until the target, or in all
-    rounds where the target was missed; at_best_validation: test accuracy after the (first) round of the best validation
-    accuracy.
+    method, at (alpha) and rate (learning rate): see ``Entry``. chosen: the rate has the best validation accuracy.
+    mb_to_target: MB sent until the target, or in all rounds if the target was missed. at_best_validation: test accuracy
+    after the (first) round of the best validation accuracy.
     """
     import pandas as pd
 
@@ -62,7 +62,10 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
 
 
 def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
-    """Return MB until the target, and test accuracy at the best validation accuracy, of one run's rounds."""
+    """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy.
+
+    course: the rounds of one run. needed: its rounds to the target, None or nan if it missed the target.
+    """
     within = course if needed is None or needed != needed else course[course["round"] <= needed]
     best = None
     if "validation/accuracy" in course and (validated := course.dropna(subset=["validation/accuracy"])).size:
@@ -71,7 +74,7 @@ def _course_results(course: Any, needed: float | None) -> tuple[float, float | N
 
 
 def ratio(ours: Any, other: Any) -> str:
-    """Return 100 M_of / M_other until the target, means over seeds; a bound if one missed it, ``-`` if both did."""
+    """Return bytes to the target of ``ours`` over ``other`` in %; a bound if one missed it, ``-`` if both did."""
     missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (ours, other))
     if missed and base_missed:
         return "-"
@@ -80,7 +83,7 @@ def ratio(ours: Any, other: Any) -> str:
 
 
 def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
-    """Return the table, and Fedssyn's bytes against each method's; printed: add columns of the paper's numbers."""
+    """Return the table, and Fedssyn's bytes over each method's; printed: add columns of the paper's numbers."""
     paper = fedssyn_table2() if printed else {}
     head = ["alpha", "method", "rate", "seeds", "last accuracy, %", "at best validation, %", "rounds to target",
             "MB to target", "MB in all"]  # fmt: skip
@@ -108,7 +111,7 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
 
 
 def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
-    """Return the chosen runs by alpha and method, in the table's order."""
+    """Return the chosen runs by (alpha, method), in the order of the table."""
     chosen = frame[frame["chosen"]]
     pairs = product(dict.fromkeys(frame["at"]), METHODS)
     cells = [((a, m), chosen[(chosen["at"] == a) & (chosen["method"] == m)]) for a, m in pairs]
@@ -116,17 +119,17 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
 
 
 def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the footnotes: target, bytes, learning rates, local work and seeds."""
     configs = [e.cell.config for e in entries]
     return [
-        f"Target: {grids.title(configs)}. Rounds: the first whose server model has it; >R: not within R rounds.",
-        "MB: 10^6 bytes over all clients, counted, the exchange before round 1 included; a seed that missed the "
-        "target counts with all its rounds, and the mean has >.",
+        f"Target: {grids.title(configs)}. Rounds: the first round whose server model reaches it; >R: not in R rounds.",
+        "MB: 10^6 bytes over all clients, as counted, with the exchange before round 1; a seed that missed the target "
+        "counts with all its rounds, and the mean is marked with >.",
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "
-        "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. Both stand here. > and < are bounds.",
-        "Rate: of feddm the pixels' (feddm.image_lr), of others client.lr; where several were tried, the one of the "
-        "best validation accuracy after the last round, the mean over seeds, ties to the smaller. Test data had no "
-        "part in it.",
+        "text, (2 Mc + Mg) R_g / (2 Mc R + 2 Ms), is the inverse. This table has both. > and < are bounds.",
+        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; if several were "
+        "tried, the one with the highest validation accuracy after the last round (mean over seeds; in a tie the "
+        "smaller). Test data were not used for this choice.",
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
@@ -135,7 +138,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
 
 
 def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
-    """Return whether all fields except those of the grid are the values of preset paper."""
+    """Return whether all fields except those of the grid have the values of preset paper."""
     if options.preset != "paper":
         return False
     configs, preset = (
@@ -147,7 +150,7 @@ def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and figures from the run folders, and display the table."""
+    """Write table, CSV, summary and pictures from the run folders, and display the table."""
     frame = rows(entries, out, display.say)
     if frame.empty:
         return
@@ -187,5 +190,5 @@ def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
         row[0].set_ylabel("test accuracy, %")
     grid[0][-1].legend(fontsize=7)
     several = bool((frame.groupby(["at", "method"])["seed"].nunique() > 1).any())
-    figure.suptitle(f"{title}{'; line: mean, band: least to most of the seeds' * several}", fontsize=10)
+    figure.suptitle(f"{title}{'; line: mean, band: minimum to maximum over seeds' * several}", fontsize=10)
     plots.save(figure, path, 110, grids.is_smoke(options))

@@ -1,4 +1,4 @@
-"""Published numbers, to stand beside ours where data set and setting are the paper's own."""
+"""Numbers printed in the Fedssyn paper, shown next to ours if data set and settings are the paper's."""
 
 import csv
 from pathlib import Path
@@ -7,7 +7,10 @@ HERE = Path(__file__).parent
 
 
 def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
-    """Fedssyn, Table 1: (target accuracy, rounds) by the columns of reports.tables; ``>100`` was not reached."""
+    """Return Table 1 of Fedssyn: (target accuracy in [0, 1], rounds as text) by the values of ``columns.key``.
+
+    The key is (data set, clients, participation, alpha, algorithm, sharing strategy); ``>100`` was not reached.
+    """
     results: dict[tuple, tuple[float, str]] = {}
     with (HERE / "fedssyn_table1_rounds.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -19,7 +22,10 @@ def fedssyn_table1() -> dict[tuple, tuple[float, str]]:
 
 
 def fedssyn_table_a2() -> dict[tuple, str]:
-    """Fedssyn, Table A.2: communication saved in percent by the columns of reports.tables; ``>`` is a lower bound."""
+    """Return Table A.2 of Fedssyn: saved communication in percent, as text; ``>`` is a lower bound.
+
+    The key is (data set, clients, participation, alpha, algorithm).
+    """
     with (HERE / "fedssyn_tableA2_saved_communication_percent.csv").open(encoding="utf-8") as file:
         return {
             (r["dataset"], int(r["n_clients"]), float(r["participation_rate"]), float(r["alpha"]), "fedavg"):
@@ -28,9 +34,10 @@ def fedssyn_table_a2() -> dict[tuple, str]:
 
 
 def fedssyn_table2() -> dict[tuple[str, float, str], tuple[str, str, str]]:
-    """Fedssyn, Table 2: (top-1 in %, rounds, M_Fedssyn / M_FedGEN in %) by (data set, alpha, method).
+    """Return Table 2 of Fedssyn: (top-1 in %, rounds, M_Fedssyn / M_FedGEN in %) by (data set, alpha, method).
 
-    Empty where the table prints nothing; the ratio stands with fedgen, whose bytes it divides by.
+    M: bytes to the target accuracy. A text is empty if the table does not print the number. Only rows of fedgen have
+    the ratio, as it divides by FedGEN's bytes.
     """
     with (HERE / "fedssyn_table2_synthetic_baselines.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Rounds to a target accuracy in the form of fedssyn_table1_rounds.csv, from any file; what is wrong is refused."""
+"""Reader of a CSV with rounds to a target accuracy, in the form of fedssyn_table1_rounds.csv; it refuses bad values."""
 
 import csv
 from collections.abc import Iterator
@@ -14,7 +14,10 @@ COLUMNS = ("dataset", "algorithm", "n_clients", "participation_rate", "alpha", "
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the file; ``where``: which, for messages; rounds as written: ``8``, ``>100`` or nothing."""
+    """A line of the CSV; ``where``: its file and line number, for error messages.
+
+    rounds_fedssyn, rounds_vanilla: rounds as text, ``8``, ``>100`` (not reached) or empty.
+    """
 
     where: str
     dataset: str
@@ -27,26 +30,26 @@ class Row:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """The file's lines.
+    """Yield the lines of the CSV file.
 
     Raises:
-        UserError: a column is missing, or a value is not what it should be.
+        UserError: a column is missing, or a value is not allowed.
     """
     reader = csv.DictReader(StringIO(read(path)))
     if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-        raise UserError(f"{path} lacks the column {lacking[0]!r}.")
+        raise UserError(f"{path} has no column {lacking[0]!r}, which is required.")
     for row in reader:
         where = f"{path}, line {reader.line_num}"
         if None in row or None in row.values():
-            raise UserError(f"{where} has not as many values as there are columns.")
+            raise UserError(f"{where} must have one value per column: the numbers of values and columns differ.")
         n, c, alpha = (number(row[name], f"{where}: {name}") for name in COLUMNS[2:5])
         if not isinstance(n, int) or c > 1 or n * c < 1 - 1e-9:
-            raise UserError(f"{where}: N must be whole and N C from 1 to N clients, got N = {n} and C = {c}.")
+            raise UserError(f"{where}: N must be a whole number, and N C from 1 to N clients, got N = {n} and C = {c}.")
         yield Row(where, row["dataset"], row["algorithm"], n, c, alpha, *(row[name].strip() for name in COLUMNS[5:]))
 
 
 def number(value: str, what: str) -> int | float:
-    """A finite number above 0; a whole one as int."""
+    """Return the finite number above 0 in a text, as int if it is whole; what: its name in error messages."""
     try:
         x = float(value)
     except ValueError:
@@ -57,9 +60,9 @@ def number(value: str, what: str) -> int | float:
 
 
 def read(path: Path) -> str:
-    """The text of a file, without the mark that spreadsheets write before the first column."""
+    """Return the text of a file, without the byte order mark that spreadsheets write at its beginning."""
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no file.")
+        raise UserError(f"{path} is not a file.")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
