@@ -47,5 +47,5 @@ def test_slope_tangent_and_minimiser_are_those_of_the_loss() -> None:
     best = minimiser(real, 50.0)
     assert abs(slope(np.array([best]), real)[0]) < 1e-12
     assert minimiser(real, best / 2) == pytest.approx(best / 2)
-    with pytest.raises(UserError, match="of 1 the classes get"):
+    with pytest.raises(UserError, match="of 1 points the classes get"):
         first(real, 0, 1)

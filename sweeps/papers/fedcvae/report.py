@@ -53,7 +53,7 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
 
 
 def groups(frame: Any) -> dict[tuple[float, str], Any]:
-    """Return the chosen runs by (alpha, method), each group in the order of the seeds; empty groups are left out."""
+    """Return the runs at the chosen learning rates by (alpha, method), in the order of the seeds."""
     chosen = frame[frame["chosen"]].sort_values("seed")
     pairs = [(alpha, method) for alpha in dict.fromkeys(frame["at"]) for method in METHODS]
     by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}

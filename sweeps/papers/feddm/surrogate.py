@@ -29,7 +29,7 @@ FLIPPED = 0.1
 
 
 class Points(NamedTuple):
-    """Points x, of shape (n,), and their labels y, of shape (n,) with values 0 and 1."""
+    """Points x and their labels y (0 or 1), two arrays of shape (n,)."""
 
     x: np.ndarray
     y: np.ndarray

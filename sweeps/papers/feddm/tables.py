@@ -99,7 +99,7 @@ def _tried(frame: Any) -> str:
 
 
 def _validated(runs: Any) -> str:
-    """Return validation and test accuracy at one learning rate as text; bold: the rate was chosen."""
+    """Return the mean validation (and test) accuracy at one learning rate as text, bold if the rate was chosen."""
     validation, test = (f"{100 * runs[name].mean():.1f}" for name in ("validation_accuracy", "last_accuracy"))
     return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
 

@@ -7,7 +7,7 @@ nu = k/K;  T: rounds;  T_p: rounds of stage I, before clients exchange codes. Th
 
 
 def of_codes(quota: int, classes: int, latent: int, parameters: int) -> float:
-    """Return r_1 = alpha n l / Theta: the numbers in one client's codes over the parameters of one model."""
+    """Return r_1 = alpha n l / Theta: the numbers in one client's codes divided by the parameters of one model."""
     return quota * classes * latent / parameters
 
 
@@ -18,5 +18,5 @@ def expected_downloads(rounds: int, preliminary: int, clients: int, per_round: i
 
 
 def of_decoder(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
-    """Return r_2 = E Theta / (2 k Theta T): E downloads of a decoder of Theta parameters over the model's bytes."""
+    """Return r_2 = E Theta / (2 k Theta T): bytes of E decoder downloads divided by bytes of the model in a run."""
     return expected_downloads(rounds, preliminary, clients, per_round) / (2 * per_round * rounds)

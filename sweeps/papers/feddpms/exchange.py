@@ -42,7 +42,7 @@ class Exchange:
 
 
 def read(run: Path) -> Exchange | None:
-    """Read the exchange from a run folder; None for other methods, and if no checkpoint has codes (before stage II)."""
+    """Read a FedDPMS run's exchange from the run folder; None for other methods and for runs that have not begun it."""
     if read_config(run).algorithm != "feddpms":
         return None
     last = checkpoint.load_latest(run / "checkpoints", ClientMemory(folder=run / "memory"))

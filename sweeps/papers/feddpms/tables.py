@@ -18,11 +18,11 @@ from fedcommons.reports.metrics import words
 from papers.feddpms import costs
 from papers.feddpms.exchange import Exchange
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
 
 KEPT = "kept"
-"""Column of a run: codes sent over the possible number of codes; None with privacy sound, where means are sent."""
+"""Column of a run: codes that clients sent / codes that the quotas allow; None if they send means instead of codes."""
 
 NOTES = (
     "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: highest of all "
@@ -51,8 +51,8 @@ def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
 def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
     """Return the cell's last accuracy minus that of a baseline in the same federation, in points, paired by seed.
 
-    The baseline is the cell whose ``field`` has the value ``than``. The text is empty without a baseline, and for the
-    baseline itself.
+    A cell has the runs of all seeds. The baseline is the cell whose ``field`` has the value ``than``. The text is empty
+    without a baseline, and for the baseline itself.
     """
     same = [o for o in cells if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
@@ -105,7 +105,7 @@ def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
 
 
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
-    """Return table 6: bytes of a run (a row of ``load_runs``), by the closed forms of appendix A.9 and as counted."""
+    """Return table 6: bytes of a run, as counted and by the paper's closed forms; run: its row of ``load_runs``."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
     k = joining(clients, run["federation.participation"])
     model = 2 * k * rounds * 4 * e.model
@@ -125,10 +125,10 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
-    """Draw figure 3: test accuracy over rounds in the first federation, a line and a band (min to max) per cell.
+    """Draw figure 3: test accuracy over rounds in the first federation, a curve for each cell (runs of all seeds).
 
-    The left panel has all rounds. The right panel has the last two thirds, near the best accuracy. ``cells`` may
-    contain a cell twice, once for each table with the cell.
+    A curve is a line of means and a band from minimum to maximum. The left panel has all rounds. The right panel has
+    the last two thirds, near the best accuracy. ``cells`` may contain a cell twice, once for each table with the cell.
     """
     figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in cells if columns.place(cell) == columns.place(cells[0])}.values()

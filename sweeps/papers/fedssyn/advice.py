@@ -1,4 +1,4 @@
-"""Table and picture of sweeps/advise.py: predicted rounds with sharing over rounds without, and the cost of sharing."""
+"""Table and picture of sweeps/advise.py: rounds predicted with sharing relative to no sharing, and cost of sharing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,13 @@ TRIED = (
 
 @dataclass(frozen=True)
 class Advice:
-    """The prediction at one alpha (Dirichlet), for ``pool`` (the pool in words), with a line for each share p.
+    """The prediction at one alpha (Dirichlet), with a line for each share p of shared data; pool: the pool in words.
 
-    Keys of a line: p; relative: predicted rounds over rounds without sharing; low, high: the prediction's band; images:
-    images that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as printed; outcome:
-    measured rounds over rounds without sharing; outcome_least, outcome_most: its range over seeds. The last three are
-    None for a share that was not run. ``base``: measured rounds without sharing, empty if no share was run.
+    Keys of a line: p; relative: predicted rounds divided by rounds at p = 0; low, high: the prediction's band; images:
+    number that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as printed; outcome:
+    measured rounds divided by rounds at p = 0; outcome_least, outcome_most: minimum and maximum of this quotient over
+    seeds. The outcome is None for a share that was not run. ``base``: measured rounds at p = 0, empty if no share was
+    run.
     """
 
     alpha: float
@@ -86,7 +87,7 @@ def _spread(line: Mapping[str, Any]) -> str:
 
 
 def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
-    """Draw a panel for each alpha: predicted rounds over rounds without sharing, and measured ones, with bands."""
+    """Draw a panel for each alpha: predicted and measured rounds, divided by rounds without sharing, with bands."""
     figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
     for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))

@@ -19,11 +19,11 @@ from fedcommons.reports.cells import reached
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from fedcommons.runs.build import Prepared
 
 Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
-"""Map (alpha, share p of shared data) to the runs with this share, a trial for each seed."""
+"""Runs of the study by (alpha, share p of shared data), a trial for each seed."""
 
 
 def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
@@ -43,8 +43,8 @@ def costs(ready: "Prepared", p: float) -> tuple[float, float]:
 class Outcome:
     """The measured effect of a share p of shared data on training. rounds: rounds to the target, as printed.
 
-    ratio: mean rounds to the target over mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio`` is
-    None and ``ratios`` is empty if a run is missing or missed the target.
+    ratio: mean rounds to the target divided by mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio``
+    is None and ``ratios`` is empty if a run is missing or missed the target.
     """
 
     rounds: str

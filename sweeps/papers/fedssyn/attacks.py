@@ -35,7 +35,7 @@ from papers.fedssyn import audits as pictures
 
 
 def classifier(prepared: Prepared) -> LightningModule:
-    """Train the run's model on the validation images; the audit measures distances between its features.
+    """Train the run's model on the validation images; the audit measures distances between the model's features.
 
     The audit compares no validation images. Without validation images the model stays untrained.
     """
@@ -63,7 +63,7 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
 
 
 def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
-    """Return a lower bound on epsilon for a generator trained like this client's; canaries: their maximum number."""
+    """Return a lower bound on epsilon for a generator trained like this client's; canaries: their largest number."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
@@ -106,14 +106,14 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool_audit.subjects(prepared.client_data, needs, held_out)  # an error before any work
+    pool_audit.subjects(prepared.client_data, needs, held_out)  # so that an error comes before any work
     return prepared, client
 
 
 def audited(
     prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
-    """Run the audit of one seed; return all values of tables and pictures as JSON values; client: the attacked one."""
+    """Run the audit of one seed, with attacks on ``client``; return all values of tables and pictures for JSON."""
     config, needs = prepared.config, prepared.requests
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():

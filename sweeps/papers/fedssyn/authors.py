@@ -19,10 +19,10 @@ from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 
-if TYPE_CHECKING:  # takes a tenth of a second to import, and a single experiment does not need it
+if TYPE_CHECKING:  # the import takes 0.1 s, and a single experiment does not need it
     from fedcommons.tune.sweep import Trial
 
-_N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of a generator's training images, by N (clients)
+_N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of training images of a generator, by the number of clients N
 
 # Learning rates by (data set, algorithm): for each (N, C) of ``_FEDERATIONS`` the rates at alpha 0.01 and at alpha 0.1
 _RATES = {
@@ -42,7 +42,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial with these fields, see ``settled``; owned: fields that an option of the sweep sets."""
+    """Return the trial with these fields, see ``settled``; owned: fields that options of the sweep have set."""
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -64,7 +64,9 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
-    """Return the released code's fields, by data set, algorithm, sharing strategy, N, C (participation) and alpha.
+    """Return the released code's fields for this configuration of Table 1.
+
+    They depend on data set, algorithm, sharing strategy, clients N, participation C and alpha.
 
     Raises:
         UserError: the configuration is not in Table 1.
@@ -84,7 +86,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         "client.epochs": 10 if n == 10 else 30 if data == "cifar10" else 40,
         "client.lr": _rate(config),
         "feddyn.alpha": 0.001 if data == "cifar10" and not synthetic else 0.01,
-        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # so that int(rho n_i) = _N_SEEN[n]
+        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # so that a generator sees int(rho n_i) = _N_SEEN[n] images
         "generator.epochs": 499 if n == 100 or (n == 40 and data == "cifar100") else 450,
     }
     if synthetic:

@@ -202,7 +202,7 @@ def _union(prepared: Prepared) -> Examples:
 
 
 def seconds_of(line: Central) -> float:
-    """Return the estimated seconds of training a central model, from measured steps and test evaluations."""
+    """Return the estimated seconds of training a central model, from timed steps and test evaluations."""
     ready = build.prepare(line.config)
     step, image = measure(line, ready.dataset)
     synthetic = line.source == "central_synthetic"
@@ -226,7 +226,7 @@ def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
 
     fit(
         module, one_image, one_image, epochs=1, batch_size=1, seed=0
-    )  # a warm-up: Lightning imports modules at its first training
+    )  # a warm-up, as Lightning imports modules at its first training
     steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
     start, step = cost.per_epoch(lambda epochs: train(one_image, epochs), steps)
     return step, max(0.0, cost.seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)

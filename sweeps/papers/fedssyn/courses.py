@@ -66,7 +66,7 @@ MEANING = "lines: means over seeds, bands: minimum to maximum"
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs that differ only in their seeds, as rows of ``load_runs`` and ``load_rounds``; see ``curve``."""
+    """Runs that differ only in their seeds, as rows of ``load_runs``, and their rounds, as rows of ``load_rounds``."""
 
     label: str
     runs: pd.DataFrame
@@ -82,7 +82,7 @@ class Curve:
 
 
 def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
-    """Return the curve of these runs; ``rounds`` gets columns of values over Lemma 1's, and of the lemma's terms."""
+    """Return the curve of these runs; ``rounds`` gets columns of measured / Lemma 1 and of the lemma's terms."""
     p, frame = rounds["p"], rounds.rename(columns={"test/accuracy": "accuracy"})
     weights = {"sigma_sq": 1 - p, "sigma_pool_sq": p, "zeta_sq": p * (1 - p), "delta_sq": p * (1 - p)}
     shares = [(f"{name} / Lemma 1", name, below, 1) for name, below in LEMMA1.items()]
@@ -132,9 +132,9 @@ def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
 
 
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:
-    """Return a curve's final accuracies, and for each quotient (measured / Lemma 1) median, range, count above 1.
+    """Return a curve's line of the first table: accuracies, and the quotients measured / Lemma 1.
 
-    The quotients are those of all measured rounds and seeds.
+    Each quotient has median, range and number of values above 1, over all measured rounds and seeds.
     """
     cells = [item.label, f"{item.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):
@@ -160,7 +160,7 @@ def _show(spread: Spread | None, form: str) -> str:
 
 
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
-    """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2, a line per curve; (d) to (f) Lemma 1's terms.
+    """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2 of all curves; (d) to (f) terms of Lemma 1.
 
     In (a) to (c) each run is measured at its own models. Panels (d) to (f) show one curve, so that all terms are
     measured at the same models.
@@ -185,7 +185,7 @@ def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
 
 
 def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
-    """Draw figure A.8: accuracy and parameters over the generators' epochs, a line for each round of the tables."""
+    """Draw figure A.8: parameters over the generators' epochs, a line for each round in the tables."""
     figure, grid = panels(2, 3, (12, 7.4))
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(rounds_of_table(curves), _shades(rounds_of_table(curves)), strict=True):
@@ -226,7 +226,7 @@ def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
     axes.set_xlabel(xlabel)
     axes.set_yscale("log" if log else "linear")
     if not log:
-        axes.ticklabel_format(axis="y", useOffset=False)  # ratios near 1 are shown without an offset
+        axes.ticklabel_format(axis="y", useOffset=False)  # an offset would hide that ratios are near 1
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3, which="both" if log else "major")
     axes.spines[["top", "right"]].set_visible(False)

@@ -106,7 +106,7 @@ def _plain(q: Quality) -> dict[str, Any]:
 
 
 def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
-    """Return the table: a line for each pool, over seeds, and a line for test images in place of a pool.
+    """Return the table: a line of means over seeds for each pool, and a line for test images in place of a pool.
 
     k: number of nearest neighbours in the measures. epochs: training epochs of the two classifiers.
     """

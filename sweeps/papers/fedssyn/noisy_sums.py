@@ -41,7 +41,7 @@ DRAWS, DIRECTIONS = 25, 4
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate from draws of a message (summed noise: of all messages' sum) with one image and with none.
+    """Return the estimate of epsilon from messages (with summed noise: their sum) with one image and with none.
 
     stated: the release as declared to the privacy ledger. delta: the delta of the (epsilon, delta) guarantee.
     """
@@ -63,7 +63,7 @@ def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries:
 
 
 def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate from one run: T messages of the client, which has canaries in place of its examples."""
+    """Return the estimate of epsilon from the T messages of one client, which has canaries in place of its examples."""
     seed, canaries = seed_for(client_data.seed, "audit of sums"), DIRECTIONS * canaries
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()

@@ -17,7 +17,7 @@ from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep
 from papers.fedssyn import private_presets
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from torch import Tensor
 
     from fedcommons.data.examples import Examples
@@ -70,9 +70,9 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 
 
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
-    """Return the images (n, C, H, W) of one label in the client's pool.
+    """Return images (n, C, H, W) of one label in the client's pool.
 
-    Fitted images belong to all clients; for another client they begin at another image.
+    Fitted images belong to all clients together; the client's number decides which of them comes first.
     """
     of_all = is_fitted(cell)
     examples = fitted_images(cell) if of_all else images(cell)[client].examples
@@ -92,7 +92,7 @@ def spent(cell: sweep.Trial) -> float | None:
 
 
 def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Return the Markdown table with a line for each federation, method and pool, over seeds; and its records."""
+    """Return a Markdown table with a line for each federation, method and pool (means over seeds), and its records."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
@@ -156,7 +156,7 @@ def gains(entries: Sequence[Entry], out: Path) -> str:
 
 
 def _groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:
-    """Group the runs by (alpha, algorithm, pool, epochs of the generators; None: without generators)."""
+    """Group the runs by (alpha, algorithm, pool, epochs of the generators); epochs: None without generators."""
     groups: dict[tuple, list[Entry]] = {}
     for e in entries:
         c, fields = e.cell.config, e.cell.config.flat

@@ -30,12 +30,12 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.swapped import n_swapped
 
-SHAPE = (10, 100, 25)  # clients N, samples per client n, dimension d
-STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # 1e-6 ... 1.43
+SHAPE = (10, 100, 25)  # number of clients N, samples per client n, dimension d of x
+STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # step sizes of the grid, 1e-6 ... 1.43
 SHARES = tuple(k / 40 for k in range(41))  # the shares p of figure 2 (b)
-ROUNDS, TARGET = 800, 1.160264e-6  # the text prints 1.1e-6
+ROUNDS, TARGET = 800, 1.160264e-6  # the paper's text prints the target error 1.1e-6
 MODELS = ("server", "clients")
-MOST_ROUNDS = 100_000  # then the errors of the whole grid fill 1 GB
+MOST_ROUNDS = 100_000  # The errors of the whole grid then fill 1 GB.
 
 TOGETHER = 256
 """Maximum of rounds x step sizes computed at once, so that they fit into a cache. It does not change results."""
@@ -45,19 +45,19 @@ TOGETHER = 256
 class Quadratics:
     """The samples of all clients: coefficients a_ij and vectors b_ij."""
 
-    a: np.ndarray  # (N, n)
-    b: np.ndarray  # (N, n, d)
+    a: np.ndarray  # coefficients a_ij, shape (clients N, samples n)
+    b: np.ndarray  # vectors b_ij, shape (clients N, samples n, dimension d)
 
 
 @dataclass(frozen=True)
 class Constants:
     """The constants in the convergence rates at one point x; norms are Euclidean, noise is per sample."""
 
-    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2
-    sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2
-    l_max: float  # the largest L_i, the smoothness of f_i; L_p after a swap
-    l_avg: float  # the smoothness of f
-    mu: float  # strong convexity of f; f is isotropic, so l_avg again
+    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2, f_i: loss of client i
+    sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2, F_ij: loss of sample j
+    l_max: float  # the largest smoothness of a client's loss f_i; L_p after a swap
+    l_avg: float  # the smoothness of the mean loss f
+    mu: float  # strong convexity of f; equal to l_avg, as f is isotropic
 
 
 def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int] = SHAPE) -> Quadratics:
@@ -124,7 +124,7 @@ def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None
     def mix(of_own: np.ndarray, of_pool: np.ndarray) -> np.ndarray:
         return (1 - p) * of_own.mean(1) + p * of_pool.mean(1)
 
-    means = mix(of_clients, common)  # (N, d)
+    means = mix(of_clients, common)  # each client's mean gradient, shape (N, d)
     noise = mix(np.square(of_clients - means[:, None]).sum(2), np.square(common - means[:, None]).sum(2))
     smoothness = mix(np.square(problem.a), np.square(shared.a))
     zeta_sq = np.square(means - means.mean(0)).sum(1).mean()
@@ -172,7 +172,7 @@ def run(
         return np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in numbers])[..., ::-1]
 
     every = []
-    with np.errstate(over="ignore", invalid="ignore"):  # step sizes that diverge overflow
+    with np.errstate(over="ignore", invalid="ignore"):  # large step sizes diverge and overflow
         for problem in problems:
             errors_so_far = []
             for errors in _play(problem, steps, (orders(k) for k in range(0, rounds, together)), models == "server"):
@@ -194,13 +194,13 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
     x = np.ones((len(steps), d))
     yield _error(x[None], target)
     for some in blocks:
-        ordered = factors[clients, np.moveaxis(some, -1, 0)]  # (n, rounds, N, step sizes)
-        products = np.ones((n + 1, *ordered.shape[1:]))  # products of the factors of all later steps
+        ordered = factors[clients, np.moveaxis(some, -1, 0)]  # shape (samples n, rounds, clients N, step sizes)
+        products = np.ones((n + 1, *ordered.shape[1:]))  # products of the factors of the later steps
         np.multiply.accumulate(ordered, axis=0, out=products[1:])
-        # one small product per client: BLAS runs small products in one thread, so the bits are the same everywhere
+        # One small product per client: BLAS runs it in one thread, so the bits do not depend on the number of threads.
         shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
         for shift, shrink in zip(shifts, products[n], strict=True):
-            models = shrink[..., None] * x + shift  # (N, step sizes, d)
+            models = shrink[..., None] * x + shift  # shape (clients N, step sizes, dimension d)
             x = models.mean(0)
             yield _error(x[None] if server else models, target)
 

@@ -20,7 +20,7 @@ RED = "#c0392b"
 
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> bytes:
-    """Return figure 2 as PNG: medians and ranges over seeds; curves: sigma^2 to errors (seeds, p, 1 + rounds)."""
+    """Return figure 2 as PNG, with medians and ranges over seeds; curves: errors (seeds, p, 1 + rounds) by sigma^2."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
     p, width = np.array([r["p"] for r in bands]), 0.7 / len(bands)
 
     def column(name: str) -> np.ndarray:
-        return np.array([r[name] or (np.nan,) * 3 for r in bands]).T  # median, minimum, maximum
+        return np.array([r[name] or (np.nan,) * 3 for r in bands]).T  # rows: median, minimum, maximum over seeds
 
     for (sigma_sq, errors), style in zip(curves.items(), ("-", ":"), strict=True):
         for of_p, k in enumerate(chosen(options, 3)):
@@ -93,7 +93,7 @@ def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Optio
 
 
 def heading(options: parse.Options) -> str:
-    """Return the title of the picture: the data's shape, zeta^2, sigma^2 and the seeds."""
+    """Return the title of the picture: numbers of clients, samples and dimensions, zeta^2, sigma^2 and seeds."""
     n_clients, n, d = q.SHAPE
     seeds = f"{len(options.seeds)} seeds: median, and band or line from minimum to maximum"
     return (

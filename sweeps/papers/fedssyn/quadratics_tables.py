@@ -14,7 +14,7 @@ NOISES = (0.0, 1000.0)  # values of sigma^2 in figure 2 (a)
 FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5: every error is constant after round 100
 
 Rows = Sequence[Mapping[str, Any]]
-Band = tuple[float, float, float]  # median, minimum, maximum
+Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
 
 
 def table(
@@ -90,7 +90,7 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
 
 
 def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> str:
-    """Return the table of all shares p with footnotes; curves: sigma^2 to errors (seeds, p, 1 + rounds)."""
+    """Return the table of all shares p with footnotes; curves: errors (seeds, p, 1 + rounds) by sigma^2."""
     bands = over_seeds(rows)
     head = [name for name in bands[0] if name not in {f"{letter}_{kind}" for letter in "AB" for kind in options.fit}]
     falls = [

@@ -42,7 +42,7 @@ ROUNDS_NOTES = (
 )
 SWEEP_NOTES = (
     "Bytes until the target: once + (down + up) R / number of rounds, as every round of a model-averaging method sends "
-    "the same bytes, except for stragglers; in the paper's formula once / N and (down + up) / (C N). Bytes are counted.",
+    "the same bytes, except for stragglers; in the paper's formula once / N and (down + up) / (C N).",
     "Means over the seeds that ran with and without the pool; a seed that missed the target counts with all rounds.",
 )
 
@@ -122,6 +122,6 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
     from fedcommons.flat_tensors import nbytes
     from lightning_modules.networks import VGG11
 
-    with torch.device("meta"):  # shapes without weights
+    with torch.device("meta"):  # parameters with shapes, but without memory
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})

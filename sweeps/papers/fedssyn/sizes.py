@@ -117,7 +117,7 @@ def fitted_images(
 
 
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
-    """Return, as ``fitted_images``, the images fitted to clients' noisy sums; None if there are too few real images."""
+    """Return the images fitted to clients' noisy sums, the noise multiplier and the data; None: too few real images."""
     set_up_process()
     if (prepared := enough(config)) is None:
         return None
@@ -142,7 +142,7 @@ def taught(examples: Examples, test: Examples) -> float:
 def study(
     options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield after each n all records so far, one per n and pool: accuracies by seed and the noise multiplier."""
+    """Yield the list of records after each n: a record has a pool's accuracies by seed and its noise multiplier."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     records = []
     for n in sizes:
@@ -156,7 +156,7 @@ def study(
                     continue
                 images, sigma, data = generated
                 real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # the first pool's one client has exactly these n images
+                if len(real["accuracy"]) == place:  # The first pool has one client, so its data are the n images.
                     again = real["accuracy"][:1]  # the real images are the same for each seed
                     real["accuracy"] += again or [taught(data.train, data.test)]
                 record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})

@@ -67,7 +67,7 @@ def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[d
 
 
 def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
-    """Draw accuracy over the number of images: per pool mean and standard deviation, and each seed as a point."""
+    """Draw accuracy over the number of images: each pool's mean and standard deviation, and each seed as a point."""
     from fedcommons.reports import plots
 
     drawing, ((axes,),) = plots.panels(1, 1, (6, 4.8))

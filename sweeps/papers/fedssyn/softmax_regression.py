@@ -83,7 +83,7 @@ def loss(x: Tensor, data: Labelled) -> Tensor:
 def gradient(y: Tensor, data: Labelled) -> Tensor:
     """Return the gradient of each client's loss f_i at its models y_i, (N, d, S, K), without noise."""
     _, n, n_classes = data.b.shape
-    logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # (N, n, S, K)
+    logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # shape (clients N, images n, noise levels S, classes K)
     error = logits.softmax(-1) - data.b[:, :, None]
     return (data.a.mT @ error.flatten(2)).view(y.shape) / (n * n_classes)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch and matplotlib take seconds to import, and --help nee
 
     from fedcommons.data.examples import Dataset
 
-PER_CLASS = 1024  # images per class, Fedssyn A.3.1
+PER_CLASS = 1024  # number of images per class in Fedssyn's appendix A.3.1
 PARTITIONS = {"iid": "iid clients", "single_class": "one class per client"}
 Curve = dict[str, Any]
 
@@ -51,8 +51,8 @@ def table(cells: Sequence[Curve], dataset: "Dataset", options: parse.Options) ->
 1. {dataset.name}: {n} training images of each class{fewer}; {k} clients with {n} each, of which int(p {n}) are swapped.
 2. Test loss: of the server model on {len(dataset.test)} images, with the paper's factor 1/{k}; last: after round \
 {options.rounds}; target: {options.target:g}.
-3. E full-batch steps of every client in a round, learning rate {options.lr:g}, start at 0, no bias; noise N(0, s^2/{d}) \
-on all coordinates of a step's gradient, the same draws for every p and both kinds of clients. \
+3. E full-batch steps of every client in a round, learning rate {options.lr:g}, start at 0, no bias; noise \
+N(0, s^2/{d}) on all coordinates of a step's gradient, the same draws for every p and both kinds of clients. \
 {seeds(options, "median [minimum, maximum]")}.
 4. zeta^2: mean squared distance of the clients' gradients from the gradients' mean, after swapping, without noise.
 """

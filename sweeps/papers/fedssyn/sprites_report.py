@@ -25,7 +25,10 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """A run: rho (share of images that a generator sees; None: no pool), epochs of generators, number = n~/n_i."""
+    """A run: rho (None: no pool) and epochs of its generators, and number = n~/n_i.
+
+    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
+    """
 
     rho: float | None
     epochs: int

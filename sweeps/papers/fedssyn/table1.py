@@ -16,7 +16,7 @@ from fedcommons.tune import grid, sweep
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
 
 VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation", "client.lr", "target"}
@@ -94,9 +94,7 @@ class Growing:
     def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
         self.printed: set[tuple] = set()
-        self.rows: dict[
-            str, dict[str, Any]
-        ] = {}  # rows of the frame by the trial's name, to read each finished run once
+        self.rows: dict[str, dict[str, Any]] = {}  # table rows by the trial's name, so that each run is read once
 
     def run_cells(self, todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         """Run the remaining trials; after each of them the table is written again."""

@@ -74,7 +74,7 @@ def _course_results(course: Any, needed: float | None) -> tuple[float, float | N
 
 
 def ratio(ours: Any, other: Any) -> str:
-    """Return bytes to the target of ``ours`` over ``other`` in %; a bound if one missed it, ``-`` if both did."""
+    """Return bytes to the target of ``ours`` / ``other`` in %, with < or > if one missed it, ``-`` if both did."""
     missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (ours, other))
     if missed and base_missed:
         return "-"
@@ -83,7 +83,7 @@ def ratio(ours: Any, other: Any) -> str:
 
 
 def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
-    """Return the table, and Fedssyn's bytes over each method's; printed: add columns of the paper's numbers."""
+    """Return the table, and Fedssyn's bytes divided by each method's; printed: add columns of the paper's numbers."""
     paper = fedssyn_table2() if printed else {}
     head = ["alpha", "method", "rate", "seeds", "last accuracy, %", "at best validation, %", "rounds to target",
             "MB to target", "MB in all"]  # fmt: skip
