@@ -43,7 +43,7 @@ def with_choice(frame: Any) -> Any:
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
-    """Return all tables of a frame with the column ``chosen``; ``>``: a missed target, counted with all rounds."""
+    """Return all tables of a frame with the column ``chosen``; ``>`` marks means with seeds that missed the target."""
     visible = frame[frame["table"] != ROUND]  # the runs of the table ROUND are only for a picture
     parts = []
     for table, runs in visible[visible["chosen"]].groupby("table", sort=False):
@@ -152,7 +152,9 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figures 14 to 17: each class's first synthetic image, in round 1, and in the last round per noise level."""
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the runs of the first seed
+    for run, method in runs.drop_duplicates("method")[
+        ["run", "method"]
+    ].to_numpy():  # the first runs have the first seed
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
         if checkpointed and "images" in checkpointed.state:
             sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])

@@ -27,7 +27,7 @@ Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
 
 
 def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
-    """Return clients, mean local steps and batch size of a round; sizes: each client's number of examples."""
+    """Return participants, mean local steps and batch size of a round; sizes: each client's number of examples."""
     c = config.client
     tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
     return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)

@@ -106,7 +106,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
             f"{prepared.config.data.name} has {len(held_out)}."
         )
-    pool_audit.subjects(prepared.client_data, needs, held_out)  # so that an error comes before any work
+    pool_audit.subjects(prepared.client_data, needs, held_out)  # This fails before any work if no audit is possible.
     return prepared, client
 
 

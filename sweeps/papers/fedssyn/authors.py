@@ -1,13 +1,12 @@
 """Settings of Fedssyn's released code that differ from its paper, for each configuration of Table 1.
 
 Sources: section 4 of the paper (Li et al., TMLR 2024, arXiv:2306.13263) and github.com/lyn1874/fedssyn at commit
-4ceefff. The released code has no branch for some configurations; these take the values of the nearest one with a
-branch.
+4ceefff. For a configuration without a branch in the released code, the nearest configuration with a branch is used.
 
 N: number of clients; n: number of training images. Four settings stay as in preset ``paper``: the generator's optimizer
 (the released code uses AdamW), the rule of equal work (the code counts 50000/N images, but trains on 45000/N), the
-partition (the code draws it again for the shuffled runs) and the number of rounds (102 in the code). Our store has
-whole multiples of n/N synthetic images per client, so more are generated than clients use.
+partition (the code draws it again for the shuffled runs) and the number of rounds (102 in the code). This package
+generates a multiple of n/N images per client, which is more than a client uses.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,7 +41,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial with these fields, see ``settled``; owned: fields that options of the sweep have set."""
+    """Return the trial with these config fields, see ``settled``; owned: fields that options of the sweep set."""
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -64,7 +63,7 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
-    """Return the released code's fields for this configuration of Table 1.
+    """Return the released code's config fields for this configuration of Table 1.
 
     They depend on data set, algorithm, sharing strategy, clients N, participation C and alpha.
 

@@ -37,7 +37,7 @@ from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
-"""Per unit of ``--canaries``: draws of each of the two worlds (merf), and number of canaries (ndpdc)."""
+"""Numbers per unit of ``--canaries``: draws with, and draws without the image (merf); canaries (ndpdc)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
@@ -72,7 +72,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     sender = replace(stage.sender(of_world, stated.client), examples=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
-        which = ((x.flatten() + 1) * 127.5).round().long()  # inverts the scaling by ``condensation.pixels``
+        which = ((x.flatten() + 1) * 127.5).round().long()  # This inverts ``condensation.pixels``.
         return torch.nn.functional.one_hot(which, canaries).float()
 
     scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)])
@@ -110,8 +110,8 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
     path = Path(options.out) / "audit_pool.md"
     if path.exists():
         raise UserError(f"--out: {options.out} holds an audit already; name another folder.")
-    head = ["seed", "client", "q", "noise multiplier", "steps", "distance mu of the worlds", "epsilon is about",
-            "with mu as stated", "reported", "verdict"]  # fmt: skip
+    head = ["seed", "client", "q", "noise multiplier", "steps", "distance mu with / without", "epsilon is about",
+            "with mu as declared", "reported", "verdict"]  # fmt: skip
     lines, faults = [], []
     for config in options.configs:
         stated, result = audited(prepare(config), options.attacked, options.canaries)
@@ -123,8 +123,9 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
         )  # fmt: skip
         faults += [f"Seed {config.seed}: {fault}." for fault in result.faults]
     notes = [
-        "Epsilon is estimated by an auditor who sees every noisy sum, and with normal tails assumed. [ ]: 95 % "
-        "interval of mu. Epsilon is that of the interval's lower end. The estimate is not a bound.",
+        "Epsilon is estimated by an auditor who sees every noisy sum, from the distance mu between messages with and "
+        "without an example, as if they were normal. [ ]: 95 % interval of mu. Epsilon is that of the interval's lower "
+        "end. The estimate is not a bound.",
         *faults,
     ]
     text = tables.markdown(head, lines) + tables.numbered(notes)

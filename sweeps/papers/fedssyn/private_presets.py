@@ -15,7 +15,9 @@ _SMALL = {"generator.batch_size": 32, "generator.channels": (8, 16), "generator.
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "smoke": {**_SMALL, "generator.epochs": 3, "generator.batch_size": 16},
     "small": {**_SMALL, "generator.epochs": 60},
-    "paper": {"generator.batch_size": 128},  # noise multiplier 1.906 then gives epsilon 10, as printed
+    "paper": {
+        "generator.batch_size": 128
+    },  # noise multiplier 1.906 gives epsilon 10: docs/notes/epsilon_of_the_paper.md
 }
 
 NDPDC: Mapping[str, Mapping[str, Any]] = {
@@ -32,18 +34,18 @@ _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "gen
 
 
 def fields(preset: str) -> dict[str, Any]:
-    """Return the fields of private generators in this preset; with rho 1 they see all images of their client."""
+    """Return the config fields of private generators in this preset; with rho 1 they see all their client's images."""
     return {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
 
 
 def plain(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the fields of the generator without privacy to compare with: constants of the preset's plain DDPM."""
+    """Return the config fields of the generator without privacy to compare with: the preset's plain DDPM."""
     values = presets.preset(preset, dataset)
     return {"generator.name": "ddpm", **{name: values[name] for name in _PLAIN if name in values}}
 
 
 def of_sums(setting: str, preset: str, epsilon: float) -> dict[str, dict[str, Any]]:
-    """Return the fields of each pool of this sharing strategy, by the clients' kind of noise (local or summed)."""
+    """Return the config fields of each pool of this sharing strategy, by the clients' noise (local or summed)."""
     level = {"sharing.setting": setting, "sharing.target_epsilon": epsilon}
     if setting == "merf":
         return {noise: {**level, "sharing.noise": noise} for noise in ("local", "summed")}

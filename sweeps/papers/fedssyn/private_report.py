@@ -170,7 +170,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: bool) -> None:
-    """Draw epsilon over epochs of each private pool, and accuracy over rounds of each method with each pool."""
+    """Draw epsilon against the generators' epochs for each private pool, and accuracy over rounds with each pool."""
     from fedcommons.privacy.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds

@@ -79,7 +79,7 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 
 
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
-    """Permute ``n_swapped(p, n)`` samples of each client together, and return an equal number to each client.
+    """Permute the share p (``n_swapped`` samples) of all clients' samples, and return an equal number to each client.
 
     A larger p moves all samples that a smaller p moves. The minimiser x*, ``l_avg`` and ``mu`` do not change.
 
@@ -105,7 +105,7 @@ def optimum(problem: Quadratics) -> np.ndarray:
 
 
 def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
-    """Return the gradient of every sample at x, A_ij^T (A_ij x - b_ij), of shape (N, n, d)."""
+    """Return the gradients A_ij^T (A_ij x - b_ij) of all samples at x: (clients N, samples n, dimension d)."""
     a = problem.a[..., None]
     return a * (a * x - problem.b)
 
@@ -167,7 +167,7 @@ def run(
 
     @cache
     def orders(first: int) -> np.ndarray:
-        """Return the orders of the rounds after ``first``, the last step first, (up to together, N, n)."""
+        """Return the sample orders of the rounds after ``first``: (rounds, clients, samples), the last step first."""
         numbers = range(first + 1, min(first + together, rounds) + 1)
         return np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in numbers])[..., ::-1]
 
@@ -186,7 +186,8 @@ def run(
 def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
     """Yield the errors (step sizes,) of FedAvg on one problem, at the start and after each round.
 
-    blocks: orders of the samples in successive rounds, (rounds, N, n), the last step first. server: see ``_error``.
+    blocks: sample orders of successive rounds, (rounds, clients, samples), the last step first. server: the error is
+    that of the mean over clients, else the mean over the clients' errors.
     """
     n_clients, n, d = problem.b.shape
     target, clients = optimum(problem), np.arange(n_clients)

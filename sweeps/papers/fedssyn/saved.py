@@ -122,6 +122,6 @@ def vgg11_nbytes(n_classes: int, beginnings: tuple[str, ...] = ("",)) -> int:
     from fedcommons.flat_tensors import nbytes
     from lightning_modules.networks import VGG11
 
-    with torch.device("meta"):  # parameters with shapes, but without memory
+    with torch.device("meta"):  # The network has shapes, but no weights in memory.
         network = VGG11(SHAPE, n_classes)
     return nbytes({name: p for name, p in network.named_parameters() if name.startswith(beginnings)})

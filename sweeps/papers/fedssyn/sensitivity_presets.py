@@ -33,7 +33,7 @@ LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
     "small": ("0.1,0.3,1", "0.1,0.3,1", "0.1,0.3,1", "10,40", "ddpm,gan,cvae"),
     "paper": ("0.1,0.25,0.5,0.75,1", "0.1,0.25,0.5,0.75,1", "0.1,0.3,0.5,0.7,0.9", "10,40", "ddpm,gan"),
 }
-"""Values of rho and n~/n_i in (a); of shares of the epochs and N in (b); generators in (c). Only N is the paper's."""
+"""Values by preset: rho and n~/n_i of (a); epochs (shares) and N of (b); generators of (c). Only N is the paper's."""
 
 
 def fields(preset: str, dataset: str) -> dict[str, Any]:
@@ -43,5 +43,5 @@ def fields(preset: str, dataset: str) -> dict[str, Any]:
 
 
 def generator(name: str, preset: str, epochs: int) -> dict[str, Any]:
-    """Return the fields of a generator in panel (c); epochs: the DDPM's, and those of others by default."""
+    """Return the config fields of a generator in panel (c); epochs: the DDPM's, and others' by default."""
     return {"generator.epochs": epochs, **presets.generator(name, preset), "generator.name": name}

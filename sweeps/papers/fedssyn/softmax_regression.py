@@ -37,7 +37,7 @@ from fedcommons.sharing.stage import share
 
 @dataclass(frozen=True)
 class Labelled:
-    """n images of d pixels and K classes: pixels a in [0, 1], (..., n, d), and one-hot labels b, (..., n, K)."""
+    """Images as rows of d pixels in [0, 1], a (..., images n, d), and one-hot labels of K classes, b (..., n, K)."""
 
     a: Tensor
     b: Tensor
@@ -75,13 +75,13 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:
-    """Return the losses f (S,) on ``data`` of models x (d, S, K), one model per noise level, without noise."""
+    """Return the losses f (S,) on ``data`` of models x (pixels d, noise levels S, classes K), without noise."""
     logits = (data.a @ x.flatten(1)).unflatten(1, x.shape[1:])
     return -(data.b[:, None] * logits.log_softmax(-1)).sum(-1).mean(0) / x.shape[-1]
 
 
 def gradient(y: Tensor, data: Labelled) -> Tensor:
-    """Return the gradient of each client's loss f_i at its models y_i, (N, d, S, K), without noise."""
+    """Return grad f_i at y_i of all clients, without noise: (clients N, pixels d, noise levels S, classes K)."""
     _, n, n_classes = data.b.shape
     logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # shape (clients N, images n, noise levels S, classes K)
     error = logits.softmax(-1) - data.b[:, :, None]
@@ -98,10 +98,11 @@ def zeta_sq(data: Labelled) -> float:
 def train(
     data: Labelled, test: Labelled, *, lr: float, steps: int, rounds: int, noises: Sequence[float], seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Train ``rounds`` rounds of ``steps`` local steps; return the last x (d, S, K) and test losses (rounds + 1, S).
+    """Train ``rounds`` rounds of ``steps`` local steps; return the last models and test losses (rounds + 1, S).
 
-    noises: the S noise levels s. Row r of the losses is after round r; round 0 is the start. The draws z of the noise
-    do not depend on s, p or the partition.
+    noises: the S noise levels s, each with a server model; models: (pixels d, S, classes K). Row r of the losses is
+    after round r; round 0 is the start. The draws z of the noise do not depend on s, the swapped share p or the
+    partition.
     """
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     s = data.a.new_tensor(noises)[:, None]

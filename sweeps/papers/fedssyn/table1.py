@@ -133,7 +133,7 @@ class Growing:
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:
-    """Return the paper's rounds if all fields outside the grid are those of preset paper or authors; else nothing."""
+    """Return the paper's rounds if only fields of the grid differ from preset paper or authors; else nothing."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:

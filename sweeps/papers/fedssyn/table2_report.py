@@ -138,7 +138,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
 
 
 def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
-    """Return whether all fields except those of the grid have the values of preset paper."""
+    """Return whether only fields of the table's grid differ from preset paper."""
     if options.preset != "paper":
         return False
     configs, preset = (
