@@ -58,8 +58,8 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 }
 """Training times of the released code by data set.
 
-They are 15 or 25 local epochs, and the epochs of the server's decoder and classifier. The released code has no rounds;
-the split of the local epochs into five rounds of FedAvg is our choice.
+They are 15 or 25 local epochs, and the epochs of the server's decoder and classifier. The split of
+the local epochs into five rounds of FedAvg is our choice.
 """
 _OF_KD = {"fmnist": {"fedcvae.latent": 100, "fedcvae.truncate": 2.0}}
 """Config fields of the row fedcvae-kd with preset paper, by data set."""

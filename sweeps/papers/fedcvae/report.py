@@ -94,8 +94,8 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
     c = config.client
     return [
         f"{config.data.name}, {config.partition.name}, {config.partition.n_clients} clients; clients without an "
-        f"image are dropped; classifier {config.model.name}. {100 * config.data.validation:g} % of the images are held "
-        "out for validation before the partition.",
+        f"image are dropped; classifier {config.model.name}. {100 * config.data.validation:g} % of the training images "
+        "are held out for validation.",
         f"All methods have {epochs} local epochs. FedCVAE's clients train an autoencoder with Adam; the other clients "
         f"train the classifier with {c.optimizer}, batch size B = {c.batch_size}. fedavg has "
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",

@@ -152,9 +152,7 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figures 14 to 17: each class's first synthetic image, in round 1, and in the last round per noise level."""
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in runs.drop_duplicates("method")[
-        ["run", "method"]
-    ].to_numpy():  # the first runs have the first seed
+    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # runs of the first seed
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
         if checkpointed and "images" in checkpointed.state:
             sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])

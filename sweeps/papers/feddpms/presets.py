@@ -10,7 +10,7 @@ never decays, which is the default here too.
 
 The following properties of the released code are not reproduced. Network: PReLU, dropout 0.2 for CIFAR, strided
 deconvolutions, Xavier's initial weights, float64, and pixels that are normalised and then squashed by a sigmoid. Data:
-bootstrap samples of each client's images. Exchange: all clients exchange before round T_p, one number replaces all
+bootstrap samples of each client's images. Exchange: it takes place before round T_p, one number replaces all
 entries of a mean, more codes are sent than the quota, a client may be its own helper, and clients train on all images
 instead of n_i of them. Results: accuracies are means over batches instead of images. The released code reports the best
 of all rounds; the tables here show the best and the last round.

@@ -224,9 +224,8 @@ def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
     def train(test: Examples, epochs: int) -> None:
         fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
 
-    fit(
-        module, one_image, one_image, epochs=1, batch_size=1, seed=0
-    )  # a warm-up, as Lightning imports modules at its first training
+    # This is a warm-up, because Lightning imports modules at its first training.
+    fit(module, one_image, one_image, epochs=1, batch_size=1, seed=0)
     steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
     start, step = cost.per_epoch(lambda epochs: train(one_image, epochs), steps)
     return step, max(0.0, cost.seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)

@@ -15,9 +15,8 @@ _SMALL = {"generator.batch_size": 32, "generator.channels": (8, 16), "generator.
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "smoke": {**_SMALL, "generator.epochs": 3, "generator.batch_size": 16},
     "small": {**_SMALL, "generator.epochs": 60},
-    "paper": {
-        "generator.batch_size": 128
-    },  # noise multiplier 1.906 gives epsilon 10: docs/notes/epsilon_of_the_paper.md
+    # With this batch size, noise multiplier 1.906 gives epsilon 10, see docs/notes/epsilon_of_the_paper.md.
+    "paper": {"generator.batch_size": 128},
 }
 
 NDPDC: Mapping[str, Mapping[str, Any]] = {

@@ -15,11 +15,7 @@ from fedcommons.reports.series import value
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
-TRAIN, SHAPE, CLASSES = (
-    50_000,
-    (3, 32, 32),
-    {"cifar10": 10, "cifar100": 100},
-)  # images, shape, classes of the paper's data sets
+TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # of the paper's data sets
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
@@ -83,9 +79,8 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
             reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
             sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
-        head = dict(
-            zip(IDENTIFYING.values(), map(columns.text, key), strict=False)
-        )  # all columns except the sharing strategy
+        # The key has no sharing strategy, which is the last column.
+        head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))
         texts = [written or "-" for written in rounds.values()]
         result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)
         lines.append(result | {"table A.2 prints": printed.get(key, "") if same else ""})
