@@ -56,10 +56,9 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     "mnist": {"federation.rounds": 5, "client.epochs": 3, "fedcvae.decoder_epochs": 7, "fedcvae.server_epochs": 10},
     "fmnist": {"federation.rounds": 5, "client.epochs": 5, "fedcvae.decoder_epochs": 10, "fedcvae.server_epochs": 5},
 }
-"""Training times of the released code by data set.
+"""Training times of the released code by data set: local epochs (15 or 25), and epochs of the server's models.
 
-They are 15 or 25 local epochs, and the epochs of the server's decoder and classifier. The split of
-the local epochs into five rounds of FedAvg is our choice.
+The split of the local epochs into five rounds of FedAvg is our choice.
 """
 _OF_KD = {"fmnist": {"fedcvae.latent": 100, "fedcvae.truncate": 2.0}}
 """Config fields of the row fedcvae-kd with preset paper, by data set."""

@@ -7,7 +7,7 @@ nu = k/K;  T: rounds;  T_p: rounds of stage I, before clients exchange codes. Th
 
 
 def of_codes(quota: int, classes: int, latent: int, parameters: int) -> float:
-    """Return r_1 = alpha n l / Theta: the numbers in one client's codes divided by the parameters of one model."""
+    """Return r_1 = alpha n l / Theta: numbers in a client's alpha n codes of dimension l, per model parameter."""
     return quota * classes * latent / parameters
 
 

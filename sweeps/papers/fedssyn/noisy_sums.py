@@ -3,8 +3,8 @@
 The images are computed from the sums, so an attacker with only the images knows no more than the auditor. The result is
 an estimate of epsilon, not a bound, see ``audits.white_box_estimate``.
 
-merf: the worst pair of neighbouring data sets, with one image and with none. Each of these two worlds draws its message
-many times. With summed noise, the auditor sees only the sum of all clients' messages.
+merf: the worst pair of neighbouring data sets, with one image and with none. The message is drawn many times from both.
+With summed noise, the auditor sees only the sum of all clients' messages.
 ndpdc: k worst-case examples (canaries), whose features are orthogonal and of norm 1 in all steps; the client has a
 random half of them.
 """

@@ -20,7 +20,7 @@ Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """Return a row for each share p of one seed: rounds and step sizes of the grid, fits, and values of the theory."""
+    """Return a row for each share p of one seed: fewest rounds, best step size, fitted lines, values of the theory."""
     to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]

@@ -130,7 +130,7 @@ def taught(examples: Examples, test: Examples) -> float:
     """Train a logistic regression on the pixels of ``examples`` and return its accuracy on ``test``, in [0, 1].
 
     The training stops when the gradient is below 1e-8. With few noisy images, a loss two thousandths above the minimum
-    can change the accuracy by four points, and an earlier stop would make it depend on the number of threads.
+    can change the accuracy by four points. With an earlier stop, the accuracy would depend on the number of threads.
     """
     from sklearn.linear_model import LogisticRegression
 

@@ -76,7 +76,9 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
 
 
 def row(cell: sweep.Trial) -> tuple:
-    """Return the key of a trial's row: trials of a row differ only in sharing strategy, seed and learning rate."""
+    """Return the row of a trial: (clients, participation, alpha, algorithm). Its trials differ in sharing, seed and
+    rate.
+    """
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
