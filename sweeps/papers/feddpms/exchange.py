@@ -42,7 +42,7 @@ class Exchange:
 
 
 def read(run: Path) -> Exchange | None:
-    """Read a FedDPMS run's exchange from the run folder; None for other methods and for runs that have not begun it."""
+    """Read the exchange from a FedDPMS run folder; None for other methods, and for runs that are still in stage I."""
     if read_config(run).algorithm != "feddpms":
         return None
     last = checkpoint.load_latest(run / "checkpoints", ClientMemory(folder=run / "memory"))

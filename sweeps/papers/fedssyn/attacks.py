@@ -63,7 +63,7 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
 
 
 def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
-    """Return a lower bound on epsilon for a generator trained like this client's; canaries: their largest number."""
+    """Return a lower bound on epsilon for a generator trained like this client's, with up to ``canaries`` canaries."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta

@@ -129,7 +129,7 @@ _ABOVE = (
 
 
 def gains(entries: Sequence[Entry], out: Path) -> str:
-    """Return test accuracies minus that of the same seed's run without a pool, in points, with 95 % intervals.
+    """Return test accuracies minus those of the same seed's run without a pool, in points, with 95 % intervals.
 
     Columns are rounds 1, 2 and the last. The lines without a pool have the accuracy itself instead of a gain.
     """

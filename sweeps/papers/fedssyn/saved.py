@@ -49,8 +49,8 @@ def line(
 ) -> dict[str, object]:  # fmt: skip
     """Return a line of the table, for N = ``n`` clients at participation C = ``c``.
 
-    head: first columns. pool, vanilla: bytes until the target of the runs with and without the pool. rounds: their
-    rounds as printed. model_unit: bytes per unit of models in the paper's formula.
+    head: first columns. pool, vanilla: bytes until the target of the runs with and without the pool. rounds: rounds
+    with and without the pool, as printed. model_unit: bytes per unit of models in the paper's formula.
     """
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)

@@ -43,5 +43,5 @@ def fields(preset: str, dataset: str) -> dict[str, Any]:
 
 
 def generator(name: str, preset: str, epochs: int) -> dict[str, Any]:
-    """Return the config fields of a generator in panel (c); epochs: the DDPM's, and others' by default."""
+    """Return the config fields of a generator in panel (c); epochs: for the DDPM, and the others' default."""
     return {"generator.epochs": epochs, **presets.generator(name, preset), "generator.name": name}

@@ -56,7 +56,7 @@ def records(entries: Sequence[Entry], out: Path, central: Mapping[int, float]) -
 
 
 def is_above(differences: Sequence[float]) -> bool | None:
-    """Return whether Student's 95 % interval of the mean lies above 0; None with fewer than two values."""
+    """Return whether Student's 95 % interval of the mean difference lies above 0; None with fewer than two values."""
     ends = student(differences)
     return None if ends is None else ends[0] > 0
 

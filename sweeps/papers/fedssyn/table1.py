@@ -76,9 +76,7 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
 
 
 def row(cell: sweep.Trial) -> tuple:
-    """Return the row of a trial: (clients, participation, alpha, algorithm). Its trials differ in sharing, seed and
-    rate.
-    """
+    """Return a trial's row: (clients, participation, alpha, algorithm). Its trials differ in sharing, seed and rate."""
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm

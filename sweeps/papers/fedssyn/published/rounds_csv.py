@@ -49,7 +49,7 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def number(value: str, what: str) -> int | float:
-    """Return the finite number above 0 in a text, as int if it is whole; what: its name in error messages."""
+    """Return the finite number above 0 that ``value`` spells, int if whole; what: the number's name in errors."""
     try:
         x = float(value)
     except ValueError:
