@@ -1,8 +1,9 @@
-"""Sampling from the ball of radius rho around a model, and projection to this ball.
+"""Random sampling in a ball around a model's weights, and projection onto this ball.
 
-FedDM uses it (arXiv:2207.09653, equations 23 and 24).   x: the model, P numbers;  g: P independent draws of N(0, 1).
+FedDM uses both functions (arXiv:2207.09653, equations 23 and 24).   x: the weights of the model at the centre; rho: the
+ball's radius.
 
-Random numbers are drawn on the CPU and copied, so that they are the same on every device.
+Random numbers are drawn on the CPU and copied to the device, so that they are equal on every device.
 """
 
 import torch
@@ -12,18 +13,22 @@ from fedcommons.flat_tensors import Flat
 
 
 def around(x: Flat, radius: float, draws: torch.Generator) -> Flat:
-    """Return x + g min(1, rho/||g||). As ||g|| is about sqrt(P), large models get a uniform point of the sphere."""
+    """Return x + g min(1, rho/||g||), random weights in the ball of radius rho (``radius``) around the weights x.
+
+    g: independent N(0, 1) numbers, one per weight. If ||g|| exceeds rho, as it almost surely does for a large model,
+    the result is uniform on the surface of the ball.
+    """
     g = torch.randn(x.buffer.shape, generator=draws, dtype=x.buffer.dtype).to(x.buffer.device)
     return Flat(x.layout, x.buffer + g.mul_(_shrinking(g, radius)))
 
 
 def project(w: Tensor, x: Tensor, radius: float) -> None:
-    """Set w <- x + (w - x) min(1, rho/||w - x||), in place; weights inside the ball stay bitwise unchanged."""
+    """Project the weights w in place onto the ball of this radius around the weights x; w inside it stays unchanged."""
     step = w - x
     factor = _shrinking(step, radius)
     w.copy_(torch.where(factor < 1, x + factor * step, w))
 
 
 def _shrinking(step: Tensor, radius: float) -> Tensor:
-    """Return min(1, rho/||step||)."""
+    """Return the factor min(1, rho/||step||), which shortens a step to a length of at most rho (``radius``)."""
     return (radius / torch.linalg.vector_norm(step)).clamp(max=1)

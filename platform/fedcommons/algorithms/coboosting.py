@@ -1,11 +1,12 @@
-"""Co-Boosting: DENSE with hard generated images, learned ensemble weights and perturbed images for the student.
+"""Co-Boosting: one-shot distillation as in DENSE, with hard synthetic images and learned ensemble weights.
 
 Dai et al., "Enhancing one-shot federated learning through data and ensemble co-boosting", ICLR 2024, arXiv:2402.15070.
-f_i: client i's logits;  w_i: its learned weight, in [0, 1];  f = sum_i w_i f_i / sum_i w_i;  f_x: the server
-model's logits;  p_y: softmax(f) at the label y;  e = 0, 1, ..: epoch of the server;
-KL_T: T^2 KL(softmax(./T) || softmax(./T)).
+x: server model, the student, with logits f_x;  f_i: logits of client i's model;  w_i: its learned weight, in [0, 1]; f
+= sum_i w_i f_i / sum_i w_i: logits of the ensemble;  G: image generator, z: its input noise;  y: labels; p_y:
+probability of the label y by softmax(f);  CE: cross entropy;  e = 0, 1, ..: epoch of the server; KL_T(f || f_x) = T^2
+KL(softmax(f/T) || softmax(f_x/T)) with ``temperature`` T.
 
-Clients train and send models as in ``dense``. One epoch of the server:
+Clients train and send their models as in ``dense``. One epoch of the server has three steps:
 
     1. hard images: G, z (new) <- steps of Adam down  mean [1 - p_y] CE(f(G(z)), y) - boundary * KL_T'(f || f_x), where
        [.] has no gradient and T' is ``boundary_temperature``; the result is the batch of lowest loss, with its labels
@@ -13,7 +14,8 @@ Clients train and send models as in ``dense``. One epoch of the server:
     3. the batch joins the pool;  distillation, by one pass over it:  pixels <- pixels + move sign(d u.softmax(f/T)),
        u uniform in (-1, 1) for each image and class, and x <- a step of SGD down KL_T(f || f_x) at these pixels
 
-The pool contains all images, as uint8. A client's weight starts at its share of ``federation.weighting`` (paper: 1/N).
+The server's pool contains the synthetic images of all epochs, as uint8. A client's weight w_i starts at its share of
+``federation.weighting`` (paper: 1/N for N clients).
 
 Departs from the paper, of which only the released code was available: a step after which all weights would be 0 is
 skipped, because the ensemble would be undefined. Perturbed images are not clipped to valid pixels. Further departures
@@ -47,58 +49,58 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import generator, seed_for
 
 DECAY = 0.99
-"""Factor of the weights' step size per epoch."""
+"""Factor per epoch of the step size of the ensemble weights w_i."""
 
 
 @dataclass(frozen=True)
 class CoBoosting:
-    """x <- argmin of the mean of KL_T(f || f_x) over perturbed images of the pool, with learned weights in f."""
+    """The server distils an ensemble with learned client weights, on hard and perturbed synthetic images."""
 
     needs_classes = distils = trains_images = sees_statistics = True
     waits_for = "ensemble"
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
-    """rounds of FedAvg before clients send their models"""
+    """rounds of FedAvg before the round in which clients send their models"""
     client_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
+    """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
-    """what the server model starts from: the mean of the clients' models, or its own last one"""
+    """initial server model of the distillation: the mean of the clients' models, or the last server model"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server in a round (released code: 200 in all)"""
+    """epochs of the server in a round (released code: 200 in total)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
-    """steps of the generator in an epoch"""
+    """training steps of the image generator in an epoch"""
     generated: Annotated[int, "[2, 1e6]"] = 64
-    """images that join the pool in an epoch, a batch of the generator, which has BatchNorm (released code: 128)"""
+    """synthetic images that join the server's pool in an epoch; they are one generator batch (released code: 128)"""
     latent: Annotated[int, "[1, 1e6]"] = 256
-    """numbers of the noise of an image"""
+    """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last maps, half of those of the maps before (released code: 64)"""
+    """channels of the generator's last feature maps; earlier ones have twice as many (released code: 64)"""
     norm_bias: bool = True
-    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
+    """biases before the generator's BatchNorm; Adam moves them by rounding noise; false: none, as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of generator and noise"""
+    """learning rate of Adam for the generator and its input noise"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of the divergence that images are to have between ensemble and server model"""
+    """weight of the generator's reward for divergence between ensemble and server model"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 3.0
-    """temperature of this divergence"""
+    """softmax temperature of this divergence"""
     weight_step: Annotated[float, "[0, 1]"] = 0.01
-    """step of the ensemble's weights in the first epoch; 0: they are not learned"""
+    """step size of the ensemble's weights in the first epoch; 0: the weights are not learned"""
     move: Annotated[float, "[0, 255]"] = 4.0
-    """how far each pixel moves before the distillation, of 255"""
+    """perturbation of each pixel before the distillation, in grey values of 0..255"""
     temperature: Annotated[float, "(0, 1e6]"] = 4.0
-    """T, of the distillation"""
+    """T, softmax temperature of the distillation"""
     server_batch: Annotated[int, "[1, 1e9]"] = 128
-    """images in a step of the server"""
+    """synthetic images in a step of the server"""
     server_lr: Annotated[float, "(0, 1e38]"] = 0.01
-    """learning rate of the server"""
+    """learning rate of the server's SGD"""
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
-    """momentum of the server"""
+    """momentum of the server's SGD"""
     server_decay: Annotated[float, "[0, 1e38]"] = 1e-4
-    """weight decay of the server"""
+    """weight decay of the server's SGD"""
     server_schedule: Annotated[str, "cosine | constant"] = "cosine"
-    """of the server's rate: down to 0 by half a cosine over all its epochs, or constant"""
+    """schedule of the server's learning rate: half a cosine to 0 over all server epochs, or constant"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
-    """largest norm of a gradient, of the generator's weights and of the server's"""
+    """gradient norm above which gradients of the generator's and the server's weights are clipped"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         rounds, participation, buffers = (
@@ -107,7 +109,7 @@ class CoBoosting:
         one_shot_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the epochs of the clients' last training."""
+        """Return the number of local epochs of the clients' last training, as ``client_epochs``."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -115,7 +117,7 @@ class CoBoosting:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         state = one_shot_models.start(model, facts)
-        if self.server_schedule == "constant":  # The constant rate does not depend on the rounds.
+        if self.server_schedule == "constant":  # A constant learning rate needs no total number of epochs.
             return state
         return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
 
@@ -137,26 +139,37 @@ class CoBoosting:
 
     @property
     def making(self) -> Making:
-        """Return the constants of the generator's training."""
+        """Return the constants of the image generator's training."""
         how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
         return Making(*how, self.clip, self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the generator's loss; x: a batch of network inputs."""
+        """Return the generator's loss, a scalar: cross entropy of hard images minus divergence from the student.
+
+        x: generated images as network inputs, (n, C, H, W). labels: (n,). weights: client weights of the ensemble,
+        (N,).
+        """
         f = mixed(weights, ensemble.logits(x))
         loss = F.cross_entropy(f, labels, reduction="none")
         hardness = 1 - (-loss.detach()).exp()
         return (hardness * loss - self.boundary * divergence(f, ensemble.student(x), self.boundary_temperature)).mean()
 
     def reweighed(self, weights: Tensor, logits: Tensor, labels: Tensor, rate: float) -> Tensor:
-        """Return the ensemble weights after a step on a batch; logits: (N, n, C), of the clients' models."""
+        """Return the ensemble weights (N,) after one sign-gradient step of length ``rate`` on a batch.
+
+        The step reduces the ensemble's cross entropy; weights stay in [0, 1]. A step to all zeros is skipped. logits:
+        those of the N clients' models, (N, n, classes). labels: (n,).
+        """
         w = weights.requires_grad_()
         (g,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits), labels), w)
         after = (weights.detach() - rate * g.sign()).clamp(0, 1)
         return torch.where(after.sum() > 0, after, weights.detach())
 
     def moved(self, work: Work, ensemble: Ensemble, weights: Tensor, images: Tensor, u: Tensor) -> Tensor:
-        """Return the network's inputs for the perturbed images; u: (n, C), random directions in class space."""
+        """Return images as network inputs, with each pixel moved by ``move`` grey values to increase u . softmax(f/T).
+
+        f: the ensemble's logits. T: ``temperature``. images: uint8, (n, C, H, W). u: random directions, (n, classes).
+        """
         pixels = (images.to(u.dtype) / 255).requires_grad_()
         f = mixed(weights, ensemble.logits(seen(work.module, pixels)))
         (g,) = torch.autograd.grad((u * (f / self.temperature).softmax(1)).sum(), pixels)
@@ -173,7 +186,11 @@ class CoBoosting:
         batches: Sequence[Tensor],
         u: Tensor,
     ) -> None:
-        """Train the student for one pass over the pool; batches: rows of each step; u: (n, C), see ``moved``."""
+        """Train the student (the module) for one pass over the server's pool, to match the ensemble's logits.
+
+        images: the pool, uint8. weights: client weights of the ensemble, (N,). velocity: momentum buffer, changed in
+        place. batches: image indices of each step. u: random directions, (n, classes), see ``moved``.
+        """
         optimizer = optimizer_of(work, velocity, lr, self.server_momentum, self.server_decay)
         for rows in batches:
             work.module.eval()
@@ -189,9 +206,10 @@ class CoBoosting:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the work units of a round, see ``one_shot_models.server_pieces``.
+        """Return the amounts of work in a round for dry runs, by kind; see ``one_shot_models.server_pieces``.
 
-        Each pool image takes three passes through every client's model and three through x.
+        In each epoch, each image of the pool takes three passes through every client's model and three through the
+        student.
         """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
@@ -200,9 +218,10 @@ class CoBoosting:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Return variants: minimal work; more generator steps; also more images; more epochs; also smaller steps.
+        """Return variants for timing: minimal work, then more generator steps, more images, epochs, or server steps.
 
-        The minimal variant has two images. Constants that change no price are at their defaults.
+        The minimal variant generates two images. Constants that do not change the duration of the work keep their
+        defaults.
         """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
         many = replace(least, generated=2 * MANY)
@@ -217,12 +236,12 @@ class CoBoosting:
 
 
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:
-    """Return sum_i w_i f_i / sum_i w_i, (n, C), of logits f (N, n, C)."""
+    """Return the ensemble's logits (n, classes): the mean with ``weights`` (N,) of N models' logits (N, n, classes)."""
     return torch.tensordot(weights / weights.sum(), logits, 1)
 
 
 def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
-    """Run the server's round and return the changed entries of the state."""
+    """Run the server's epochs of one round on a worker; return the changed entries of the server state."""
     work, how, state = worker.work, task.method, task.state
     with onednn(work.loop.onednn):
         room = one_shot_models.load_models(worker, state)

@@ -1,8 +1,9 @@
-"""DENSE: clients send their models once, and the server distils the ensemble into its model on generated images.
+"""DENSE: clients send their models once, and the server distils their ensemble into its model on synthetic images.
 
 Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022, arXiv:2112.12371, equations 2 to 7 and
-algorithm 1.   f_i: client i's model;  a_i = w_i / sum_j w_j, w_i its weight;  f = sum_i a_i f_i: the ensemble's logits;
-x: the server model, f_x its logits;  G: generator, z: its noise, y: labels, drawn uniformly;  T: ``temperature``.
+algorithm 1.   x: server model, the student, with logits f_x;  y_i: client i's model, with logits f_i; a_i = w_i / sum_j
+w_j, with w_i client i's weight;  f = sum_i a_i f_i: logits of the ensemble;  G: image generator, z: its input noise;
+y: labels, drawn uniformly;  CE: cross entropy;  p_T(f) = softmax(f/T) with ``temperature`` T.
 
 Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next round, clients train and send y_i - x, and x becomes the mean of
 the received models y_i. If no model arrives, the next round repeats this. Afterwards only the server trains,
@@ -15,11 +16,11 @@ the received models y_i. If no model arrives, the next round repeats this. After
     x <- one pass of SGD over the whole pool down  T^2 KL(p_T(f) || p_T(f_x))
 
 BN is zero for a model without BatchNorm. In the released code BN is zero for every model (``bn released``), because its
-hooks do not find the ensemble's members in a plain list. Clients send their models once, with BatchNorm's statistics;
-the privacy of local training covers the models. The later rounds use no client data and cost no privacy.
+hooks do not find the clients' models in a plain list. Clients send their models once, with BatchNorm's statistics. The
+privacy guarantee of local training covers the models. The later rounds use no client data and cost no privacy.
 
 Departs from the paper: an epoch generates one batch of images, as in the released code. All clients take part. Images
-of the pool are not cropped and mirrored anew, so the ensemble sees each image once. The server's BatchNorm uses the
+of the pool are not cropped and mirrored anew, so the ensemble labels each image once. The server's BatchNorm uses the
 mean of the clients' statistics. G's convolutions before BatchNorm have biases (``norm_bias``); in the released code
 they have none. Fields set what the paper leaves open: the model from which x starts, and the temperature of div.
 """
@@ -50,45 +51,45 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class DENSE:
-    """x <- argmin of the mean of T^2 KL(p_T(f) || p_T(f_x)) over a pool of generated images."""
+    """The server distils the ensemble of the clients' models into its own model, on generated images."""
 
     needs_classes = distils = trains_images = sees_statistics = True
     waits_for = "ensemble"
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
-    """rounds of FedAvg before clients send their models (Fedssyn's comparison: 10)"""
+    """rounds of FedAvg before the round in which clients send their models (Fedssyn's comparison: 10)"""
     client_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """epochs of the clients' last training, of which the ensemble is made; default: client.epochs"""
+    """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
-    """what the server model starts from: the mean of the clients' models, or its own last one"""
+    """initial server model of the distillation: the mean of the clients' models, or the last server model"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server in a round (paper: 200 in all)"""
+    """epochs of the server in a round (paper: 200 in total)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
-    """steps of the generator in an epoch"""
+    """training steps of the image generator in an epoch"""
     generated: Annotated[int, "[2, 1e6]"] = 64
-    """images that join the pool in an epoch, a batch of the generator, which has BatchNorm (paper: 256)"""
+    """synthetic images that join the server's pool in an epoch; they are one generator batch (paper: 256)"""
     latent: Annotated[int, "[1, 1e6]"] = 256
-    """numbers of the noise of an image"""
+    """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last maps, half of those of the maps before (paper: 64)"""
+    """channels of the generator's last feature maps; earlier ones have twice as many (paper: 64)"""
     norm_bias: bool = True
-    """biases in front of the generator's BatchNorm, which Adam moves by rounding noise; false: as released"""
+    """biases before the generator's BatchNorm; Adam moves them by rounding noise; false: none, as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of generator and noise"""
+    """learning rate of Adam for the generator and its input noise"""
     bn: Annotated[str, "paper | released"] = "paper"
-    """the term of BatchNorm's statistics: as in the paper, or 0, as in the released code"""
+    """loss term of BatchNorm's statistics: as in the paper, or 0, as in the released code"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of the term that asks for images on which ensemble and server model disagree"""
+    """weight of the generator's reward for images on which ensemble and server model disagree"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 1.0
-    """temperature of this term"""
+    """softmax temperature of this reward"""
     temperature: Annotated[float, "(0, 1e6]"] = 20.0
-    """T, of the distillation"""
+    """T, softmax temperature of the distillation"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
-    """images in a step of the server"""
+    """synthetic images in a step of the server"""
     server_lr: Annotated[float, "(0, 1e38]"] = 0.005
-    """learning rate of the server"""
+    """learning rate of the server's SGD"""
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
-    """momentum of the server"""
+    """momentum of the server's SGD"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         rounds, participation, buffers = (
@@ -97,7 +98,7 @@ class DENSE:
         one_shot_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the epochs of the clients' last training."""
+        """Return the number of local epochs of the clients' last training, as ``client_epochs``."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -124,12 +125,17 @@ class DENSE:
 
     @property
     def making(self) -> Making:
-        """Return the constants of the generator's training."""
+        """Return the constants of the image generator's training."""
         how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
         return Making(*how, norm_bias=self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the generator's loss CE + BN + boundary * div; x: a batch of network inputs."""
+        """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
+
+        BN: distance of the batch from BatchNorm's statistics. div: minus the divergence of ensemble and student where
+        they disagree. x: generated images as network inputs. labels: (n,). weights: client weights of the ensemble,
+        (N,).
+        """
         with ensemble.gaps() as gaps:
             f = torch.tensordot(weights, ensemble.logits(x), 1)
         loss = F.cross_entropy(f, labels)
@@ -142,7 +148,10 @@ class DENSE:
         return loss
 
     def distil(self, work: Work, images: Tensor, targets: Tensor, velocity: Tensor, batches: Sequence[Tensor]) -> None:
-        """Train the student for one pass over the pool; targets: the ensemble's logits; batches: rows of each step."""
+        """Train the student for one pass over the pool ``images``, to match the ensemble's logits ``targets``.
+
+        velocity: momentum buffer, changed in place. batches: image indices of each step.
+        """
         set_training_mode(work.module)
         optimizer = optimizer_of(work, velocity, self.server_lr, self.server_momentum)
         for rows in batches:
@@ -153,7 +162,7 @@ class DENSE:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the round's work, with three passes of x per pool image; see ``one_shot_models.server_pieces``."""
+        """Return the work in a round for dry runs, by kind; a pool image takes three passes through the student."""
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
@@ -161,9 +170,10 @@ class DENSE:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Return variants: minimal work; more generator steps; also more images; more epochs; also smaller steps.
+        """Return variants for timing: minimal work, then more generator steps, more images, epochs, or server steps.
 
-        The minimal variant has two images. Constants that change no price are at their defaults.
+        The minimal variant generates two images. Constants that do not change the duration of the work keep their
+        defaults.
         """
         least = type(self)(
             generator_steps=1,
@@ -185,7 +195,7 @@ class DENSE:
 
 
 def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
-    """Run the server's round and return the changed entries of the state."""
+    """Run the server's epochs of one round on a worker; return the changed entries of the server state."""
     work, how = worker.work, task.method
     with onednn(work.loop.onednn):
         room = one_shot_models.load_models(worker, task.state)
@@ -193,7 +203,9 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
         targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
         for epoch in range(task.first, task.first + how.server_epochs):
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
-            batches = order(len(images) + how.generated, how.server_batch, key, work.device)  # before any step
+            batches = order(
+                len(images) + how.generated, how.server_batch, key, work.device
+            )  # All draws of an epoch precede its training steps.
             generated, _ = make(work, score, how.making, room.shape, room.classes, key)
             with torch.no_grad():
                 targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))

@@ -1,8 +1,9 @@
 """Ditto: each client trains a personal model, which a proximal term pulls towards the server model.
 
-Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221,
-algorithm 1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: its personal
-model;  f_i: its loss;  eta: learning rate;  K: local steps;  lam: strength of the pull, >= 0.
+Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221, algorithm
+1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: client i's personal model;
+f_i: client i's loss;  w_i: client i's weight;  eta: learning rate;  K: number of local steps;  lam: strength of the
+proximal term, >= 0.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - x)),  K steps
 
@@ -10,8 +11,8 @@ With lam = 0 each client trains v_i alone. A larger lam keeps v_i closer to the 
 
 Departs from the paper: v_i starts at the server model of the client's first round; in the paper it starts at the
 untrained model. A client that has not taken part yet is evaluated with the server model. v_i takes the same number of
-steps as y_i, on other batches and with separate BatchNorm statistics. Under DP-SGD the ledger charges both trainings,
-though v_i stays with the client.
+steps as y_i, on other batches and with separate BatchNorm statistics. Under DP-SGD the privacy ledger charges both
+trainings, though v_i stays with the client.
 """
 
 from collections.abc import Mapping
@@ -31,12 +32,15 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class Ditto:
-    """FedAvg for x;  v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i."""
+    """FedAvg trains the server model x, and each client i trains a personal model v_i near x.
+
+    v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i.  f_i: client i's loss.
+    """
 
     trains_twice = True
 
     lam: Annotated[float, "[0, 1e38]"] = 0.1
-    """lambda, weight of the pull (lambda/2) ||v - x||^2 of a personal model towards the server model, >= 0"""
+    """lambda, weight of the proximal term (lambda/2) ||v - x||^2 between personal model v and server model x, >= 0"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

@@ -1,9 +1,9 @@
-"""Common code of DENSE and Co-Boosting: an ensemble of client models and the training of an image generator.
+"""Ensemble of client models and training of an image generator, used by DENSE and Co-Boosting.
 
-The server distils the ensemble into its model on generated images.
+The server distils the ensemble into its model on synthetic images.
 
-f_i: client i's model;  a_i: its weight, sum_i a_i = 1;  f = sum_i a_i f_i: the ensemble's logits;  x: the server model,
-which is the student;  G: generator, z: its noise, y: labels;  p_T = softmax(f / T).
+x: server model, the student;  f_i: logits of client i's model;  a_i: client i's weight, sum_i a_i = 1; f = sum_i a_i
+f_i: logits of the ensemble;  G: generator, z: its input noise, y: labels;  p_T = softmax(f / T).
 
     divergence:  T^2 KL(p_T(target) || p_T(other)), with about the same gradient size for all T (Hinton et al. 2015)
 
@@ -12,8 +12,8 @@ are in evaluation mode, except the student in distillation. The student's BatchN
 statistics, with which the server model is also evaluated.
 
 The generator G:  z (B, l) -> linear, to 2w maps of a quarter of the sides, BatchNorm -> twice [upsampling by 2,
-convolution 3x3, BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: pixels in (0, 1).
-l: ``latent``;  w: ``width``.
+convolution 3x3, BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: pixels in (0, 1). B: batch
+size;  l: ``latent``, length of z;  w: ``width``, number of channels.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,15 +31,16 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import generator, set_default_generator
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns the generator's loss of a batch (network inputs, labels)."""
+"""Function that returns the generator's loss, a scalar, of a batch (network inputs, labels)."""
 
 
 @dataclass(frozen=True)
 class Making:
-    """Constants of the generator's training.
+    """Constants of the image generator's training.
 
-    images: number of images per batch. clip: largest norm of the gradient of the generator's weights; the gradient of
-    the noise is not clipped. norm_bias: see ``Upsampler``.
+    images: number of images per batch. latent: length of the noise vector of an image. width: channels of the last
+    feature maps. steps, lr: number of Adam's steps, and learning rate. clip: largest norm of the gradient of the
+    generator's weights; None: no clipping. The gradient of the noise is never clipped. norm_bias: see ``Upsampler``.
     """
 
     images: int
@@ -52,9 +53,10 @@ class Making:
 
 
 class Ensemble:
-    """The clients' models on a worker, which run in the worker's module.
+    """The clients' models on a worker, which all run in the worker's module.
 
-    models: (N, P), weights in the module's order. statistics: (N, B), floating-point buffers; B may be 0.
+    models: weights of the N clients' models, (N, P), P numbers each in the module's order. statistics: floating-point
+    buffers (BatchNorm's statistics) of the N models, (N, B); B is 0 without BatchNorm.
     """
 
     def __init__(self, work: Work, models: Tensor, statistics: Tensor) -> None:
@@ -64,18 +66,19 @@ class Ensemble:
         self.server = {name: parameter.detach() for name, parameter in work.named.items()}
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of all clients' models, (N, n, C)."""
+        """Return the logits of the N clients' models for network inputs x, (N, n, classes)."""
         return torch.stack([functional_call(self.module, member, (x,)) for member in self.members])
 
     def student(self, x: Tensor) -> Tensor:
-        """Return the logits of the model in the module, (n, C), without a gradient for its weights."""
+        """Return the student's logits for network inputs x, (n, classes), without a gradient for its weights."""
         return functional_call(self.module, self.server, (x,))
 
     @contextmanager
     def gaps(self) -> Iterator[list[Tensor]]:
         """Collect, per BatchNorm layer and forward pass, the distance of the batch from the layer's statistics.
 
-        The distance is ||mean - m|| + ||variance - v||, for the channel means and variances of the layer's input.
+        The distance is ||mean - m|| + ||variance - v||. mean, variance: those of the layer's input, per channel. m, v:
+        the layer's running statistics.
         """
         distances: list[Tensor] = []
 
@@ -96,7 +99,7 @@ class Ensemble:
 
 
 def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Return T^2 KL(p_T(target) || p_T(other)), (n,), of logits (n, C)."""
+    """Return T^2 KL(p_T(target) || p_T(other)) of logits (n, classes), per example, (n,); p_T(f) = softmax(f / T)."""
     p, q = (torch.stack([target, other]) / temperature).log_softmax(2)
     return temperature**2 * (p.exp() * (p - q)).sum(1)
 
@@ -104,7 +107,10 @@ def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
 def make(
     work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Train a new generator and its noise to minimise ``score``; return the best batch, uint8, and its labels."""
+    """Train a new generator and its input noise to minimise the loss ``score``; return the best batch and its labels.
+
+    shape: (C, H, W) of an image. Returns images, uint8 (n, C, H, W), of the step with the lowest loss, and labels (n,).
+    """
     kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
     set_default_generator(seed, "generator")
     network = Upsampler(shape, how.latent, how.width, how.norm_bias).to(work.device, kind)
@@ -128,12 +134,12 @@ def make(
 
 
 def order(n: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the batches of one pass over n rows in random order."""
+    """Return the row indices of the batches of one pass over n rows in random order. batch: rows per batch."""
     return torch.randperm(n, generator=generator(seed, "order")).to(device).split(batch)
 
 
 def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
-    """Return SGD on the module's weights that continues with ``velocity``, (P,), and changes it in place."""
+    """Return SGD on the module's weights that continues with the momentum buffer ``velocity``, changed in place."""
     optimizer = torch.optim.SGD(work.named.values(), lr, momentum, weight_decay=decay)
     parts = Flat(work.params.layout, velocity)
     for name, parameter in work.named.items():
@@ -142,7 +148,7 @@ def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay
 
 
 def set_training_mode(module: nn.Module) -> None:
-    """Set training mode except for BatchNorm, whose statistics stay. Later training must call ``module.train()``."""
+    """Set training mode except for BatchNorm, whose statistics stay fixed until ``module.train()`` is called."""
     module.train()
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -150,15 +156,15 @@ def set_training_mode(module: nn.Module) -> None:
 
 
 SCALE = 0.02
-"""Standard deviation of the initial weights."""
+"""Standard deviation of the generator's initial weights."""
 
 
 class Upsampler(nn.Module):
-    """Generator from noise (B, latent) to images (B, C, H, W) in (0, 1); it crops maps larger than H x W.
+    """Generator from noise (B, latent) to images (B, C, H, W) in (0, 1); it crops feature maps larger than H x W.
 
-    With latent 256, width 64 and 3x32x32 images it has the layers of the generator in DENSE's released code. In that
-    code, convolutions before BatchNorm have no bias, as here with ``norm_bias`` false. Its initial BatchNorm scales are
-    drawn from N(1, 0.02^2); here they are 1.
+    With latent 256, width 64 and 3x32x32 images the layers are those of the generator in DENSE's released code. In that
+    code, convolutions before BatchNorm have no bias, as here with ``norm_bias`` false. That code draws the initial
+    BatchNorm scales from N(1, 0.02^2); here they are 1.
     """
 
     def __init__(self, shape: tuple[int, ...], latent: int, width: int, norm_bias: bool = True) -> None:

@@ -1,9 +1,9 @@
 """FedGEN's feature generator G, and its training by the server in one executor job.
 
 G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  z:
-G's values, embeddings (B, d), the input of the module's ``head``;  h_k: client k's head after its local steps;  n_ky:
-client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  eta: weight
-of the diversity term.
+values of G, embeddings (B, d), the input of the module's ``head``;  h_k: client k's head after its local steps;  n_ky:
+number of client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  CE:
+cross entropy;  b, c: examples of a batch;  eta: weight of the diversity term.
 
     J(G) = mean_b sum_k W_k(y_b) CE(h_k(z_b), y_b)
          + eta exp( - mean_{b,c} [ |eps_b - eps_c|^2 / noise_size * |z_b - z_c|_1 / d ] )
@@ -23,14 +23,14 @@ from fedcommons.flat_tensors import Flat, data, flatten
 from fedcommons.seeding import generator
 
 STATISTICS = ("norm.mean", "norm.variance")
-"""Tensors of the generator that are not parameters: BatchNorm's running statistics."""
+"""Names of the generator's tensors that are not parameters: BatchNorm's running statistics."""
 
 MOMENTUM = 0.1
-"""Momentum of BatchNorm's running statistics, torch's default."""
+"""Momentum of BatchNorm's running statistics, which is torch's default."""
 
 
 def untrained(n_classes: int, width: int, noise_size: int, hidden: int, like: Tensor, seed: int) -> Flat:
-    """Return a generator with torch's default initial weights and the dtype of ``like``; width: d."""
+    """Return an untrained generator with torch's initialisation and the dtype of ``like``; width: feature length."""
     draws = generator(seed, "feature generator")
 
     def affine(inputs: int, *shape: int) -> Tensor:
@@ -51,7 +51,10 @@ def untrained(n_classes: int, width: int, noise_size: int, hidden: int, like: Te
 
 
 def features(g: Mapping[str, Tensor], eps: Tensor, y: Tensor, *, training: bool = False) -> Tensor:
-    """Return G(eps, y), (B, d). With ``training`` BatchNorm uses batch statistics and updates the running ones."""
+    """Return the features G(eps, y), (B, d), of noise eps, (B, noise_size), and classes y, (B,).
+
+    With ``training``, BatchNorm uses batch statistics and updates its running statistics.
+    """
     classes = g["first.weight"].shape[1] - eps.shape[1]
     one_hot = torch.eye(classes, dtype=eps.dtype, device=eps.device)[y]
     hidden = F.linear(torch.cat([eps, one_hot], 1), g["first.weight"], g["first.bias"])
@@ -61,25 +64,25 @@ def features(g: Mapping[str, Tensor], eps: Tensor, y: Tensor, *, training: bool 
 
 
 def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
-    """Draw eps, uniform on [0, 1) or standard normal."""
+    """Draw the generator's noise: uniform on [0, 1) (``kind`` uniform) or standard normal."""
     draw = torch.rand if kind == "uniform" else torch.randn
     return draw(*shape, generator=draws)
 
 
 def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
-    """Return the classes at quantiles ``at`` in [0, 1) of cumulated shares (classes,); no class has share 0."""
+    """Return the classes at quantiles ``at``, in [0, 1), of cumulated class shares (classes,); none has share 0."""
     return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
 
 
 def label_weights(counts: Tensor) -> Tensor:
-    """Return W, (K, classes). A class's weights sum to one over clients; they are zero if no client has the class."""
+    """Return each client's share of all examples of a class, (K, classes); zero if no client has the class."""
     return counts / counts.sum(0).clamp(min=1)
 
 
 def diversity(eps: Tensor, z: Tensor) -> Tensor:
     """Return exp(-mean over pairs of (mean squared difference of noises * mean absolute difference of features)).
 
-    The value is 1 if all noises give the same feature, so minimising it spreads the features of different noises.
+    The value is 1 if all noises give the same feature. So its minimisation spreads the features of different noises.
     """
     noise_distance = torch.cdist(eps, eps, compute_mode="donot_use_mm_for_euclid_dist").square() / eps.shape[1]
     return torch.exp(-(noise_distance * torch.cdist(z, z, p=1) / z.shape[1]).mean())
@@ -87,14 +90,15 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The server's task in a round: train ``g``, whose Adam has taken ``steps`` steps.
+    """The server's task in a round: train the generator ``g``, whose Adam has taken ``steps`` steps.
 
-    heads: the clients' head parameters, stacked (K, ...), by the model's names; counts: n_ky, (K, classes);
-    cumulated: cumulated class shares for sampling labels. The other fields are constants of FedGEN.
+    heads: parameters of K clients' heads, stacked (K, ...), by the model's names; counts: numbers of examples per
+    client and class, (K, classes); cumulated: cumulated class shares for sampling labels. The other fields are
+    constants of FedGEN.
     """
 
     g: Flat
-    first: Flat  # Adam's first and second moments of the parameters
+    first: Flat  # Adam's first and, below, second moment of the parameters
     second: Flat
     steps: int
     heads: Mapping[str, Tensor]
@@ -115,7 +119,7 @@ class Training:
 
 
 def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
-    """Train the generator and return it with Adam's moments; ``seed`` keys labels and noises."""
+    """Train the generator and return it with Adam's two moments; ``seed`` keys labels and noises."""
     work, head = worker.work, Head(worker.work.module)
     work.load_buffers(work.initial_buffers)
     work.module.eval()

@@ -1,7 +1,8 @@
 """FedAvg: clients train the server model on their data, and the server averages the results.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-arXiv:1602.05629, algorithm 1.   x: server model;  y_i: client i's model after local training;  n_i: its examples.
+arXiv:1602.05629, algorithm 1.   x: server model;  y_i: client i's model after local training;  w_i: client i's weight;
+n_i: number of client i's examples.
 
 Departs from the paper: by default all selected clients have the same weight w_i = 1, as in Fedssyn. The paper has
 ``weighting="samples"``, that is w_i = n_i.
@@ -19,7 +20,10 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class FedAvg:
-    """x <- x + sum_i w_i (y_i - x) / sum_i w_i,  y_i from local SGD started at x;  w_i = 1 or n_i."""
+    """The server averages the clients' models:  x <- x + sum_i w_i (y_i - x) / sum_i w_i.
+
+    x: server model;  y_i: client i's model after local SGD started at x;  w_i: its weight, 1 or its number of examples.
+    """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

@@ -1,14 +1,14 @@
 """FedBN: clients keep their BatchNorm layers local, because the distributions of their features differ.
 
 Li et al., "FedBN: Federated learning on non-IID features via local batch normalization", ICLR 2021, arXiv:2102.07623,
-algorithm 1.   The symbols are those of partial_sharing.py: h_i are the scales and shifts of client i's BatchNorm
+algorithm 1.   The personal parameters h_i of ``partial_sharing.py`` are the scales and shifts of client i's BatchNorm
 layers.
 
-The running statistics of these layers also stay with the clients: they are buffers, and ``federation.buffers keep``
-does not send buffers. A client's model is evaluated with that client's scales, shifts and statistics.
+BatchNorm's running statistics also stay with the clients. They are buffers, and ``federation.buffers keep`` keeps
+buffers on the clients. A client's model is evaluated with that client's scales, shifts and statistics.
 
-Departs from the paper: clients are weighted as in FedAvg. A client that has not taken part yet has untrained
-BatchNorm layers.
+Departs from the paper: clients are weighted as in FedAvg. A client that has not taken part yet has untrained BatchNorm
+layers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from fedcommons.flat_tensors import Flat, Payload
 
 @dataclass(frozen=True)
 class FedBN:
-    """FedAvg on all parameters except those of BatchNorm, which each client keeps."""
+    """FedAvg on all parameters except those of BatchNorm layers, which each client keeps."""
 
     keeps_batch_norm = True
 

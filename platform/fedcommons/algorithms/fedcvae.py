@@ -2,8 +2,9 @@
 
 Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity", ICLR
 2023, and its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
-variational autoencoder;  n_i: its number of images, n = sum_i n_i;  p_i: the histogram of its labels;  z: a code, of
-independent N(0, 1) truncated to [-w, w];  S: ``samples``;  R: reconstruction loss.
+variational autoencoder;  g: decoder distilled on the server;  q(z | x_j): the encoder's code distribution of image x_j;
+n_i: client i's number of images, n = sum_i n_i;  p_i: histogram of client i's labels;  z: a code, of independent N(0,
+1) numbers truncated to [-w, w];  S: ``samples``, number of synthetic images;  R: reconstruction loss.
 
     client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
     Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from them
@@ -15,9 +16,9 @@ downloads the number of classes, 8 bytes, and once uploads g_i with BatchNorm's 
 sent, and no epsilon covers the uploads. Each client starts from different random weights.
 
 Departs from the released code: images are those of the platform, uint8 and normalised by the model. The networks accept
-images of any side, with padding. If a batch has one image, the image is duplicated. Example weights do not count.
-``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include these
-biases, and Adam moves them by rounding noise.
+images of any height and width, with padding. If a batch has one image, the image is duplicated. Example weights do not
+count. ``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include
+these biases, and Adam moves them by rounding noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,62 +39,62 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
 MANY = 32
-"""Number of images in the larger of two timed client batches, for the prices of dry runs; the smaller has one."""
+"""Number of images in the larger of two client batches that a dry run times; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
 class FedCVAE:
-    """x <- argmin of the mean loss over images of the clients' decoders (ens) or of the distilled g (kd)."""
+    """The server trains its model on synthetic images from the clients' decoders, or one distilled from them (kd)."""
 
     needs_classes = distils = refuses_batch_norm = True
     trains_locally = False
     waits_for = "images"
 
     variant: Annotated[str, "ens | kd"] = "ens"
-    """images of the clients' decoders, or of one that the server teaches on these"""
+    """synthetic images come from the clients' decoders (ens) or from a decoder distilled from them (kd)"""
     latent: Annotated[int, "[1, 1e6]"] = 10
-    """numbers in a code"""
+    """length of a code"""
     truncate: Annotated[float | None, "[0.01, 100]"] = None
-    """w, largest number in a code of a new image; default: 3 with ens, 1 with kd (paper, MNIST)"""
+    """w, largest absolute value in the code of a synthetic image; default: 3 with ens, 1 with kd (paper, MNIST)"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (32, 32, 64, 64)
-    """channels of the convolutions, each of which halves the image; the decoder mirrors them"""
+    """channels of the encoder's convolutions, each of which halves the image; the decoder mirrors them"""
     hidden: Annotated[int, "[1, 1e6]"] = 500
     """width of the encoder's linear layer"""
     norm_bias: bool = True
     """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
     beta: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of the codes' divergence from N(0, I)"""
+    """weight of the divergence of the codes' distribution from N(0, I)"""
     local_epochs: Annotated[int, "[1, 1e9]"] = 15
     """epochs of a client's autoencoder (paper: MNIST 15, Fashion-MNIST 25, SVHN 50)"""
     local_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of its Adam"""
+    """learning rate of Adam for a client's autoencoder"""
     batch_size: Annotated[int, "[1, 1e9]"] = 32
-    """images in a step of a client, and of the server's decoder"""
+    """images in a step of a client's autoencoder, and of the server's decoder"""
     samples: Annotated[int, "[1, 1e9]"] = 5000
-    """images from which the server model learns"""
+    """number of synthetic images on which the server model is trained"""
     decoder_epochs: Annotated[int, "[1, 1e9]"] = 7
     """epochs of the server's decoder, with kd (paper: MNIST 7, Fashion-MNIST 10, SVHN 80)"""
     decoder_lr: Annotated[float, "(0, 1e38]"] = 0.01
-    """learning rate of its Adam"""
+    """learning rate of Adam for the server's decoder, with kd"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server model in a round (paper: 10 in all, others 5)"""
+    """epochs of the server model in a round (paper: 10 in total for MNIST, 5 for others)"""
     server_batch: Annotated[int, "[1, 1e9]"] = 32
-    """images in a step of the server model"""
+    """synthetic images in a step of the server model"""
     server_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of its Adam"""
+    """learning rate of Adam for the server model"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["dp.local"]:
-            raise UserError("fedcvae needs dp.local false: no noise covers the decoders that clients train and send.")
+            raise UserError("fedcvae needs dp.local false: no noise protects the decoders that clients train and send.")
         if (share := fields["federation.participation"]) < 1:
             raise UserError(f"fedcvae needs federation.participation 1, got {share:g}: all clients send decoders once.")
         if fields["federation.buffers"] == "keep":
             raise UserError(
-                "fedcvae needs federation.buffers average: its clients train no model whose they could keep."
+                "fedcvae needs federation.buffers average: its clients train no model whose buffers they could keep."
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        levels = min(facts.shape[1:]).bit_length()  # 2^levels: at most twice the side
+        levels = min(facts.shape[1:]).bit_length()  # 2^levels is at most twice the shorter side.
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
                 f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
@@ -105,11 +106,11 @@ class FedCVAE:
 
     @property
     def bound(self) -> float:
-        """Return w, the truncation bound of codes."""
+        """Return w, the truncation bound: each number in a code is in [-w, w]."""
         return self.truncate or (1.0 if self.variant == "kd" else 3.0)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
-        """Return w, the truncation bound of codes."""
+        """Return the truncation bound of codes, as ``truncate``."""
         return {"truncate": self.bound}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -150,11 +151,11 @@ class FedCVAE:
         return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
-        """Return the networks' sizes for images of this shape; common: contains the number of classes."""
+        """Return the sizes of encoder and decoder for images of ``shape``; common: contains the number of classes."""
         return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
 
     def drawing(self, state: State, replies: Replies) -> Drawing:
-        """Return the task to sample images from the clients' decoders."""
+        """Return the server's task to sample synthetic images from the decoders in the clients' replies."""
         sent, is_kd = [reply.each for reply in replies.values()], self.variant == "kd"
         return Drawing(
             networks=self.networks(tuple(values(state["shape"]).tolist()), state),
@@ -167,7 +168,7 @@ class FedCVAE:
         )
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the numbers of client steps and images, decoded images, and server decoder and model steps."""
+        """Return the work in a round for dry runs: client steps and images, sampled images, and server steps."""
         sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
         per_epoch = -(-self.samples // self.batch_size)
         once = {
@@ -180,7 +181,7 @@ class FedCVAE:
         return {**(once if clients else {}), **each}
 
     def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Return variants: minimal work; more client steps, on one or many images; more of each server work."""
+        """Return variants for timing: minimal work, then more client steps, more sampled images, or server epochs."""
         few = max(self.batch_size, self.server_batch)
         least = replace(
             type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),

@@ -1,7 +1,8 @@
 """FedCVAE's decoders: clients train them, and the server samples images from them and distils them into one decoder.
 
-z: codes (n, l), independent N(0, 1) truncated to [-w, w];  y: classes (n,);  n_i: client i's number of images,
-n = sum_i n_i.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, for images of any side.
+z: codes, (n, l), l independent N(0, 1) numbers per image, truncated to [-w, w];  y: classes, (n,);  n_i: client i's
+number of images, n = sum_i n_i.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, for images of
+any height and width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,10 @@ from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, trunca
 
 @dataclass(frozen=True)
 class Networks:
-    """Sizes of encoder and decoder; shape: (C, H, W) of an image; norm_bias: see ``lightning_modules.cvae``."""
+    """Sizes of encoder and decoder.
+
+    shape: (C, H, W) of an image. latent: length of a code. norm_bias: whether layers before BatchNorm have biases.
+    """
 
     shape: tuple[int, ...]
     n_classes: int
@@ -30,14 +34,14 @@ class Networks:
 
     @property
     def loss(self) -> str:
-        """Return the name of the reconstruction loss: squares for colour images, else cross_entropy, both of pixels."""
+        """Return the name of the reconstruction loss per pixel: squares for 3-channel images, else cross_entropy."""
         return "squares" if self.shape[0] == 3 else "cross_entropy"
 
     def decoder(self, weights: Flat | None = None) -> Decoder:
-        """Return a decoder with these weights and statistics; None: new ones."""
+        """Return a decoder with these weights and BatchNorm statistics, or with random weights if None."""
         network = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
         if weights is not None:
-            network.load_state_dict(dict(weights), strict=False)  # Nothing uses the absent counts of batches.
+            network.load_state_dict(dict(weights), strict=False)  # BatchNorm's batch counters are absent and unused.
         return network
 
 
@@ -51,7 +55,7 @@ class Training:
 
 
 def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Yield (epoch from 0, rows) of each step. A single row is duplicated, as BatchNorm needs two examples."""
+    """Yield (epoch from 0, row indices) of each step. A single row is duplicated, as BatchNorm needs two examples."""
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(epochs)]).to(device)
     for epoch, order in enumerate(orders):
@@ -64,7 +68,8 @@ def train(
 ) -> tuple[Flat, Tensor]:
     """Train a client's autoencoder; return its decoder with BatchNorm's statistics, and the mean loss of the steps.
 
-    x: images, uint8; hidden: width of the encoder's linear layer; share: share of all steps that the client takes.
+    hidden: width of the encoder's linear layer. beta: weight of the KL term. x: images, uint8. y: classes. share:
+    fraction of all steps that the client takes, below 1 for a straggler's partial work.
     """
     set_default_generator(seed, "initial weights")
     model = CVAE(
@@ -89,17 +94,18 @@ def train(
 
 
 def quotas(samples: int, sizes: Sequence[int]) -> list[int]:
-    """Return the number of images per client: int(samples n_i / n), and for the last client the remainder."""
+    """Return numbers of images per client, proportional to ``sizes`` and rounded down; the last gets the remainder."""
     counts = [samples * size // sum(sizes) for size in sizes]
     return [*counts[:-1], samples - sum(counts[:-1])]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The server's task to sample images from the clients' decoders (N), sizes n_i and histograms (N, classes).
+    """The server's task to sample images from the decoders of N clients.
 
-    bound: w. again: training of the server's decoder, which then makes all images with uniform labels; None: no such
-    decoder.
+    sizes: numbers of images of the clients. histograms: numbers of images per class of the clients, (N, classes).
+    samples: number of images to sample. bound: truncation bound of codes. again: training constants of the server's
+    distilled decoder, which then makes all images with uniform labels; None: no distilled decoder.
     """
 
     networks: Networks
@@ -116,7 +122,7 @@ class Drawing:
 
 
 def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
-    """Return sampled images, uint8, and their classes; ``seed`` keys codes, classes, orders and initial weights."""
+    """Sample synthetic images, uint8 (n, C, H, W), and classes (n,) from the clients' or the distilled decoder."""
     networks, device = task.networks, worker.work.device
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with onednn(worker.work.loop.onednn):
@@ -138,7 +144,7 @@ def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
-    """Train a new decoder to make these images, with pixels in [0, 1], from their codes and classes, and return it."""
+    """Train a new decoder to reproduce these images, pixels in [0, 1], from their codes z and classes y; return it."""
     set_default_generator(seed, "the server's decoder")
     decoder = networks.decoder().to(images.device)
     optimizer = torch.optim.Adam(decoder.parameters(), how.lr)
@@ -153,7 +159,7 @@ def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, i
 
 @dataclass(frozen=True)
 class Lesson:
-    """The server model's training task in a round; first, second: Adam's moments after ``steps`` steps."""
+    """The server model's training task in a round. first, second: Adam's moments after ``steps`` steps."""
 
     model: Flat
     first: Flat
@@ -170,7 +176,7 @@ class Lesson:
 
 
 def learn(worker: Worker, task: Lesson, seed: int) -> tuple[Flat, Flat, Flat, int]:
-    """Train for all epochs; return model, Adam's moments and number of steps. ``seed`` keys orders and dropout."""
+    """Train the server model for all epochs; return the model, Adam's two moments and Adam's number of steps."""
     work, device, layout = worker.work, worker.work.device, task.model.layout
     work.load(Flat(layout, task.model.buffer.to(device)))
     work.load_buffers(work.initial_buffers)

@@ -1,8 +1,9 @@
 """FedDDPM: clients train a diffusion model by FedAvg, and the server corrects it on images of local diffusion models.
 
-It follows Peng et al., arXiv:2503.06426. Only the abstract was available; the details are ours (label ``own``).
-x: server model, a DDPM (model.name ddpm);  S: the auxiliary set, images sampled from the clients' local DDPMs before
-round 1 (sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i = 1 or n_i.
+It follows Peng et al., arXiv:2503.06426. Only the abstract was available, so the details are our own choices. x: server
+model, a DDPM (model.name ddpm);  S: pool of synthetic images, sampled from the clients' local DDPMs before round 1
+(sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i: its weight, 1 or its
+number of examples.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   x <- ``server_epochs`` of training on S from x
 
@@ -31,16 +32,16 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 
 @dataclass(frozen=True)
 class FedDDPM:
-    """x <- FedAvg's step from x;  x <- SGD or Adam on the pool from x, with ``correct`` slow at most once."""
+    """FedAvg of a diffusion model; after averaging, the server trains (corrects) it on its pool of synthetic images."""
 
     needs_pool = True
 
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """passes of the server over the pool where it corrects"""
+    """epochs of the server on its pool of synthetic images in a round with a correction"""
     correct: Annotated[str, "always | slow"] = "always"
-    """always: in every round; slow: once, after the first round that was slow (FedDDPM+)"""
+    """rounds with a correction: always (every round), or slow: once, after the first slow round (FedDDPM+)"""
     slow: Annotated[float, "[0, 1)"] = 0.01
-    """a round is slow after which the loss on the pool is above 1 minus this times that before"""
+    """a round is slow if the loss on the pool falls by less than this share of its value before the round"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         if self.correct == "always":
@@ -65,7 +66,7 @@ class FedDDPM:
         return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps per round; with ``correct`` slow, one correction is spread over all rounds."""
+        """Return the server's steps per round, for dry runs; with ``correct`` slow, the average over all rounds."""
         rounds = 1 if self.correct == "always" else facts.rounds
         return {"server_steps": self.server_epochs * -(-facts.pool // loop.batch_size) / rounds}
 

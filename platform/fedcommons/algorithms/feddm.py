@@ -1,23 +1,24 @@
 """FedDM: clients send a few synthetic images per class, and the server trains on them instead of real images.
 
 Xiong et al., "FedDM: Iterative distribution matching for communication-efficient federated learning", arXiv:2207.09653,
-equation 9 and algorithm 1.   x: server model;  rho: radius;  S_k: client k's synthetic images, ipc of each class;
-h, z: embedding (the input of the module's ``head``) and logits;  n_k, n_k^S: numbers of client k's real and synthetic
-images;  D_c, S_c: client k's real and synthetic images of class c;  T: ``iterations``.
+equation 9 and algorithm 1.   x: server model;  w: weights in a ball around x;  rho: radius of the ball;  S_k: client
+k's synthetic images, ``ipc`` of each class;  h, z: embedding (the input of the module's ``head``) and logits;  n_k,
+n_k^S: numbers of client k's real and synthetic images;  D_c, S_c: client k's real and synthetic images of class c; T:
+``iterations``.
 
     L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2
 
 The client repeats T times: it samples w from the ball around x and takes one SGD step on the pixels of S_k, down the
-sum of L_c over classes c. It uploads only S_k, that is owned classes * ipc * C H W numbers, and the labels of these
-classes.  The server trains x on all S_k by SGD and projects x to the ball after each step.
+sum of L_c over classes c. It uploads only S_k and the labels of its classes. The server trains x on all S_k by SGD and
+projects x onto the ball after each step.
 
-Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to C and then noised. This noise level has no
-epsilon, for two reasons. One image may turn the whole gradient, so its influence is not bounded by C/|B|. And S_k
-starts from real images.
-Noise with ``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single
-images (equation 15). Each class spends T steps per round at sampling rate q = |B|/n_c. A client's classes are disjoint,
-so the client spends the budget of its smallest class. No epsilon covers which classes a client has; the ledger lists
-them as uncovered.
+Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to norm C (``clip``) and then noised. This
+noise level has no epsilon, for two reasons. One image may change the direction of the whole gradient, so its influence
+is not bounded by C/|B|, with |B| the number of real images in the batch. And S_k starts from real images. Noise with
+``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single images
+(equation 15). Each class spends T steps per round at sampling rate |B|/n_c, with n_c the number of its images. A
+client's classes are disjoint, so the client spends the privacy budget of its smallest class. No epsilon covers which
+classes a client has; the privacy ledger lists them as uncovered, that is without a guarantee.
 
 Departs from the paper: details that the paper leaves open follow dataset condensation, on which FedDM builds: momentum
 0.5, new S_k in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
@@ -50,12 +51,15 @@ NOT_CERTIFIED = (
 )
 
 MANY = 32
-"""Number of images in the larger of two timed batches, to which a dry run fits its prices; the smaller has one."""
+"""Number of images in the larger of two batches that a dry run times; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
 class FedDM:
-    """S_k <- argmin of the mean of sum_c L_c(w) over w in the ball;  x <- argmin over the ball of the loss on all S_k.
+    """Clients fit a few synthetic images per class to their real images; the server trains on the synthetic ones.
+
+    Clients minimise the distance between mean features of real and synthetic images, averaged over weights in a ball
+    around the server model. The server keeps its weights in this ball.
 
     Raises:
         ValueError: the module does not name its ``head``.
@@ -66,51 +70,51 @@ class FedDM:
     trains_locally = False
 
     radius: Annotated[float, "(0, 1e38]"] = 5.0
-    """rho, radius of the ball around the server model"""
+    """rho, radius of the ball around the server model in which weights are sampled and trained"""
     ipc: Annotated[int, "[1, 1e6]"] = 10
     """synthetic images per class (paper: 10, for CIFAR-100 5)"""
     least: Annotated[int, "[1, 1e9]"] = 10
-    """a client leaves classes out of which it has fewer images, unless it has no others"""
+    """smallest number of real images of a class that a client sends, unless all its classes have fewer"""
     iterations: Annotated[int, "[0, 1e9]"] = 20
-    """T, steps on the pixels in a round (paper: 1000); 0 sends the images it starts from (the paper's REAL)"""
+    """T, SGD steps on the pixels in a round (paper: 1000); 0 sends the initial images (the paper's REAL)"""
     init: Annotated[str, "real | noise"] = "real"
-    """what images start from: real ones of the class, or noise"""
+    """initial synthetic images: real images of the class, or noise"""
     match_batch: Annotated[int, "[1, 1e9]"] = 256
-    """most real images of a class in a step on the pixels"""
+    """largest number of real images per class in an SGD step on the pixels"""
     image_lr: Annotated[float, "(0, 1e38]"] = 1.0
-    """learning rate of the pixels"""
+    """learning rate of SGD on the pixels"""
     image_momentum: Annotated[float, "[0, 1)"] = 0.5
-    """momentum of the pixels"""
+    """momentum of SGD on the pixels"""
     sigma: Annotated[float, "[0, 1e6]"] = 0.0
-    """noise level as the paper prints it, for which there is no epsilon; dp.local has one"""
+    """noise level as the paper prints it, for which no epsilon exists; use dp.local for an epsilon"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """C, norm to which sigma clips a class's gradient"""
+    """C, norm to which the gradient of a class is clipped if sigma is above 0"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 20
-    """passes of the server over all synthetic images in a round (paper: 500)"""
+    """epochs of the server on all synthetic images in a round (paper: 500)"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
-    """synthetic images in a step of the server"""
+    """synthetic images in an SGD step of the server"""
     server_lr: Annotated[float, "(0, 1e38]"] = 0.01
-    """learning rate of the server"""
+    """learning rate of the server's SGD"""
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
-    """momentum of the server"""
+    """momentum of the server's SGD"""
     server_decay: Annotated[float, "[0, 1e38]"] = 5e-4
-    """weight decay of the server"""
+    """weight decay of the server's SGD"""
     project: bool = True
-    """keep the server model in the ball (paper: yes; code derived from it: no)"""
+    """project the server model onto the ball after each step (paper: yes; code derived from it: no)"""
     loss: Annotated[str, "images | examples"] = "images"
-    """the server's: every synthetic image weighs the same (equation 10), or every client n_k/n (the objective)"""
+    """the server's loss: equal weight per synthetic image (equation 10), or weight n_k/n per client (the objective)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         real = self.init == "real"
         if real and self.ipc > self.least:
             raise UserError(
                 f"feddm.ipc must be at most feddm.least = {self.least} with feddm.init real, got {self.ipc}: a class "
-                f"of {self.least} images has no {self.ipc} to start from; raise feddm.least, or use feddm.init noise."
+                f"of {self.least} has no {self.ipc} initial images; raise feddm.least, or use feddm.init noise."
             )
         if fields["dp.local"] and (real or self.sigma or not self.iterations):
             raise UserError(
                 "feddm with dp.local needs feddm.init noise, feddm.sigma 0 and feddm.iterations of at least 1: images "
-                "that start from real ones show them, and the noise is dp.noise_multiplier."
+                "that start from real ones disclose them, and dp.noise_multiplier sets the noise."
             )
         if self.sigma and not self.iterations:
             raise UserError("feddm.sigma must be 0 with feddm.iterations 0, which takes no noisy step.")
@@ -120,8 +124,8 @@ class FedDM:
         unseen = (counts.sum(0) > 0) & ~feddm_matching.is_owned(counts, self.least).any(0)
         if unseen.any():
             raise UserError(
-                f"feddm: no client holds feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so "
-                "the server would never see it; lower feddm.least (and feddm.ipc), or have fewer clients or a larger "
+                f"feddm: no client has feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so the "
+                "server would get no image of it; lower feddm.least (and feddm.ipc), or use fewer clients or a larger "
                 "partition.alpha."
             )
         return {"model": model}
@@ -171,10 +175,11 @@ class FedDM:
         return {"model": after, "images": images, "labels": labels}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the numbers of pixel steps, of server steps, and of images that pass through the network in them.
+        """Return the amounts of work in a round for dry runs: steps on pixels, server steps, and images in them.
 
-        Real images have a forward pass; synthetic images, also at the server, a forward and a backward pass. Under
-        DP-SGD these passes repeat for each batch image of a client's largest class. Poisson batches count as expected.
+        Real images take a forward pass; synthetic images, also on the server, take a forward and a backward pass. Under
+        DP-SGD the passes repeat for each image in the batch of a client's largest class. Poisson batches count with
+        expected size.
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
@@ -192,9 +197,9 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """Return a variant with minimal work and no pixel step, then variants with more steps on one or many images.
+        """Return variants for timing: one without steps on pixels, then more steps or epochs, on one or many images.
 
-        Of the other constants only ``sigma`` matters: noise changes the price of a step.
+        Of the other constants only ``sigma`` matters, because noise changes the duration of a step.
         """
         least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
         steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)

@@ -1,10 +1,10 @@
-"""FedDM's client: it matches features of synthetic and real images by gradient steps on the synthetic pixels.
+"""FedDM's client: it fits features of synthetic images to those of real images by SGD on the synthetic pixels.
 
-u = (h, z): features of an image, its embedding and logits concatenated;  u(S), u(D): means over the synthetic and
-the real images of a class;  L_c = ||u(D) - u(S)||^2 = ||h(D) - h(S)||^2 + ||z(D) - z(S)||^2.
+u = (h, z): features of an image, its embedding h and its logits z concatenated;  u(S), u(D): mean features of the
+synthetic images S and the real images D of a class;  L_c = ||u(D) - u(S)||^2: loss of class c.
 
 One forward pass of real images and one of synthetic images serve all classes. In evaluation mode, the features of an
-image do not depend on other images. So the sum of all L_c has the same gradient at a class's pixels as its L_c.
+image do not depend on other images. So the gradient of the sum of all L_c at a class's pixels equals that of its L_c.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from fedcommons.seeding import generator, set_default_generator
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Constants of the steps on the pixels; see ``FedDM``."""
+    """Constants of the SGD steps on the synthetic pixels; see the fields of ``FedDM``."""
 
     iterations: int
     radius: float
@@ -42,11 +42,12 @@ class Steps:
 def match(
     work: Work, x: Flat, data: ClientData, rows: Mapping[int, Tensor], images: Tensor, how: Steps, seed: int
 ) -> tuple[Tensor, list[Tensor], Release | None]:
-    """Minimise the sum of L_c(w) over the images' pixels by SGD, with a new w around x in each step.
+    """Fit synthetic images to the client's real images by SGD on their pixels; return (images, losses, protection).
 
-    data: examples as network inputs; rows: rows of each class; images: (k ipc, ...), the initial images.
-    Returns (images, losses, protection). losses: one per step; empty under DP-SGD. protection: all steps as one
-    release, at the smallest class's q; None without DP-SGD, or if the protection differs between steps.
+    Each step samples weights around the server model x and reduces the sum of the class losses L_c. data: client data
+    as network inputs. rows: row indices of each class. images: initial images, (k ipc, ...), of k classes. losses: one
+    per step; empty under DP-SGD. protection: the privacy ledger's entry (release) of all steps together, at the
+    sampling rate of the smallest class; None without DP-SGD, or if the protection differs between steps.
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # A straggler takes fewer steps.
@@ -86,20 +87,26 @@ def match(
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
-    """Return (N, classes): a client sends the classes with at least ``least`` images or, without such, all it has."""
+    """Return (N, classes): a client sends the classes with ``least`` images or, if none has so many, all its classes.
+
+    counts: numbers of images, (N, classes).
+    """
     enough = counts >= least
     return torch.where(enough.any(1, keepdim=True), enough, counts > 0)
 
 
 def rows_by_class(y: Tensor, least: int) -> dict[int, Tensor]:
-    """Return, by class, the rows of the classes that a client with labels ``y`` sends."""
+    """Return, for each class that a client with labels ``y`` sends (``is_owned``), the row indices of its images."""
     labels = y.cpu()
     classes = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
     return {label: (labels == label).nonzero()[:, 0] for label in classes}
 
 
 def initial_images(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real: bool, seed: int) -> Tensor:
-    """Return the initial images (k ipc, ...): noise, or distinct real images per class, repeated if too few."""
+    """Return the initial synthetic images, (k ipc, ...), of the k classes in ``rows``, ``ipc`` of each class.
+
+    They are noise or, with ``real``, distinct real images of the class, repeated if the class has fewer than ``ipc``.
+    """
     draws = generator(seed, "first images")
     if real:
         chosen = [r[_repeated(torch.randperm(len(r), generator=draws), ipc)] for r in rows.values()]
@@ -114,7 +121,10 @@ def _repeated(order: Tensor, n: int) -> Tensor:
 def batches(
     rows: Mapping[int, Tensor], size: int, steps: int, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return rows (steps, m), at most ``size`` per class, sampled anew per step, and class membership (k, m), 0/1."""
+    """Return the rows of real images in each step, (steps, m), and their class membership, (k, m) of 0 and 1.
+
+    Each step samples at most ``size`` rows of each of the k classes anew, m rows in total.
+    """
     draws, sizes = generator(seed, "real images"), torch.tensor([min(size, len(r)) for r in rows.values()])
     of_class = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     membership = (of_class == torch.arange(len(sizes)).unsqueeze(1)).float()
@@ -126,12 +136,12 @@ def batches(
 
 
 def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, step: int) -> list[Tensor]:
-    """Return the rows of a Poisson sample of each class; its expected size is ``size``, or the class if smaller."""
+    """Return the row indices of a Poisson sample of each class; its expected number is min(``size``, class size)."""
     return [r[dp.sample(len(r), size, secret.stream(f"batch of class {c}", step))] for c, r in enumerate(rows.values())]
 
 
 def update_batch_norm(work: Work, x: Flat, real: Tensor, size: int, seed: int) -> None:
-    """Update BatchNorm's statistics on the client's images at the server model, as matching does not update them."""
+    """Update BatchNorm's statistics by a pass of the server model x over real images, as matching updates none."""
     if not len(work.buffers):
         return
     work.load(x)
@@ -143,26 +153,30 @@ def update_batch_norm(work: Work, x: Flat, real: Tensor, size: int, seed: int) -
 
 
 def features(module: nn.Module, head: Head, x: Tensor) -> Tensor:
-    """Return u of each image, (n, d + C); ``head`` must be watched."""
+    """Return the embedding and logits of each image, concatenated, (n, d + classes); ``head`` must be watched."""
     module(x)
     return torch.cat([head.inputs.flatten(1), head.outputs], 1)
 
 
 def means(u: Tensor, own_images: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return the (weighted) class means (k, D) of the features u (m, D); ``mine`` (k, m): 1 for the rows of a class."""
+    """Return the (weighted) mean features of each class, (k, D). u: features of m images, (m, D).
+
+    own_images: class membership, (k, m), 1 where the image belongs to the class. weight: example weights, (m,).
+    """
     share = (own_images if weight is None else own_images * weight).to(u)
     return share / share.sum(1, keepdim=True) @ u
 
 
 def losses(synthetic: Tensor, real: Tensor) -> Tensor:
-    """Return L_c of each class (k,); synthetic: (k ipc, D) features, real: (k, D) means."""
+    """Return the squared distance of mean features of each class, (k,), to ``real`` (k, D); synthetic: (k ipc, D)."""
     return (synthetic.unflatten(0, (len(real), -1)).mean(1) - real).square().sum(1)
 
 
 def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: float, draws: torch.Generator) -> Tensor:
-    """Return G min(1, C/||G||) + N(0, sigma^2 C^2 I)/|B| for the gradient G of each class, as the paper prints it.
+    """Return the gradient of each class, clipped and noised:  G min(1, C/||G||) + N(0, sigma^2 C^2 I)/|B|.
 
-    gradient: (k ipc, ...); taken: |B| of each class, the number of real images in its batch.
+    gradient: G of all k classes, (k ipc, ...). rows: |B| of each class, the number of real images in its batch. C:
+    ``clip``. This noise is the paper's and has no epsilon.
     """
     parts = []
     for g, n in zip(gradient.chunk(len(rows)), rows, strict=True):
@@ -172,10 +186,11 @@ def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: f
 
 
 def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield (k, ipc, ...), the next term g~(x) = 2 (du(S)/dS)^T (u(S) - u(x)) of each class (equation 15).
+    """Yield, per real image x, the gradient term 2 (du(S)/dS)^T (u(S) - u(x)) of each class, (k, ipc, ...).
 
-    images: S, (k ipc, ...); u: features of S, with a graph; real: features (n_c, D) of each class's real images. The
-    term is zero for a class without a next image. The mean of a class's terms is the gradient of its L_c.
+    images: synthetic images S, (k ipc, ...). u: features of S, with a graph. real: features of each class's real
+    images, (n_c, D). The term is zero for a class without a next image. The mean of a class's terms is the gradient of
+    its loss (equation 15).
     """
     synthetic_means = u.unflatten(0, (len(real), -1)).mean(1)
     at = synthetic_means.detach()
@@ -188,9 +203,10 @@ def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]
 def private_gradients(
     images: Tensor, u: Tensor, real: Sequence[Tensor], expected: Sequence[int], dp: DPSGD, secret: Draws, step: int
 ) -> tuple[Tensor, Release]:
-    """Return the gradients (k ipc, ...) as noisy means of clipped terms, and their release at q = 1 (full batches).
+    """Return the gradients, (k ipc, ...), as noisy means of clipped terms, and their privacy ledger entry (release).
 
-    real: features of each class's Poisson sample; expected: the samples' expected sizes.
+    The entry has sampling rate 1; ``match`` sets the true rate. real: features of each class's Poisson sample.
+    expected: expected numbers of images in the samples.
     """
     totals = [NoisySum(torch.zeros_like(part), dp.clip) for part in images.detach().chunk(len(real))]
     for j, class_terms in enumerate(terms(images, u, real)):

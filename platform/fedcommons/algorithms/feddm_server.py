@@ -1,7 +1,8 @@
 """FedDM's server training on the clients' synthetic images, in one executor job.
 
-f^(w) = mean over synthetic images (x, y) of l(x, y; w), optionally weighted;  w <- project(w - SGD step), onto the ball
-of radius rho around the initial model, in which the synthetic images represent the real ones.
+The loss is the mean of l(x, y; w) over synthetic images x with labels y, optionally weighted, for model weights w.
+After each SGD step, w is projected onto the ball of radius rho around the initial weights. In this ball the clients
+have fitted the synthetic images to real ones.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from fedcommons.seeding import generator, set_default_generator
 
 @dataclass(frozen=True)
 class ServerSGD:
-    """Constants of the server's training."""
+    """Constants of the server's SGD."""
 
     epochs: int
     batch_size: int
@@ -29,9 +30,10 @@ class ServerSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """The server's task in ``round``: minimise the loss on ``images``, started at ``model``.
+    """The server's task in ``round``: minimise the loss on synthetic ``images``, started at ``model``.
 
-    weights: of the images, with mean 1; None: all equal. radius: of the ball; None: no projection.
+    weights: weights of the images in the loss, (n,), with mean 1; None: equal weights. radius: radius of the ball
+    around ``model`` onto which the weights are projected; None: no projection.
     """
 
     model: Flat
@@ -48,7 +50,7 @@ class Surrogate:
 
 
 def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
-    """Train for all epochs and return the model; ``seed`` keys the order of images and dropout."""
+    """Train for all epochs and return the server model; ``seed`` keys the order of images and dropout."""
     work, sgd, n = worker.work, task.sgd, len(task.labels)
     x = task.model.buffer.to(work.device)
     work.load(Flat(task.model.layout, x))

@@ -1,31 +1,31 @@
 """FedDPMS: clients receive images of their scarce classes, decoded from noisy mean codes of other clients.
 
 Chen and Vikalo, "Federated learning in non-IID settings aided by differentially private synthetic data",
-arXiv:2206.00686, algorithms 1 to 3.
-x: encoder and classifier of the server model;  w_d: decoder;  D_i: client i's data;  T_p: ``preliminary_rounds``.
+arXiv:2206.00686, algorithms 1 to 3.   x: encoder and classifier of the server model;  w_d: decoder;  D_i: client i's
+data;  T_p: ``preliminary_rounds``;  n: ``classes``.
 
 Stage I (rounds 1 to T_p): clients train encoder, classifier and decoder on the joint loss. The server averages x in
 every round. Each client keeps its decoder until round T_p, in which the decoders' mean becomes the global w_d.
 
 Stage II: clients train only x, on the cross entropy. *Giving* happens at a client's first selection in stage II, after
 training. For each of its n most abundant classes, the client computes the mean code z of its images. It samples codes
-from z + N(0, sigma^2 I) and sends those whose image, decoded by w_d, its model still recognises, up to ``quota`` codes.
+from z + N(0, sigma^2 I). It sends up to ``quota`` of the codes whose image, decoded by w_d, its model still recognises.
 *Receiving* happens at a client's first selection at which other clients have given codes of its scarce classes. It
 receives the codes of client argmax_j |scarce_i, abundant_j|, the number of common classes, or of the ``helpers`` best
-clients at that time. The decoded images join D_i for all later rounds. The client trains on |D_i| points sampled from
+clients at that time. The decoded images join D_i for all later rounds. The client trains on |D_i| examples sampled from
 its data and these images.
 
 With ``privacy`` paper, the noise is as printed. No epsilon is certified for any sigma, for four reasons: codes are not
 bounded; ``quota`` codes of one mean compose; the selection of codes depends on the data; and the paper's sensitivity
-1/m is that of one coordinate.
-With ``privacy`` sound, a client sends one mean per class, of codes clipped to norm C, with noise of sigma C/m. The
-count m is public. A client's classes are disjoint, so all its means cost one release. The *server's* encoder computes
-the codes, because the client's encoder has been trained on all its data. The receiver samples codes around the means
-and uses those that the server's model recognises, which costs no privacy. If it uses none, it receives means again in
-its next round. Abundant and scarce classes follow from class counts, which no epsilon covers.
-``receive`` is for ablations. With real, the giver sends at most ``quota`` real images per class instead of codes, so
-that only the decoder's loss of quality is avoided. With nothing, no client receives images, so that only stages and
-losses are compared.
+1/m, for m images of a class, is that of one coordinate. With ``privacy`` sound, a client sends one mean per class, of
+codes clipped to norm C (``clip``), with noise of standard deviation sigma C/m. The count m is public. A client's
+classes are disjoint, so all its means together cost one entry of the privacy ledger (release). The *server's* encoder
+computes the codes, because the client's encoder has been trained on all its data. The receiver samples codes around the
+means and uses those that the server's model recognises, which costs no privacy. If it uses none, it receives means
+again in its next round. Abundant and scarce classes follow from class counts, which no epsilon covers. ``receive`` is
+for ablations. With real, the giver sends at most ``quota`` real images per class instead of codes, so that only the
+decoder's loss of quality is avoided. With nothing, no client receives images, so that only stages and losses are
+compared.
 
 Departs from the paper: ``federation.weighting`` sets the clients' weights; samples counts |D_i| with the images that
 joined. The server knows the scarce classes beforehand. A class without a recognised code does not count as given. Stage
@@ -59,7 +59,10 @@ ABUNDANT = Release(what=("labels",), commons=True, reason="abundant and scarce c
 
 @dataclass(frozen=True)
 class FedDPMS:
-    """x <- x + sum_i w_i (y_i - x) / sum_i w_i;  y_i: trained from x on D_i and, in stage II, decoded images.
+    """FedAvg whose clients add images of their scarce classes, decoded from noisy codes of other clients.
+
+    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  w_i: client i's weight;  y_i: client i's model, trained
+    from x on its data and, in stage II, the decoded images.
 
     Raises:
         UserError: a constant does not fit the federation.
@@ -69,34 +72,34 @@ class FedDPMS:
     needs_classes = True
 
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
-    """T_p, rounds of stage I, below federation.rounds; default: 0.4 of them"""
+    """T_p, number of rounds in stage I, below federation.rounds; default: 40 % of federation.rounds"""
     classes: Annotated[int, "[1, 1e9]"] = 3
-    """n, classes that count as abundant, and as scarce"""
+    """n, number of a client's classes that count as abundant, and number that count as scarce"""
     quota: Annotated[int, "[1, 1e5]"] = 50
-    """codes of each abundant class"""
+    """number of codes per abundant class that a client sends"""
     sigma: Annotated[float, "[0, 1e6]"] = 3.0
-    """standard deviation of the noise on a mean; with privacy sound in units of its sensitivity, clip/m"""
+    """standard deviation of the noise on a mean code; with privacy sound in units of its sensitivity, clip/m"""
     tries: Annotated[int, "[1, 1e9]"] = 200
-    """times that `quota` codes are drawn for a class, at most"""
+    """largest number of times that `quota` codes are sampled for a class"""
     privacy: Annotated[str, "paper | sound"] = "paper"
-    """paper: as printed, which certifies nothing; sound: one noisy mean per class, accounted"""
+    """paper: noise as printed, which certifies no epsilon; sound: one noisy mean per class, with an epsilon"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """with privacy sound: largest norm of a code in a mean"""
+    """C, with privacy sound: norm to which each code in a mean is clipped"""
     spread: Annotated[float, "[0, 1e38]"] = 1.0
-    """with privacy sound: standard deviation of the receiver's draws around a mean"""
+    """with privacy sound: standard deviation of the codes that a receiver samples around a mean"""
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
+    """factor of the learning rate after every 10 local epochs (paper: 0.5)"""
     helpers: Annotated[int, "[1, 1e9]"] = 1
-    """clients whose codes a client gets, at most"""
+    """largest number of clients whose codes one client receives"""
     receive: Annotated[str, "decoded | real | nothing"] = "decoded"
-    """ablations: real images of the same classes instead of decoded ones, or nothing"""
+    """images that a client receives: decoded or, as ablations, real images of the same classes, or nothing"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if self.privacy == "sound" and self.receive == "real":
-            raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images hide nothing.")
+            raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images have no noise.")
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int = 0) -> dict[str, int]:
-        """Return T_p."""
+        """Return the number of rounds in stage I, as ``preliminary_rounds``."""
         rounds = self.preliminary_rounds
         return {"preliminary_rounds": round(0.4 * facts.rounds) if rounds is None else rounds}
 
@@ -106,10 +109,12 @@ class FedDPMS:
             raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
         if self.privacy == "sound" and self.sigma == 0:
             raise UserError(
-                "feddpms.sigma must be above 0 with feddpms.privacy sound: without noise nothing is hidden."
+                "feddpms.sigma must be above 0 with feddpms.privacy sound: without noise there is no epsilon."
             )
         if facts.counts is None:
-            raise UserError("feddpms must know how many examples of each class clients have (Facts.counts).")
+            raise UserError(
+                "feddpms needs the number of each client's examples per class (Facts.counts), which is None."
+            )
         counts = facts.counts()
         if self.classes > counts.shape[1]:
             raise UserError(f"feddpms.classes must be at most the {counts.shape[1]} classes, got {self.classes}.")
@@ -140,12 +145,14 @@ class FedDPMS:
         return stage(work, message, memory, data, round, seed)
 
     def _first(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Train on the joint loss, from the client's last decoder; send the decoder in stage I's last round."""
+        """Run stage I: train on the joint loss from the client's last decoder; in its last round send the decoder."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
         y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
         names = list(y) if "ask" in message.common else x.layout.names
-        delta = sub(select(y, names), select(put(work.initial, x), names))  # All know the initial decoder.
+        delta = sub(
+            select(y, names), select(put(work.initial, x), names)
+        )  # Server and clients all know the initial decoder.
         new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
         return Reply(
             {"delta": scale(delta, w)},
@@ -156,7 +163,7 @@ class FedDPMS:
         )
 
     def _second(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Train on the cross entropy; give and receive codes."""
+        """Run a client's round of stage II: train on the cross entropy, and send and receive codes."""
         x, gives = flat(message.common, "model"), "decoder" in message.individual
         new_memory = {**memory, "decoder": message.individual["decoder"]} if gives else dict(memory)
         start = put(put(work.initial, flat(new_memory, "decoder")) if "decoder" in new_memory else work.initial, x)
@@ -182,7 +189,10 @@ class FedDPMS:
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
             releases.append(Release(what=("codes", "labels"), reason=why, n_disclosed=seen, commons=True))
-        bare = {"weight": w not in (1, data.size), "served": "served" in each}  # Both depend on messages and n_i only.
+        bare = {
+            "weight": w not in (1, data.size),
+            "served": "served" in each,
+        }  # Both depend on messages and on the number of examples only.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
@@ -200,7 +210,7 @@ class FedDPMS:
         return {**after, "received": torch.cat([data_of(state["received"]), received])}
 
     def _helpers(self, state: State, client: int) -> list[int]:
-        """Return the clients whose codes this client receives in this round, if any."""
+        """Return the clients whose codes this client receives in this round; empty if it has received codes before."""
         if self.receive == "nothing" or (data_of(state["received"]) == client).any():
             return []
         classes_of = {
@@ -209,7 +219,7 @@ class FedDPMS:
         return latents.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """Return what a client gives with privacy paper: the codes that its model, loaded in the module, recognises."""
+        """Return codes and labels sent with ``privacy`` paper; the module's model must recognise their images."""
         if self.receive == "real":
             return latents.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
@@ -218,7 +228,7 @@ class FedDPMS:
         return {"codes": codes, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
-        """Return what a client gives with privacy sound: one noisy mean per class, by the server's encoder."""
+        """Return noisy mean codes and labels sent with ``privacy`` sound, and their privacy ledger entry (release)."""
         draws = work.noise.call("means", *data.columns).stream()
         class_codes = latents.codes_by_class(work, data, self.classes)
         means, releases = zip(
@@ -228,7 +238,7 @@ class FedDPMS:
         return {"codes": torch.stack(means), "labels": torch.tensor(list(class_codes)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """Decode the received codes, or codes sampled around received means, to images that join the client's data."""
+        """Return images, with labels, decoded from received codes, or from codes sampled around received means."""
         z, labels = data_of(received["codes"]), data_of(received["labels"])
         if self.receive == "real":
             return {"images": z, "labels": labels}

@@ -1,8 +1,9 @@
 """FedDyn: a regulariser that changes each round aligns the stationary points of clients and server.
 
-Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv:2111.04263, algorithm 1.
-x: server model;  y_i: client i's model;  g_i: client i's estimate of its gradient;  h: mean of g_i over all N clients;
-both are zero at first;  alpha: strength of the regulariser, > 0;  S: the clients of the round.
+Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv:2111.04263, algorithm 1. x: server
+model;  y_i: client i's model;  f_i: client i's loss;  g_i: client i's estimate of its gradient;  h: mean of g_i over
+all N clients;  alpha: strength of the regulariser, > 0;  S: the clients of the round;  w_i: client i's weight. g_i and
+h are zero at first.
 
 Departs from the paper: gradients are clipped at norm 10, as in the authors' code. ``squared=False`` uses the proximal
 term of Fedssyn's released code, (alpha/2) ||y - x||. With ``weighting="samples"`` the weights w_i / sum_j w_j replace
@@ -27,17 +28,19 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 @dataclass(frozen=True)
 class FedDyn:
-    """Local loss f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2;  g_i <- g_i - alpha (y_i - x).
+    """Local loss f_i(y) - <g_i, y> + (alpha/2) ||y - x||^2, with a linear term that changes each round.
 
-    h <- h - alpha (1/N) sum_S (y_i - x);  x <- mean_S y_i - h/alpha.  ``model/mean`` is mean_S y_i, also evaluated.
+    After local training, g_i <- g_i - alpha (y_i - x).  Server: h <- h - alpha (1/N) sum_S (y_i - x); x <- mean_S y_i -
+    h/alpha.  x: server model;  y_i: client i's model;  g_i: client i's gradient estimate;  h: mean of g_i over all N
+    clients;  S: the round's clients.  ``model/mean`` is mean_S y_i, which is evaluated too.
     """
 
     alpha: Annotated[float, "(0, 1e38]"] = 0.01
-    """weight of the dynamic regulariser, > 0"""
+    """alpha, weight of the dynamic regulariser, > 0"""
     clip: Annotated[float | None, "(0, inf]"] = 10.0
-    """norm at which a step's gradient is clipped; null: no clipping"""
+    """norm to which the gradient of a local step is clipped; null: no clipping"""
     squared: bool = True
-    """squared proximal term, as in the paper; false: not squared, as in Fedssyn's released code"""
+    """true: squared proximal term (paper); false: proximal term without the square (Fedssyn's released code)"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
@@ -59,7 +62,7 @@ class FedDyn:
     def regularise(
         self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]
     ) -> None:
-        """Add -g_i + alpha (y - x) to the gradient, then clip the gradient."""
+        """Add the regulariser's gradient -g_i + alpha (y - x) to the gradients, then clip them; y: current weights."""
         moved = {name: y.detach() - x[name] for name, y in params.items()}
         pull = torch.tensor(self.alpha, dtype=torch.float64)
         if not self.squared:

@@ -2,8 +2,9 @@
 
 Zhu, Hong and Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021,
 arXiv:2105.10056, equations 4 to 6 and algorithm 1.   x: server model;  y_i: client i's model after its local steps;
-h: the model's ``head``;  G(eps, y): features of class y, in the space of the head's input (feature_generator.py);
-r: round, from 1;  w_i: the client's weight;  p(y): share of class y among clients' examples so far.
+f_i: client i's loss;  h: the model's ``head``;  G(eps, y): features of class y from noise eps, in the space of the
+head's input (feature_generator.py);  CE: cross entropy;  r: round, from 1;  w_i: the client's weight;  p(y): share of
+class y among the examples of the clients that took part so far.
 
     client:  f_i(y_i) + weight decay^r E_{y ~ p, eps} CE(h(G(eps, y)), y);      x <- x + sum_i w_i (y_i - x) / sum_i w_i
     server:  G <- steps of Adam down J(G), the losses of the round's heads h_i on G's features (feature_generator.py)
@@ -17,14 +18,14 @@ Departs from the paper: the server weights the losses of the clients' heads by l
 equation 4 has the loss of their mean logits (``ensemble`` mean). As in the released code, clients train on G's features
 from round ``first`` on, because G is untrained before. ``weight``, ``decay`` and uniform noise are those of the
 released code. An example counts in p(y) once per round in which its client took part. Until G has been trained on a
-class, p(y) is 0 for this class, and ``kl`` skips its examples. The gradient of the term with G is added to that of f_i
-after clipping. It uses no client data, so DP-SGD need not clip it.
+class, p(y) is 0 for this class, and the term of ``kl`` skips its examples. The gradient of the loss on G's features is
+added to that of f_i after clipping. It uses no client data, so DP-SGD need not clip it.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
-0. It starts class counts at 1 and counts the batches of each round, not all examples. Its ``weight`` is multiplied by
-the ratio of features to examples in a client's step. It decays to a minimum of 1e-4 and is 0 after a client's 20th
-epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give a matrix (B,
-B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
+0. It starts class counts at 1 and counts the batches of each round, not all examples. It multiplies ``weight`` by the
+ratio of features to examples in a client's step. In that code ``weight`` decays to a minimum of 1e-4 and is 0 after a
+client's 20th epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give
+a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,10 @@ MANY = 64
 
 @dataclass(frozen=True)
 class FedGEN:
-    """Local loss f_i(y) + weight decay^r E CE(h(G(eps, y)), y);  x <- x + sum_i w_i (y_i - x) / sum_i w_i.
+    """FedAvg whose clients also learn from features that a generator, trained on the server, makes per class.
+
+    Local loss f_i(y_i) + weight decay^r E CE(h(G(eps, y)), y).  f_i: client i's loss;  y_i: its model;  r: round;  CE:
+    cross entropy;  h: the model's head;  G(eps, y): generated features of class y from noise eps.
 
     Raises:
         UserError: the model has no head, the head does not start with a linear layer, or a parameter of the head is
@@ -74,35 +78,35 @@ class FedGEN:
     watches_head = needs_classes = True
 
     weight: Annotated[float, "[0, 1e38]"] = 10.0
-    """of the cross entropy on generated features, in the clients' loss; 0 is FedAvg"""
+    """weight of the cross entropy on generated features in the clients' loss; 0 is FedAvg"""
     decay: Annotated[float, "(0, 1]"] = 0.98
-    """factor of weight and kl in each round"""
+    """factor of weight and kl after each round"""
     kl: Annotated[float, "[0, 1e38]"] = 0.0
-    """weight of KL(h(G(eps, y)) || the model's prediction on an example of class y) (released code: 10)"""
+    """weight of KL(head on a generated feature of class y || prediction on an example of y) (released code: 10)"""
     first: Annotated[int, "[1, 1e9]"] = 2
-    """round in which clients begin to learn from the generator; in round 1 it is untrained"""
+    """first round in which clients learn from the generator; in round 1 the generator is untrained"""
     noise: Annotated[str, "uniform | normal"] = "uniform"
-    """of eps: uniform on [0, 1), or standard normal"""
+    """distribution of the generator's noise: uniform on [0, 1), or standard normal"""
     noise_size: Annotated[int, "[1, 1e6]"] = 64
-    """length of eps"""
+    """length of the generator's noise vector"""
     hidden: Annotated[int, "[1, 1e6]"] = 512
     """width of the generator's hidden layer"""
     batch_size: Annotated[int, "[2, 1e9]"] = 32
-    """features in a step of the server, and in one of a client"""
+    """generated features in a step of the server, and in a step of a client"""
     iterations: Annotated[int, "[1, 1e9]"] = 50
-    """steps of the server in a round"""
+    """training steps of the generator on the server in a round"""
     server_lr: Annotated[float, "(0, 1e38]"] = 3e-4
-    """learning rate of the server's Adam"""
+    """learning rate of Adam for the generator"""
     lr_decay: Annotated[float, "(0, 1]"] = 1.0
-    """its factor in each round (released code: 0.98)"""
+    """factor of server_lr after each round (released code: 0.98)"""
     weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
-    """of the server's Adam (released code: 0.01)"""
+    """weight decay of Adam for the generator (released code: 0.01)"""
     diversity: Annotated[float, "[0, 1e38]"] = 1.0
-    """eta, weight of the diversity term in the server's loss"""
+    """eta, weight of the diversity term in the generator's loss"""
     ensemble: Annotated[str, "weighted | mean"] = "weighted"
-    """the server's loss: heads' losses weighted by label counts, or the loss of their mean logits (equation 4)"""
+    """the generator's loss: heads' losses weighted by label counts, or the loss of their mean logits (equation 4)"""
     labels: Annotated[str, "counts | uniform"] = "counts"
-    """how often a class is drawn: by the clients' counts, or all alike (released code)"""
+    """distribution of sampled classes: the clients' class counts, or uniform (released code)"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
@@ -167,11 +171,11 @@ class FedGEN:
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the number of server steps. The price of local steps includes the clients' extra work."""
+        """Return the server's steps in a round, for dry runs; timed local steps include the clients' extra work."""
         return {"server_steps": self.iterations}
 
     def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Return variants with 1 and with 1 + ``times`` server steps, whose clients use the generator in round 1."""
+        """Return variants for timing, with 1 and 1 + ``times`` server steps; clients use the generator in round 1."""
         least = type(self)(
             weight=float(self.weight > 0),
             kl=float(self.kl > 0),
@@ -184,12 +188,12 @@ class FedGEN:
         return [(least, 1), (replace(least, iterations=1 + times), 1)]
 
     def _cumulated(self, counts: Tensor) -> Tensor:
-        """Return the cumulated shares of classes with these counts; a class without examples has share 0."""
+        """Return cumulated class shares, by class counts or uniform; a class without examples has share 0."""
         shares = (counts > 0).double() if self.labels == "uniform" else counts.double()
         return shares.cumsum(0) / shares.sum()
 
     def _learn(self, head: Head, message: Message, steps: int, factor: float, seed: int) -> AddToGrad:
-        """Return a function that adds the gradient of the cross entropy on G's features to the head's gradients."""
+        """Return a function that adds the gradient of CE on generated features to the head's gradients (``weight``)."""
         g, shares = flat(message.common, "generator"), values(message.common["shares"])
         shape, parameters = (self.batch_size, self.noise_size), list(head.layer.parameters())
 
@@ -211,13 +215,13 @@ class FedGEN:
         return add_to_grad
 
     def _distil(self, work: Work, head: Head, message: Message, steps: int, factor: float, seed: int) -> Loss:
-        """Return the module's loss plus the KL term, whose target is the head's prediction on G's features.
+        """Return a loss function: the module's loss plus a KL term towards the head's prediction on generated features.
 
-        The KL term of an example whose class has p(y) = 0 is zero.
+        The KL term is zero for an example of a class on which the generator has not been trained.
         """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
         shares = values(message.common["shares"])
-        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # G may not be trained on other classes.
+        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # The generator may not be trained on other classes.
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
             noises = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
@@ -238,16 +242,16 @@ class FedGEN:
 
 
 def _width(model: Flat, facts: Facts) -> int:
-    """Return d, the number of inputs of the model's head."""
+    """Return the number of inputs of the model's head, after checking that FedGEN can use the head."""
     head = facts.head
     if not head:
-        raise UserError("fedgen needs a model that names its head, the layer that makes logits of the embedding.")
+        raise UserError("fedgen needs a model that names its head, the layer that maps the embedding to the logits.")
     if frozen := [name for name in head if name not in model.layout.parts]:
         raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
     if normed := [name for name in head if name in facts.batch_norm]:
         raise UserError(
-            f"fedgen needs a head without BatchNorm, as heads alone judge the generator, without the statistics of "
-            f"clients' features, and {normed[0]} is of one."
+            f"fedgen needs a head without BatchNorm, because the server runs the heads without statistics of clients' "
+            f"features; parameter {normed[0]} is of one."
         )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:
@@ -256,9 +260,9 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that maps a step to its row of ``make(steps)``; ``steps``: approximate number of all steps.
+    """Return a function that maps a step to its row of ``make(steps)``, computed for MANY steps at once.
 
-    The function calls ``make`` for MANY steps at once, so that one step launches few kernels and no copy to the device.
+    So one step launches few kernels and copies nothing to the device. ``steps``: approximate number of all steps.
     """
     cache: dict[int, tuple[Tensor, ...]] = {}
 

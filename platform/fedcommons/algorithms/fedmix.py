@@ -1,14 +1,14 @@
 """FedMix: first-order mixup with mean images of the clients, so that no client shares a single image.
 
 Yoon et al., "FedMix: Approximation of mixup under mean augmented federated learning", ICLR 2021, arXiv:2107.00233,
-equation 4 and algorithm 2.   x, y: an image as network input, and its label;  x_bar, y_bar: mean of M images of
-one client, and the class frequencies of their labels;  lambda (``mix``): share of the mean image;  u = (1 - lambda) x.
+equation 4 and algorithm 2.   x, y: an image as network input, and its label;  M (``mean_size``): number of images per
+mean;  x_bar, y_bar: mean of M images of one client, and the class frequencies of their labels;  lambda (``mix``): share
+of the mean image;  u = (1 - lambda) x.
 
-Before round 1 every client shares the means of groups of its images, as in algorithm 1.   M (``mean_size``): number of
-images per mean.
+Before round 1 every client shares the means of groups of its images, as in algorithm 1.
 
-Departs from the paper: every step samples one mean from the means of all clients, including the client itself. The
-last term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds the factor, as in the paper's algorithm
+Departs from the paper: every step samples one mean from the means of all clients, including the client itself. The last
+loss term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds the factor, as in the paper's algorithm
 box. A client splits its images into groups of M to 2 M - 1 images. A client with fewer than M images shares one mean of
 all its images. The means have no noise, so they are not private.
 """
@@ -38,8 +38,9 @@ from fedcommons.seeding import generator, numpy_generator
 class FedMix:
     """Loss (1 - lambda) CE(f(u), y) + lambda CE(f(u), y_bar) + lambda <grad_u CE(f(u), y), x_bar>, per example.
 
-    The engine shares the means before round 1 and stores them in ``ClientData.commons``. The module's ``training_step``
-    must be a cross entropy, and its ``normalise`` must map images to the network's input.
+    x, y: image and label;  x_bar, y_bar: mean image and class frequencies;  lambda: ``mix``;  u = (1 - lambda) x;  CE:
+    cross entropy;  f: logits. The engine shares the means before round 1 and stores them in ``ClientData.commons``. The
+    module's ``training_step`` must be a cross entropy, and its ``normalise`` must map images to the network's input.
 
     Raises:
         ValueError: ``ClientData.commons`` is None.
@@ -51,12 +52,12 @@ class FedMix:
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""
     mean_size: Annotated[int, "[1, 1e9]"] = 64
-    """M, images in a mean; 1 shares every image as it is"""
+    """M, number of images in a mean; 1 shares every image unchanged"""
     box: bool = False
-    """multiply the last term by 1 - lambda, as in the paper's algorithm box"""
+    """true: multiply the last loss term by 1 - lambda, as in the paper's algorithm box"""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """Return all means. The engine uploads each mean once and sends it to the N - 1 other clients."""
+        """Return the mean images of all clients. The engine uploads each mean once and sends it to the N - 1 others."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
         releases = [Release(client, what, n_disclosed=n) for client, n in enumerate(clients.sizes)]
@@ -71,7 +72,9 @@ class FedMix:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
         if data.commons is None:
-            raise ValueError("FedMix needs the means that clients share before the federation (FedMix.share)")
+            raise ValueError(
+                "FedMix needs the means that clients share before round 1 (FedMix.share), and data.commons is None"
+            )
         means, mix = data.commons, self.mix
 
         def see(x: Tensor) -> Tensor:
@@ -103,7 +106,7 @@ class FedMix:
 
 
 def mean_images(clients: Clients, size: int, n_classes: int, seed: int) -> Examples:
-    """Return the means of all m groups: x (m, C, H, W), float32 in 0..255, and y (m, classes), class frequencies."""
+    """Return the m mean images of all clients, (m, C, H, W), float32 in 0..255, and class frequencies (m, classes)."""
     images, labels = [], []
     for client, data in enumerate(clients):
         order = numpy_generator(seed, "means", client).permutation(len(data))

@@ -2,7 +2,8 @@
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020,
 arXiv:2007.07481, equation 11 with the server's effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
-i's model after K steps;  r: momentum;  w_i: client i's weight, with sum_i w_i = 1 over the round;  a_i: its normaliser.
+i's model after K steps;  r: momentum;  w_i: client i's weight, with sum_i w_i = 1 over the round;  a_i: normaliser of
+client i's update (``normaliser``).
 
 Departs from the paper: nothing known. Weight decay is part of the loss and does not change a_i, as in NIID-Bench.
 """
@@ -24,7 +25,11 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
 
 @dataclass(frozen=True)
 class FedNova:
-    """d_i = (x - y_i)/a_i;  x <- x - (sum_i w_i a_i) (sum_i w_i d_i);  a_i = ``normaliser(K, r)``."""
+    """x <- x - (sum_i w_i a_i) (sum_i w_i d_i), with normalised client updates d_i = (x - y_i)/a_i.
+
+    x: server model;  y_i: client i's model after its local steps;  w_i: its weight, with sum_i w_i = 1;  a_i: its
+    normaliser, see ``normaliser``.
+    """
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":
@@ -51,6 +56,9 @@ class FedNova:
 
 
 def normaliser(steps: int, momentum: float) -> float:
-    """Return a = [K - r (1 - r^K)/(1 - r)]/(1 - r), the sum of the weights of K gradients; a = K without momentum r."""
+    """Return the normaliser a of K local steps with momentum r:  a = [K - r (1 - r^K)/(1 - r)]/(1 - r).
+
+    a is the sum of the weights with which the K gradients enter the local update; it is K without momentum.
+    """
     r = momentum
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)

@@ -1,10 +1,11 @@
 """FedPer: clients share the first layers of the model, and each client trains personal last layers.
 
-Arivazhagan et al., "Federated learning with personalization layers", 2019, arXiv:1912.00818, algorithms 1 and 2.
-The symbols are those of partial_sharing.py: x are the base layers, h_i the personalization layers of client i.
+Arivazhagan et al., "Federated learning with personalization layers", 2019, arXiv:1912.00818, algorithms 1 and 2. In the
+symbols of ``partial_sharing.py``, x are the shared base layers and h_i the personalization layers of client i.
 
-Departs from the paper: clients are weighted as in FedAvg; the paper's weights n_i are ``federation.weighting samples``.
-Each local step trains all layers together. The personal layers are the module's ``head``, or patterns select them.
+Departs from the paper: clients are weighted as in FedAvg; the paper's weights, the clients' numbers of examples, are
+``federation.weighting samples``. Each local step trains all layers together. The personal layers are the module's
+``head``, unless patterns (``layers``) select others.
 """
 
 from collections.abc import Sequence
@@ -32,13 +33,13 @@ class FedPer:
     """
 
     layers: str | None = None
-    """personal layers: patterns such as network.last*, separated by commas; default: the model's head"""
+    """personal layers: name patterns such as network.last*, separated by commas; default: the model's head"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return initial_state(model, personal_layers(model, self.layers, facts.head))
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the names of the personal layers."""
+        """Return the names of the personal layers, separated by commas, as ``layers``."""
         return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -55,12 +56,15 @@ class FedPer:
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:
-    """Return the parameters of the layers that match (a layer's name is a parameter's name without its last part)."""
+    """Return the parameter names of the personal layers: those that match a pattern, or the head if None.
+
+    patterns: comma-separated. A layer's name is a parameter's name without the last component, such as ``weight``.
+    """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model))
     available = f"the layers are {', '.join(layers)}."
     if patterns is None:
         if not head:
-            raise UserError(f"fedper.layers must be given, as the model names no head; {available}")
+            raise UserError(f"fedper.layers must name the personal layers, as the model names no head; {available}")
         return list(head)
     chosen = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in chosen:

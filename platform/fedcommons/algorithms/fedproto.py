@@ -1,9 +1,10 @@
 """FedProto: clients share the mean embedding of each class and no model.
 
 Tan et al., "FedProto: Federated prototype learning across heterogeneous clients", AAAI 2022, arXiv:2105.00243,
-equations 3 to 8 and algorithm 1.   y_i: client i's model, in its memory;  z: embedding of an example, the input of the
-module's ``head``;  C_i^j: prototype of class j at client i, the mean of z over its n_ij examples of that class;
-C^j: the server's prototype;  d: length of z;  lam: weight of the distance to prototypes, >= 0.
+equations 3 to 8 and algorithm 1.   y_i: client i's model, in its memory;  f_i: client i's loss;  z: embedding of an
+example, the input of the module's ``head``;  C_i^j: prototype of class j at client i, the mean of z over its n_ij
+examples of that class;  C^j: the server's prototype of class j;  d: length of z;  lam: weight of the distance to
+prototypes, >= 0.
 
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
@@ -36,14 +37,18 @@ from fedcommons.privacy.release import Release
 
 @dataclass(frozen=True)
 class FedProto:
-    """Local loss f_i(y) + lam mean ||z - C^label||^2 / d, over examples whose class has a prototype."""
+    """Clients share mean embeddings of classes (prototypes), and each client trains a personal model near them.
+
+    Local loss f_i(y) + lam mean ||z - C^label||^2 / d, over examples whose class has a prototype.  f_i(y): client i's
+    loss of its model y;  z: embedding of an example, of length d;  C^label: the server's prototype of its class.
+    """
 
     watches_head = needs_classes = True
 
     lam: Annotated[float, "[0, 1e38]"] = 1.0
     """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""
     predict: Annotated[str, "prototype | head"] = "prototype"
-    """what predicts a class where clients' own models are judged: the nearest prototype (equation 4), or the head"""
+    """how personal models predict a class in evaluation: by the nearest prototype (equation 4), or by the head"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
@@ -88,7 +93,7 @@ class FedProto:
         return {**message.common, "model": memory["own"] if memory else state["untrained"]}
 
     def predictions(self, work: Work, personal: Payload, x: Tensor) -> Tensor | None:
-        """Return the predicted classes, or None for the head's prediction; see ``federation.personal.Predicts``."""
+        """Return the predicted classes by the nearest prototype, or None to let the engine use the head's logits."""
         prototypes, has_prototype = values(personal["prototypes"]), values(personal["known"])
         if self.predict == "head" or not prototypes.shape[1]:
             return None

@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the server model.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2.
-x: server model;  y_i: client i's model;  w_i: its weight;  mu: strength of the proximal term, >= 0.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2. x: server
+model;  y_i: client i's model;  f_i: client i's loss;  w_i: client i's weight;  mu: strength of the proximal term, >= 0.
 
 Departs from the paper: the server selects clients uniformly. It uses the partial work of stragglers (the paper's
 gamma-inexact solutions) if the straggler rule lets stragglers send it.
@@ -24,11 +24,15 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class FedProx:
-    """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.  ``train/loss`` is f_i."""
+    """Local loss f_i(y) + (mu/2) ||y - x||^2;  x <- x + sum_i w_i (y_i - x) / sum_i w_i.
+
+    x: server model;  y_i: client i's model;  f_i: client i's loss, which ``train/loss`` reports without the proximal
+    term; w_i: client i's weight.
+    """
 
     takes_partial = True
     mu: Annotated[float, "[0, 1e38]"] = 0.01
-    """weight of the proximal term (mu/2) ||y - x||^2, >= 0"""
+    """mu, weight of the proximal term (mu/2) ||y - x||^2 between local model y and server model x, >= 0"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -42,7 +46,7 @@ class FedProx:
         return weighted_reply(x, trained, work.weight(data))
 
     def pull(self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor]) -> None:
-        """Add mu (y - x) to the gradient."""
+        """Add the proximal term's gradient mu (y - x) to the gradients; y: the client's current weights."""
         for name, y in params.items():
             if y.grad is not None:
                 y.grad.add_(y.detach() - x[name], alpha=self.mu)

@@ -1,8 +1,8 @@
 """FedPVR: SCAFFOLD's correction is applied only to the last layers, in which the clients' models differ most.
 
-Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data",
-CVPR 2023, arXiv:2212.02191, algorithm 1.   The symbols are those of scaffold.py. The control variates c and
-c_i exist, and are sent, for the selected layers only.
+Li et al., "On the effectiveness of partial variance reduction in federated learning with heterogeneous data", CVPR
+2023, arXiv:2212.02191, algorithm 1.   The symbols are those of scaffold.py. The control variates c of the server and
+c_i of client i exist, and are sent, for the selected layers only.
 
 Departs from the paper: patterns select the layers. The default is all linear layers. For VGG-11 these are the layers of
 the authors' code, which corrects every parameter after the 16th. Clients are weighted as in scaffold.py.
@@ -28,25 +28,25 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sel
 
 @dataclass(frozen=True)
 class FedPVR:
-    """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the others.
+    """SCAFFOLD (option 2) on the layers whose names match a pattern, FedAvg on the other layers.
 
-    Patterns use the syntax of file name patterns and match layer names (a parameter's name without its last part).
-    None selects all layers whose weight is a matrix, that is, linear layers. An empty string selects no layer.
+    Patterns use the syntax of file name patterns. A layer's name is a parameter's name without the last component. None
+    selects all layers whose weight is a matrix, that is, linear layers. An empty string selects no layer.
 
     Raises:
         UserError: a pattern matches no layer, or ``layers`` is None and no layer is linear.
     """
 
     layers: str | None = None
-    """corrected layers: patterns such as network.head.*, separated by commas; default: all linear layers"""
+    """corrected layers: name patterns such as network.head.*, separated by commas; default: all linear layers"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fedpvr, whose formulas count SGD steps.")
         if fields["client.momentum"]:
             raise UserError(
-                "client.momentum must be 0 for fedpvr, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0."
+                "client.momentum must be 0 for fedpvr, whose control variate (x - y_i)/(K eta) is a mean of gradients "
+                f"for plain SGD only, got {fields['client.momentum']:g}; use momentum 0."
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -55,7 +55,7 @@ class FedPVR:
         return {"model": model, "control": control, "everybody": everybody}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the names of the corrected layers."""
+        """Return the names of the corrected layers, separated by commas, as ``layers``."""
         return {"layers": layers_of(corrected(model, _patterns(self.layers)))}
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -84,14 +84,16 @@ def _patterns(text: str | None) -> list[str] | None:
 
 
 def corrected(model: Flat, patterns: Sequence[str] | None) -> list[str]:
-    """Return the parameter names of the layers that match a pattern, in the model's order."""
+    """Return the parameter names of the layers that match a pattern (None: linear layers), in the model's order."""
     layers: dict[str, list[str]] = {}
     for name in model:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     if patterns is None:
         chosen = {layer for layer, names in layers.items() if max(model[n].dim() for n in names) == 2}
         if not chosen:
-            raise UserError(f"fedpvr.layers must be given: no layer is linear; the layers are {', '.join(layers)}.")
+            raise UserError(
+                f"fedpvr.layers must name layers, as no layer is linear; the layers are {', '.join(layers)}."
+            )
     else:
         for pattern in patterns:
             if not any(fnmatchcase(layer, pattern) for layer in layers):

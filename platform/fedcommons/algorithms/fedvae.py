@@ -2,11 +2,11 @@
 
 It is FedDPMS without its second stage, a baseline of that paper (Chen and Vikalo, "Federated learning in non-IID
 settings aided by differentially private synthetic data", arXiv:2206.00686).   x: server model;  y_i: client i's model,
-trained on the joint loss;  w_i: its weight;  n_i: its examples.
+trained on the joint loss;  w_i: client i's weight;  n_i: number of client i's examples.
 
 Departs from the paper: ``federation.weighting`` sets the clients' weights; the paper uses samples. By default the
-learning rate does not decay, as in the released code. The paper halves the rate every 10 epochs, so the last of its 50
-rounds of 5 epochs would use 2^-24 of the initial rate.
+learning rate does not decay, as in the released code. The paper halves the learning rate every 10 epochs, so the last
+of its 50 rounds of 5 epochs would use 2^-24 of the initial learning rate.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,16 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class FedVAE:
-    """x <- x + sum_i w_i (y_i - x) / sum_i w_i over all parts of the model;  w_i = 1 or n_i."""
+    """FedAvg of encoder, decoder and classifier, trained on their joint loss.
+
+    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  y_i: client i's model after local training;  w_i: its
+    weight, 1 or its number of examples.
+    """
 
     needs = AUTOENCODER
 
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """the learning rate is multiplied by this after every 10 local epochs (the paper's: 0.5)"""
+    """factor of the learning rate after every 10 local epochs (paper: 0.5)"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

@@ -1,10 +1,10 @@
 """Approximate gradient coding: rescaled replies and copied examples compensate for the replies of stragglers.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524, section III; the sharing strategy ``raw_copies`` distributes the copies.
-M: number of different examples;  d_j: number of clients that hold example j;  q: probability that a client straggles;
-f_i: what client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j: client i's size, so sum_i W_i = M;
-g_j: gradient on example j.
+non-IID data", arXiv:2404.03524, section III; the sharing strategy ``raw_copies`` distributes the copies. M: number of
+different examples;  d_j: number of clients that have example j;  q: probability that a client straggles; f_i: the
+vector that client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j over client i's examples: its
+weighted number of examples, so sum_i W_i = M;  g_j: gradient on example j;  x, y_i: server's and client i's model.
 
 With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j), and E_S sum_S f_i = sum_j g_j.
 
@@ -14,9 +14,9 @@ proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S
 proved that this step is a descent direction of the pooled loss (it has FedAvg's drift). It is also not proved that
 copies reduce its variance, as Theorem 2 is about gradients at one model.
 
-Departs from the paper: q may differ between clients, and the server may sample clients (C < 1). Each client divides by
-the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of its released code. The
-learning rate decays as in that code.
+Departs from the paper: q may differ between clients, and the server may sample clients (participation below 1). Each
+client divides by the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of its
+released code. The learning rate decays as in that code.
 """
 
 from collections.abc import Mapping
@@ -36,27 +36,28 @@ from fedcommons.flat_tensors import data as data_of
 
 @dataclass(frozen=True)
 class GradientCoding:
-    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S)  (mean; sum: without 1/M).
+    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S), with ``form`` sum without the factor 1/M.
 
-    The learning rate is eta decay^k after k rounds with a reply.
+    x: server model;  y_i: client i's model;  S: clients whose reply arrives;  W_i: weighted number of client i's
+    examples; M = sum_i W_i. After k rounds with a reply, the learning rate is client.lr times decay^k.
     """
 
     form: Annotated[str, "mean | sum"] = "mean"
-    """mean: the gradient is divided by the number of examples; sum: it is not"""
+    """mean: the sum of gradients is divided by the number of examples; sum: it is not divided"""
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """the learning rate is multiplied by this after each round that somebody answered"""
+    """factor of the learning rate after each round in which at least one client replied"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for gradient_coding, whose step is eta times a gradient.")
         if fields["straggler.partial"] == "take":
-            raise UserError("straggler.partial must not be take for gradient_coding, which waits for whole replies.")
+            raise UserError("straggler.partial must not be take for gradient_coding, which uses complete replies only.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         if facts.arrival is None or min(facts.arrival) <= 0:
             raise UserError(
                 "algorithm gradient_coding divides by the probability that a client's reply arrives, which is zero or "
-                "has no closed form with this straggler.rule; use independent, or another rule that knows it."
+                "has no closed form with this straggler.rule; use straggler.rule independent, or another rule with one."
             )
         numbers = {"arrival": facts.arrival, "total": sum(facts.sizes) if self.form == "mean" else 1.0}
         fixed = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}

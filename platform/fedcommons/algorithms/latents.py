@@ -1,6 +1,7 @@
 """Encoding and decoding of images by the classifying autoencoder of FedVAE and FedDPMS.
 
-The functions use the module in evaluation mode, with its present weights; they do not train it.
+The functions use the module in evaluation mode, with its present weights; they do not train it. Codes are vectors of
+length l.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ from fedcommons.privacy.noise import Stream
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator
 
-CHUNK = 500  # number of images that are encoded at once
+CHUNK = 500  # number of images that are encoded in one forward pass
 
 AUTOENCODER = {
     "encode": "encode(images) returns mean and log-variance of the codes, each (B, l)",
-    "decoder": "decoder(codes) returns images in [0, 1]; it is a submodule of this name",
+    "decoder": "decoder(codes) returns images in [0, 1]; it must be a submodule",
 }
 """Attributes that the module must have, with their meaning (see ``core.algorithm.needed``)."""
 
@@ -32,29 +33,29 @@ AND_CROSS_ENTROPY = {
 
 
 def decayed(work: Work, decay: float, round: int) -> float | None:
-    """Return the learning rate of ``round``: the module's, times ``decay`` per 10 past epochs; None if no decay."""
+    """Return the learning rate of ``round``, multiplied by ``decay`` per 10 past local epochs; None without decay."""
     return None if decay == 1 else work.rates[0] * decay ** ((round - 1) * work.loop.epochs // 10)
 
 
 def abundant(counts: Tensor, n: int) -> list[int]:
-    """Return the n classes with the most examples, without empty classes; ties go to the lower class."""
+    """Return the n classes with the most examples, of counts (classes,), no empty class; ties: lower class first."""
     order = counts.argsort(descending=True, stable=True)[:n]
     return [c for c in order.tolist() if counts[c] > 0]
 
 
 def scarce(counts: Tensor, n: int) -> Tensor:
-    """Return (N, n): each client's n classes with the fewest examples. counts: (N, classes); ties: see ``abundant``."""
+    """Return each client's n classes with fewest examples, (N, n), of counts (N, classes); ties: lower class first."""
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
 def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequence[int]], n: int) -> list[int]:
-    """Return the n other clients that gave the most of the client's scarce classes, best first.
+    """Return the n other clients that have sent codes of the most of the client's scarce classes, best first.
 
-    abundant: the classes that each giver gave, by client. Ties go to the lowest client number. If fewer than n clients
-    gave a scarce class, the list is shorter or empty.
+    abundant: the classes whose codes each client has sent, by client. Ties go to the lowest client number. If fewer
+    than n clients have sent a scarce class, the list is shorter or empty.
     """
     overlap = {j: len(set(scarce) & set(abundant[j])) for j in sorted(abundant) if j != client}
-    best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable: ties go to the lowest
+    best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable sort: ties go to the lowest client number
     return [j for j in best if overlap[j]][:n]
 
 
@@ -67,7 +68,7 @@ def evaluation_mode(work: Work) -> Iterator[None]:
 
 
 def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
-    """Return, for each of the client's n most abundant classes, the mean codes (m, l) of its m images."""
+    """Return, for each of the client's n most abundant classes, the mean codes (m, l) of the class's m images."""
     encode = work.module.encode
     with evaluation_mode(work):
         return {
@@ -86,9 +87,10 @@ def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Ten
 
 
 def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple[Tensor, Release]:
-    """Return (1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) of m codes, and its privacy release.
+    """Return the noisy mean of m clipped codes and its privacy ledger entry (release).
 
-    Neighbours differ in one image that is blanked out: its code counts as zero, and m, which is public, stays. So the
+    The mean is (1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) for codes z_j, with C ``clip``. Neighbouring
+    data sets differ in one image that is blanked out: its code counts as zero, and m, which is public, stays. So the
     sum changes by at most C.
     """
     total = NoisySum(torch.zeros_like(codes[0]), clip)
@@ -101,9 +103,10 @@ def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple
 def sample_recognised_codes(
     work: Work, centres: Iterable[tuple[int, Tensor]], sigma: float, quota: int, tries: int, draws: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Sample codes from N(centre, sigma^2 I); return those whose images the module predicts as the centre's class.
+    """Sample codes around each centre; return those whose decoded image the module assigns to the centre's class.
 
-    Returns (codes, classes), at most ``quota`` codes per centre, out of at most ``tries`` times ``quota`` samples.
+    Codes are drawn from N(centre, sigma^2 I). centres: (class, mean code). quota: largest number of returned codes per
+    centre. tries: largest number of samples of ``quota`` codes per centre. Returns (codes, classes).
     """
     accepted, labels = [], []
     with evaluation_mode(work):
@@ -121,14 +124,14 @@ def sample_recognised_codes(
 
 
 def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
-    """Return the images of these codes, with the dtype of ``like``; uint8 pixels are in 0..255."""
+    """Return the images decoded from codes (n, l), with the dtype of ``like``; uint8 pixels are in 0..255."""
     with evaluation_mode(work):
         images = work.module.decoder(codes)  # pyright: ignore[reportCallIssue]
     return (255 * images).round().to(torch.uint8) if like.dtype == torch.uint8 else images.to(like)
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """Return n examples, sampled without replacement from the client's n and these m images; its size is n + m."""
+    """Return n of the client's n and m decoded examples, sampled at random; in averages it counts as n + m examples."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

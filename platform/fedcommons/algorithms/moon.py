@@ -1,16 +1,16 @@
 """MOON: a contrastive loss pulls a client's features towards the server model's and away from its previous model's.
 
-Li et al., "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, equation 3 and algorithm 1.
-z, z_glob, z_prev: features of a batch (the input of the module's ``head``) under the local model, the server model and
-the client's model after its previous round;  mu: weight of the contrastive loss l_con;  T: temperature.
+Li et al., "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, equation 3 and algorithm 1. z, z_glob,
+z_prev: features of a batch (the input of the module's ``head``) under the local model, the server model and the
+client's model after its previous round;  mu: weight of the contrastive loss l_con;  T: temperature.
 
 Departs from the paper: there is a projection head only if the network has one (``model.projection``). The client
 computes z_glob and z_prev in evaluation mode, without gradients. In a client's first round, the initial model gives
 z_prev.
 
 The server model and the previous model do not change during local training. So the client caches z_glob and z_prev of
-each image in its first epoch. There are three exceptions, in which the client computes both in each step:
-augmentation, which never repeats an image; DP-SGD, where an example's gradient may not depend on other examples; and
+each image in its first epoch. In three cases the client computes both in each step instead: with augmentation, which
+never repeats an image; with DP-SGD, where an example's gradient may not depend on other examples; and with
 ``drop_last``, where the first epoch leaves images out. At mu = 0 the client computes neither: MOON is FedAvg.
 """
 
@@ -36,14 +36,18 @@ from fedcommons.flat_tensors import Flat, Payload, copy, flat
 
 @dataclass(frozen=True)
 class MOON:
-    """Local loss CE + mu l_con;  l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})), s: cosine similarity."""
+    """Local loss CE + mu l_con, with contrastive loss l_con = -log(e^{s_glob/T} / (e^{s_glob/T} + e^{s_prev/T})).
+
+    CE: cross entropy;  s_glob, s_prev: cosine similarity of an image's features under the local model to those under
+    the server model and under the client's previous model;  T: ``temperature``.
+    """
 
     watches_head = True
 
     mu: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of the contrastive loss, >= 0"""
+    """mu, weight of the contrastive loss, >= 0"""
     temperature: Annotated[float, "(0, 1e38]"] = 0.5
-    """temperature of the contrastive loss, > 0"""
+    """T, temperature of the contrastive loss, > 0"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields.get("model.name") == "linear" and not fields.get("model.projection"):
@@ -71,10 +75,12 @@ class MOON:
             module.train()
             return head.inputs
 
-        cached: list[Tensor] = []  # cached z_glob and z_prev of the client's images, each (n, ...)
+        cached: list[Tensor] = []  # z_glob and z_prev of the client's n images, each (n, ...)
 
         def reference_features(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
-            if rows is not None and batch >= -(-n // work.loop.batch_size):  # the first epoch is over
+            if rows is not None and batch >= -(
+                -n // work.loop.batch_size
+            ):  # After the first epoch, the cache is complete.
                 return [z[rows].flatten(0, 1) for z in cached]
             both = [features(model, inputs) for model in (server, previous)]
             if rows is not None:
@@ -107,15 +113,15 @@ class MOON:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the number of images whose z_glob and z_prev the clients compute."""
+        """Return the number of images whose features under server model and previous model the clients compute."""
         passes = (self.mu > 0) * (1 if _keeps(loop) else loop.epochs)
         return {"features": passes * sum(facts.sizes[i] for i in clients)}
 
     def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
-        """Return two variants on the same number of images: without contrastive loss (mu = 0) and with it."""
+        """Return variants for timing on the same number of images: without contrastive loss (mu = 0) and with it."""
         return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
 
 
 def _keeps(loop: LocalSGD) -> bool:
-    """Return whether a client caches z_glob and z_prev of its first epoch."""
+    """Return whether a client caches, in its first epoch, features under the server model and its previous model."""
     return loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last)

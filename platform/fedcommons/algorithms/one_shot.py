@@ -1,15 +1,16 @@
-"""One-shot Fedssyn: clients send synthetic images once, and the server trains the classifier on this pool only.
+"""One-shot Fedssyn: clients send synthetic images once, and the server trains the classifier on these images only.
 
 It follows Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data
 heterogeneity", TMLR 2024, arXiv:2306.13263. Figure 3 of that paper shows such a model, trained centrally on synthetic
 images.
 
-x: server model;  S: the pool of all clients' synthetic images;  x <- argmin over x of the mean of F(x, s) over s in S.
+x: server model;  S: pool of all clients' synthetic images;  F(x, s): loss of x on image s;  x <- argmin over x of the
+mean of F(x, s) over s in S.
 
 No client takes part in any round. A round is ``server_epochs`` passes of the server over the pool, with the learning
-rate and batch size of ``client``. So only the pool leaves the clients, and the pool's release decides the overall
-guarantee. ``dp.local`` has no effect, as no client trains. Models with BatchNorm are refused, because its statistics
-come from clients.
+rate and batch size of ``client``. So only the pool leaves the clients, and its privacy ledger entry (release) decides
+the overall guarantee. ``dp.local`` has no effect, as no client trains. Models with BatchNorm are refused, because
+BatchNorm's statistics would come from clients.
 
 Departs from the paper: there it is a reference for comparison, not a federated method.
 """
@@ -29,24 +30,24 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 
 @dataclass(frozen=True)
 class OneShot:
-    """x <- ``server_epochs`` epochs of SGD on the pool, started at x."""
+    """The server trains on its pool of synthetic images by SGD, ``server_epochs`` epochs in each round."""
 
     needs_pool = True
     refuses_batch_norm = True
     trains_locally = False
 
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """passes of the server over the pool in a round; default: client.epochs"""
+    """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the server's number of passes over the pool in a round."""
+        """Return the server's number of epochs on the pool in a round, as ``server_epochs``."""
         return {"server_epochs": self.server_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """Return no client."""
+        """Return an empty list, because no client takes part."""
         return []
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -62,7 +63,7 @@ class OneShot:
         return {"model": executor.map(train_on_pool, task, [seed])[0]}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's number of SGD steps in a round."""
+        """Return the server's number of SGD steps in a round, for dry runs."""
         return {"server_steps": (self.server_epochs or loop.epochs) * -(-facts.pool // loop.batch_size)}
 
     def smaller(self, times: int) -> Sequence[tuple["OneShot", int]]:

@@ -1,12 +1,13 @@
-"""Common code of one-shot methods: clients send their models once after rounds of FedAvg, then the server trains.
+"""Common code of DENSE and Co-Boosting: clients send their models once after rounds of FedAvg, then the server trains.
 
-y_i: client i's model, trained from the server model x;  w_i: its weight. Each client sends y_i - x once, and the engine
-sends BatchNorm's statistics with it. The state contains, for the N clients that replied, in their order:
+x: server model;  y_i: client i's model, trained from x;  w_i: client i's weight. Each client sends y_i - x once, and
+the engine sends BatchNorm's statistics with it. For the N clients that replied, in the order of the replies, the state
+contains, with P weights and B statistics per model:
 
-    ensemble (N, P): y_i    weights (N,): w_i / sum_j w_j    statistics (N, B)    velocity (P,): of the server's SGD
+    ensemble (N, P): y_i    weights (N,): w_i / sum_j w_j    statistics (N, B)    velocity (P,): momentum of server SGD
 
-It also contains the ``images``, uint8, that the server has generated so far. If no model arrives, all clients take part
-again in the next round. In rounds without clients the server trains (``Lessons``).
+It also contains the synthetic ``images``, uint8, that the server has generated so far. If no model arrives, all clients
+take part again in the next round. In rounds without clients the server trains (``Lessons``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,11 @@ from fedcommons.flat_tensors import data as values
 M = TypeVar("M", bound=Algorithm)
 
 MANY = 8
-"""Ratio of the larger to the smaller of two timed batches, to which a dry run fits its prices."""
+"""Ratio of the larger to the smaller of two batch sizes that a dry run times."""
 
 
 def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
-    """Check that all clients send their models once.
+    """Check that all clients can send their models once. name: the method's name in messages.
 
     Raises:
         UserError: no round follows the warm-up, clients are sampled, or clients keep their buffers.
@@ -42,18 +43,18 @@ def check(name: str, warmup_rounds: int, rounds: int, participation: float, buff
     if warmup_rounds >= rounds:
         raise UserError(
             f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {warmup_rounds}: the server "
-            "trains from the round after them."
+            "trains after these rounds."
         )
     if participation < 1:
         raise UserError(
-            f"{name} needs federation.participation 1, got {participation:g}: its ensemble is of all clients' models."
+            f"{name} needs federation.participation 1, got {participation:g}: its ensemble needs all clients' models."
         )
     if buffers == "keep":
         raise UserError(f"{name} needs federation.buffers average: the server evaluates clients' models.")
 
 
 def start(model: Flat, facts: Facts) -> State:
-    """Return the state before round 1."""
+    """Return the state before round 1: the model and the number of clients."""
     return {"model": model, "clients": torch.tensor(facts.n_clients)}
 
 
@@ -64,7 +65,7 @@ def participants(state: State, warmup_rounds: int, round: int) -> Sequence[int]:
 
 
 def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int | None) -> Reply:
-    """Train for ``epochs`` epochs (None: client.epochs) and return the model update y_i - x."""
+    """Train locally for ``epochs`` epochs (None: client.epochs) and return a reply with the model update y_i - x."""
     x, w = flat(message.common, "model"), work.weight(data)
     loop = work.loop if epochs is None else replace(work.loop, epochs=epochs)
     y, metrics, spent = loop.run(work, x, data, seed)
@@ -75,7 +76,7 @@ def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int
 
 
 def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:
-    """Return the state with all received models; average: whether x becomes their mean."""
+    """Return the state with all received models; average: whether the server model becomes their weighted mean."""
     if not replies:
         return state
     x, w = flat(state, "model"), torch.tensor([r.weight for r in replies.values()], dtype=torch.float64)
@@ -93,7 +94,7 @@ def store_models(state: State, total: Payload, replies: Replies, average: bool) 
 
 @dataclass(frozen=True)
 class Lessons(Generic[M]):
-    """The server's task in a round; first: number of epochs in earlier rounds."""
+    """The server's training task in a round; first: number of epochs in earlier rounds."""
 
     state: State
     method: M
@@ -106,22 +107,22 @@ class Lessons(Generic[M]):
 
 @dataclass(frozen=True)
 class Classroom:
-    """The server's training state on a worker, whose module is the student."""
+    """The server's training state on a worker, whose module is the student (the server model)."""
 
     ensemble: Ensemble
-    weights: Tensor  # (N,)
-    images: Tensor  # (n, C, H, W)
-    velocity: Tensor  # (P,), changed by training
+    weights: Tensor  # weights of the N clients, (N,), with sum 1
+    images: Tensor  # synthetic images, uint8 (n, C, H, W)
+    velocity: Tensor  # momentum buffer, one number per weight of the model; training changes it
     shape: tuple[int, ...]
     classes: int
 
 
 def load_models(worker: Worker, state: State) -> Classroom:
-    """Load the student and the clients' models on the worker and return its training state."""
+    """Load the student and the clients' models on the worker and return the training state."""
     work, shape = worker.work, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
     statistics = values(state["statistics"])
-    if not statistics.shape[1]:  # The model has no BatchNorm, or clients keep its statistics.
+    if not statistics.shape[1]:  # The model has no BatchNorm, or clients keep BatchNorm's statistics.
         statistics = work.initial_buffers.buffer.expand(len(w), -1)
     mean = (w[:, None].double().to(statistics.device) * statistics).sum(0).to(work.buffers.buffer)
     work.load(Flat(work.params.layout, flat(state, "model").buffer.to(work.device)))
@@ -139,7 +140,7 @@ def load_models(worker: Worker, state: State) -> Classroom:
 
 
 def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
-    """Return the entries of the state that training has changed, on the CPU."""
+    """Return the state's entries that training has changed, on the CPU: model, synthetic images, momentum buffer."""
     student = Flat(work.params.layout, copy(work.params).buffer.detach().cpu())
     return {"model": student, "images": images.cpu(), "velocity": room.velocity.cpu()}
 
@@ -147,7 +148,7 @@ def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
 def local_pieces(
     facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
-    """Return the extra examples of the last local training beyond client.epochs; nothing if ``epochs`` is None."""
+    """Return the extra examples of the last local training beyond client.epochs; empty if ``epochs`` is None."""
     if epochs is None:
         return {}
     more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
@@ -161,10 +162,11 @@ def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
 
 
 def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
-    """Return, for dry runs, numbers of generator steps and images, of server steps, and of passes of single images.
+    """Return, for dry runs, numbers of generator steps and images, server steps, and passes of single images.
 
     A pass is a forward pass, or a backward pass to the image or to the weights. A generator step makes two passes per
-    network; the ensemble makes one pass over each new batch of the pool. passes: passes of a pool image per epoch.
+    network; the ensemble makes one pass over each new batch of the pool. epochs: numbers of the round's epochs. batch:
+    images per server step. passes: passes of an image of the pool per epoch.
     """
     pools, images = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
     once = 2 * (facts.n_clients + 1) * images + facts.n_clients * making.images

@@ -1,7 +1,7 @@
 """Partial model sharing: some parameters stay with each client, and the server averages the others as in FedAvg.
 
-x: shared parameters, on the server;  h_i: client i's personal parameters, in its memory, untrained at first;
-(y_i, h_i'): both after local SGD started at (x, h_i);  w_i: the client's weight.
+x: shared parameters, on the server;  h_i: client i's personal parameters, in its memory, untrained at first; (y_i,
+h_i'): shared and personal parameters after local SGD started at (x, h_i);  w_i: client i's weight.
 
     h_i <- h_i';   x <- x + sum_i w_i (y_i - x) / sum_i w_i
 
@@ -19,17 +19,17 @@ from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
 
 
 def initial_state(model: Flat, personal_names: Collection[str]) -> State:
-    """Return the state before round 1; own: names of the parameters that stay with the clients."""
+    """Return the state before round 1; personal_names: names of the parameters that stay with the clients."""
     return {"shared": select(model, [name for name in model if name not in personal_names]), "untrained": model}
 
 
 def download(state: State) -> Message:
-    """Return the server's message, which contains x only."""
+    """Return the server's message, which contains the shared parameters only."""
     return Message({"shared": state["shared"]})
 
 
 def train_client(work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-    """Train locally and return w_i (y_i - x), with h_i' as the client's memory."""
+    """Train locally; return a reply with the weighted update of the shared parameters and new personal parameters."""
     x, w = flat(message.common, "shared"), work.weight(data)
     start = put(work.initial, x)
     y, metrics, spent = work.local(put(start, flat(memory, "own")) if memory else start, data, seed)
@@ -39,11 +39,11 @@ def train_client(work: Work, message: Message, memory: Payload, data: ClientData
 
 
 def merge_shared(state: State, total: Payload, replies: Replies) -> State:
-    """Return the state with x of the next round."""
+    """Return the state with the next round's shared parameters, the weighted mean of the clients' ones."""
     return {**state, "shared": weighted_mean(flat(state, "shared"), total, replies)}
 
 
 def personal_model(state: State, memory: Payload, message: Message) -> Payload:
-    """Return (x, h_i), the model that the client would start the next round with."""
+    """Return the client's personal model: the shared parameters and the client's personal ones (untrained at first)."""
     model = put(flat(state, "untrained"), flat(message.common, "shared"))
     return {"model": put(model, flat(memory, "own")) if memory else model}

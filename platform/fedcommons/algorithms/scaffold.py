@@ -1,13 +1,13 @@
 """SCAFFOLD: control variates correct client drift in local SGD.
 
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv:1910.06378,
-algorithm 1, with server step 1.   x: server model;  y_i: client i's model after K steps with learning rate eta;
-c, c_i: control variates of server and client i, zero at first;  w_i: weight of client i;  S: the clients of the round;
-N: the number of all clients.
+algorithm 1, with server step 1.   x: server model;  y_i: client i's model after K steps with learning rate eta; f_i:
+client i's loss;  c, c_i: control variates of server and client i, zero at first;  w_i: client i's weight;  n_i: number
+of client i's examples;  S: the clients of the round;  N: the number of all clients.
 
-Departs from the paper: with ``weighting="samples"`` the weights w_i / sum_j w_j replace the paper's 1/|S| and 1/N.
-The sum is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed
-point is the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x in evaluation mode.
+Departs from the paper: with ``weighting="samples"`` the weights w_i / sum_j w_j replace the paper's 1/|S| and 1/N. The
+sum is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed point is
+the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x in evaluation mode.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,23 @@ from fedcommons.privacy.release import Release
 
 @dataclass(frozen=True)
 class SCAFFOLD:
-    """y <- y - eta (g_i(y) - c_i + c);  x <- x + mean_S(y_i - x);  c <- c + (1/N) sum_S (c_i+ - c_i).
+    """Local steps y <- y - eta (g_i(y) - c_i + c);  x <- x + mean_S(y_i - x);  c <- c + (1/N) sum_S (c_i+ - c_i).
 
-    c_i+ = c_i - c + (x - y_i)/(K eta) (option 2), or grad f_i(x) (option 1).
+    x: server model;  y: client i's model;  g_i: its gradient;  eta: learning rate;  c, c_i: control variates of server
+    and client i;  S: the round's clients, of N in total.  New c_i+ = c_i - c + (x - y_i)/(K eta) for K steps (option
+    2), or the gradient of client i's loss at x (option 1).
     """
 
     option: Annotated[int, "[1, 2]"] = 2
-    """new control: 1 (gradient at the server model) or 2 (from the local steps)"""
+    """rule for a client's new control variate: 1 (gradient at the server model) or 2 (from the local steps)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for scaffold, whose formulas count SGD steps.")
         if fields["client.momentum"] and self.option == 2:
             raise UserError(
-                "client.momentum must be 0 for scaffold, whose control (x - y_i)/(K eta) is a mean of gradients for "
-                f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0 or scaffold.option 1."
+                "client.momentum must be 0 for scaffold, whose control variate (x - y_i)/(K eta) is a mean of "
+                f"gradients for plain SGD only, got {fields['client.momentum']:g}; use momentum 0 or scaffold.option 1."
             )
         if fields["dp.local"] and self.option == 1:
             raise UserError("scaffold.option must be 2 with dp.local: option 1 sends a gradient that has no noise.")
@@ -63,7 +65,7 @@ class SCAFFOLD:
         y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
         delta = sub(y, x)
         new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
-        protection = spent if at_x is None else Release()  # option 1: the gradient has no noise
+        protection = spent if at_x is None else Release()  # In option 1, the gradient at x has no noise.
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
         return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.with_names(*sums)])
 

@@ -3,8 +3,9 @@
 Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019,
 arXiv:1909.06335 (FedAvgM); Reddi et al., "Adaptive federated optimization", ICLR 2021, arXiv:2003.00295, algorithm 2.
 
-x: server model;  y_i: client i's model;  Delta = sum_i w_i (y_i - x) / sum_i w_i;  eta: the server's learning rate;
-m, v: first and second moment, elementwise, at first m = 0 and v = tau^2;  tau: adaptivity. There is no bias correction.
+x: server model;  y_i: client i's model;  w_i: client i's weight;  Delta = sum_i w_i (y_i - x) / sum_i w_i: mean client
+update;  eta: the server's learning rate;  m, v: first and second moment of Delta, elementwise, at first m = 0 and v =
+tau^2;  tau: adaptivity, a number added to sqrt(v). There is no bias correction.
 
 Departs from the papers: by default all selected clients have the same weight; Hsu et al. use ``weighting="samples"``.
 Moments are float64, and the model is rounded once per round, so that FedAvgM with beta 0 and eta 1 is FedAvg.
@@ -29,25 +30,25 @@ Tau = Annotated[float, "[1e-30, 1e30]"]
 
 
 def train_client(work: Work, message: Message, data: ClientData, seed: int) -> Reply:
-    """Train locally as in FedAvg and return the client's reply."""
+    """Train locally as in FedAvg and return the client's reply with its weighted model update."""
     x = flat(message.common, "model")
     return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
 
 def moments(model: Flat, tau: float) -> State:
-    """Return the state before round 1: the model, m = 0 and v = tau^2."""
+    """Return the state before round 1: the model, first moment m = 0 and second moment v = tau^2."""
     zero = torch.zeros_like(model.buffer, dtype=torch.float64)
     return {"model": model, "m": Flat(model.layout, zero), "v": Flat(model.layout, zero + tau**2)}
 
 
 def update_moments(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return m <- beta_1 m + (1 - beta_1) Delta, the old v, and Delta^2."""
+    """Return beta_1 m + (1 - beta_1) Delta (first moment), the old second moment v, and Delta^2 of the mean update."""
     delta = flat(total, "delta").buffer.double() / summed_weight(replies)
     return flat(state, "m").buffer.lerp(delta, 1 - beta_1), flat(state, "v").buffer, delta.square()
 
 
 def apply_step(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> State:
-    """Return the next state, with x <- x + eta m / (sqrt(v) + tau)."""
+    """Return the next state, with model x + eta m / (sqrt(v) + tau) and the first and second moments m and v."""
     x = flat(state, "model")
     step = Flat(x.layout, m / (v.sqrt() + tau))
     return {"model": add(x, step, eta), "m": Flat(x.layout, m), "v": Flat(x.layout, v)}
@@ -55,12 +56,12 @@ def apply_step(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> St
 
 @dataclass(frozen=True)
 class FedAvgM:
-    """u <- beta u + Delta;  x <- x + eta u."""
+    """x <- x + eta u, with velocity u <- beta u + Delta;  x: server model, Delta: mean update, eta: server_lr."""
 
     beta: Share = 0.9
     """momentum of the server"""
     server_lr: Rate = 1.0
-    """eta, the server's rate"""
+    """eta, learning rate of the server"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model, "velocity": Flat(model.layout, torch.zeros_like(model.buffer, dtype=torch.float64))}
@@ -79,14 +80,18 @@ class FedAvgM:
 
 @dataclass(frozen=True)
 class FedAdagrad:
-    """m <- beta_1 m + (1 - beta_1) Delta;  v <- v + Delta^2;  x <- x + eta m / (sqrt(v) + tau)."""
+    """FedAvg with Adagrad on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2; x <- x + s.
+
+    s = eta m / (sqrt(v) + tau): the server's step;  x: server model;  Delta: mean client update;  m, v: its moments;
+    eta: ``server_lr``.
+    """
 
     beta_1: Share = 0.0
-    """decay of the first moment; the paper's experiments have none"""
+    """decay of the first moment; the paper's experiments use 0"""
     server_lr: Rate = 0.1
-    """eta, the server's rate"""
+    """eta, learning rate of the server"""
     tau: Tau = 1e-3
-    """adaptivity: the smaller, the more alike are the steps of all weights"""
+    """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return moments(model, self.tau)
@@ -104,16 +109,20 @@ class FedAdagrad:
 
 @dataclass(frozen=True)
 class FedAdam:
-    """m <- beta_1 m + (1 - beta_1) Delta;  v <- beta_2 v + (1 - beta_2) Delta^2;  x <- x + eta m / (sqrt(v) + tau)."""
+    """FedAvg with Adam on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- beta_2 v + (1 - beta_2) Delta^2.
+
+    x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: its moments;  eta:
+    ``server_lr``.
+    """
 
     beta_1: Share = 0.9
     """decay of the first moment"""
     beta_2: Share = 0.99
     """decay of the second moment"""
     server_lr: Rate = 0.01
-    """eta, the server's rate"""
+    """eta, learning rate of the server"""
     tau: Tau = 1e-3
-    """adaptivity: the smaller, the more alike are the steps of all weights"""
+    """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return moments(model, self.tau)
@@ -131,16 +140,19 @@ class FedAdam:
 
 @dataclass(frozen=True)
 class FedYogi:
-    """FedAdam with  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2):  v changes by (1 - beta_2) Delta^2 at most."""
+    """FedAdam with a second moment v that changes by at most (1 - beta_2) Delta^2 per round.
+
+    v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).  Delta: mean client update.
+    """
 
     beta_1: Share = 0.9
     """decay of the first moment"""
     beta_2: Share = 0.99
-    """1 - beta_2 is the share of Delta^2 by which the second moment changes"""
+    """1 - beta_2 is the share of the squared mean update by which the second moment changes"""
     server_lr: Rate = 0.01
-    """eta, the server's rate"""
+    """eta, learning rate of the server"""
     tau: Tau = 1e-3
-    """adaptivity: the smaller, the more alike are the steps of all weights"""
+    """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return moments(model, self.tau)

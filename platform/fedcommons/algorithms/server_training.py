@@ -15,12 +15,12 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import set_default_generator
 
 CHUNK = 256
-"""Number of examples whose loss is computed at once."""
+"""Number of synthetic images whose loss is computed in one forward pass."""
 
 
 @dataclass(frozen=True)
 class OnPool:
-    """A task on the pool in ``round``, started at ``model``; epochs: passes over the pool, None for client.epochs."""
+    """Task on the server's pool in ``round``, started at ``model``; epochs: epochs on the pool, None: client.epochs."""
 
     model: Flat
     epochs: int | None
@@ -32,7 +32,7 @@ class OnPool:
 
 
 def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
-    """Return the model trained for all epochs; BatchNorm starts from the initial statistics. ``seed`` keys all draws.
+    """Return the model trained on the pool, with BatchNorm's initial statistics at first; ``seed`` keys all draws.
 
     Raises:
         ValueError: the server has no pool.
@@ -46,7 +46,7 @@ def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
 
 
 def loss_on_pool(worker: Worker, task: OnPool, seed: int) -> Tensor:
-    """Return the module's mean training loss over the pool, in evaluation mode; ``seed`` keys all draws."""
+    """Return the module's mean training loss over the pool, in evaluation mode; ``seed`` keys all random draws."""
     work, pool = worker.work, _pool(worker)
     work.load(task.model)
     work.load_buffers(work.initial_buffers)
@@ -63,6 +63,6 @@ def loss_on_pool(worker: Worker, task: OnPool, seed: int) -> Tensor:
 
 def _pool(worker: Worker) -> ClientData:
     if worker.data.pool is None:
-        raise ValueError("the server holds no pool: sharing.setting server_synthetic gives it one")
+        raise ValueError("the server has no pool of synthetic images; use sharing.setting server_synthetic")
     store = worker.data.pool.store
     return ClientData(store.x, store.y)
