@@ -1,7 +1,8 @@
 """beta-VAE with controlled capacity (Burgess et al. 2018, arXiv:1804.03599), as Fedssyn trains it on dSprites.
 
-x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code of l numbers;  z ~ N(mu, e^v);
-x^: logits of the decoded image;  C: capacity in nats, which rises from 0 to its maximum and then stays.
+x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code of l numbers;  z ~ N(mu, e^v): the code;
+x^: logits of the image decoded from z;  BCE: binary cross entropy;  gamma: weight of the KL term;  C: capacity in nats,
+which rises linearly from 0 to ``capacity`` and then stays.
 
     loss = BCE(x^, x), summed over pixels, + gamma |KL - C|,   KL = sum over l of (mu^2 + e^v - 1 - v) / 2
 
@@ -20,19 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SMALLEST = 4
-"""Side of the encoder's smallest maps."""
+"""Height and width of the encoder's smallest feature maps, in pixels."""
 
 
 def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return KL(N(mu, e^v) || N(0, I)), (B,), of codes (B, l), in nats."""
+    """Return KL(N(mu, e^v) || N(0, I)), (B,), in nats, of codes with mean mu and log-variance v, each (B, l)."""
     return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
 
 
 class BetaVAE(LightningModule):
-    """Encoder, decoder, and the mean code of each class, around which codes of new images are sampled.
+    """beta-VAE that also stores the mean code of each class, around which codes of new images are sampled.
 
-    shape: (C, H, W). A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes, which the loss does not use. All random
-    numbers come from a generator seeded with ``seed``. ramp: number of steps in which C rises.
+    shape: (C, H, W) of an image. latent: l, length of a code. filters: channels of each convolution. hidden: width of
+    the linear layers. ramp: number of steps in which the capacity rises to ``capacity``. flip: whether to mirror images
+    with probability 1/2. A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes, which the loss does not use. All
+    random numbers come from a generator seeded with ``seed``.
     """
 
     means: Tensor
@@ -73,7 +76,7 @@ class BetaVAE(LightningModule):
         self.generator = torch.Generator().manual_seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return BCE + gamma |KL - C| of the batch."""
+        """Return the batch's mean binary cross entropy plus ``gamma`` times |mean KL - capacity of this step|."""
         images, n = batch[0], len(batch[0])
         if self.flip:
             mirrored = (torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5).to(self.device)
@@ -83,11 +86,11 @@ class BetaVAE(LightningModule):
         return bce.mean() + self.gamma * (distance.mean() - self.target(self.steps)).abs()
 
     def target(self, step: int) -> float:
-        """Return C in a step; steps count from 1."""
+        """Return the capacity, in nats, in a step; steps count from 1."""
         return self.capacity * min(1.0, step / self.ramp)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return BCE (B,), summed over the pixels, and KL (B,) of images, with noise (B, l) for their codes."""
+        """Return binary cross entropy, summed over pixels, and KL of each image, both (B,); noise (B, l): for codes."""
         x = images / 255
         mean, log_variance = self.encode(images)
         decoded = self.decode(mean + (log_variance / 2).exp() * noise)
@@ -95,13 +98,13 @@ class BetaVAE(LightningModule):
         return bce, kl(mean, log_variance)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log-variance (B, l) of the codes of uint8 images."""
+        """Return mean and log-variance, each (B, l), of the codes of uint8 images (B, C, H, W)."""
         x = F.pad(images / 255, self.pad) if any(self.pad) else images / 255
         mean, log_variance = self.encoder(x).chunk(2, 1)
         return mean, log_variance
 
     def decode(self, z: Tensor) -> Tensor:
-        """Return pixel logits (B, C, H, W) of the images of codes (B, l)."""
+        """Return the pixel logits (B, C, H, W) of the images decoded from codes z (B, l)."""
         return self.decoder(z)[..., self.rows, self.columns]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -110,18 +113,20 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def centre(self, images: Tensor, labels: Tensor) -> None:
-        """Set each class's mean code to that of its images; a class without images has 0, the prior's mean."""
+        """Set each class's mean code to that of its images; a class without images gets 0, the prior's mean."""
         classes = torch.arange(len(self.means), device=self.device)
         total = torch.zeros(self.means.shape, dtype=torch.float64, device=self.device)
         for x, y in zip(images.split(256), labels.split(256), strict=True):
             of_class = (y.to(self.device) == classes[:, None]).double()
-            total += of_class @ self.encode(x.to(self.device))[0].double()  # index_add_ sums in any order
+            total += (
+                of_class @ self.encode(x.to(self.device))[0].double()
+            )  # index_add_ would sum in an undefined order.
         counts = torch.bincount(labels, minlength=len(self.means)).clamp(min=1).to(self.device)
         self.means.copy_(total / counts[:, None])
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Sample images of these classes, uint8 (n, C, H, W): z ~ N(mu_c, I), decoded to grey values.
+        """Sample an image of each of these classes, uint8 (n, C, H, W), by decoding codes z ~ N(mean code of class, I).
 
         progress: called with (batches done, total batches).
         """
@@ -136,7 +141,7 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def losses(self, images: Tensor, seed: int, *, draws: int = 16) -> Tensor:
-        """Return BCE + KL of each image, (n,), the mean over ``draws`` codes; all images use the same noise."""
+        """Return the loss BCE + KL of each image, (n,), averaged over ``draws`` random codes with equal noise."""
         noise = torch.randn(draws, 1, self.latent, generator=torch.Generator().manual_seed(seed)).to(self.device)
         image_losses = []
         for x in images.to(self.device).split(256):

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 
 class Classifier(LightningModule):
-    """A network with its input normalisation, loss (cross entropy) and optimizer (constant learning rate).
+    """A network with input normalisation, cross-entropy loss and an optimizer with constant learning rate.
 
-    The module scales images x, uint8 (B, C, H, W), to [0, 1] and normalises them; other code must not. Floating-point
-    features and tokens (int64) stay as they are. A batch is (x, y) or (x, y, weight); the weights multiply the
-    examples' losses.
+    The module itself scales images x, uint8 (B, C, H, W), to [0, 1] and normalises them by ``mean`` and ``std`` per
+    channel. Floating-point features and tokens (int64) stay unchanged. A batch is (x, y) or (x, y, weight); the weights
+    multiply the examples' losses.
     """
 
     head = "network.last"  # the layer that maps the embedding to the logits
@@ -43,7 +43,7 @@ class Classifier(LightningModule):
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, classes)."""
+        """Return logits (B, classes) of images, features or tokens x."""
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -54,14 +54,14 @@ class Classifier(LightningModule):
         return F.cross_entropy(self(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD or Adam; the module's learning rate is set only here."""
+        """Return SGD or Adam with the module's learning rate ``lr``."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
 
 def optimizer_of(
     parameters: Iterable[nn.Parameter], name: str, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Return SGD, or Adam, which ignores ``momentum``."""
+    """Return the optimizer ``name``: Adam, which ignores ``momentum``, for adam, and SGD otherwise."""
     if name == "adam":
         return torch.optim.Adam(parameters, lr, weight_decay=weight_decay)
     return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)

@@ -1,19 +1,20 @@
 """Conditional variational autoencoder (Kingma and Welling, ICLR 2014, arXiv:1312.6114; Sohn et al., NeurIPS 2015).
 
-x: an image with pixels in [0, 1];  y: its class;  z: its code, l numbers;  mu, v: mean and log-variance of q(z | x);
-g(z, y): logits of the decoded pixels;  x^ = sigmoid(g).
+x: an image with pixels in [0, 1];  y: its class;  z: its code, l numbers;  mu, v: mean and log-variance of q(z | x),
+the encoder's distribution of the code;  g(z, y): logits of the decoded pixels;  x^ = sigmoid(g): the decoded image.
 
     loss = R(x, g(mu + e^(v/2) eps, y)) + beta KL,   KL = sum over l of (mu^2 + e^v - 1 - v) / 2,   eps ~ N(0, I)
 
-R is summed over the pixels: their binary cross entropy, or the squares of their errors. New images are x^ of z whose
-coordinates are independent N(0, 1), truncated to [-w, w].
+R, the reconstruction loss, is summed over the pixels: their binary cross entropy, or their squared errors. A new image
+is x^ of a code z whose coordinates are independent N(0, 1), truncated to [-w, w].
 
 The networks are those of FedCVAE (Heinbaugh et al., ICLR 2023), whose encoder uses only the image; here their sizes are
-options. If a side is no multiple of 2^levels, images are padded with zeros and decoded images are cropped.
+options. If height or width is no multiple of 2^levels for ``levels`` convolutions, images are padded with zeros and
+decoded images are cropped.
 
 A bias in front of BatchNorm has no effect, as BatchNorm subtracts the mean, and its gradient is rounding noise. Adam
-divides a gradient by its size, so it moves such a bias by the learning rate in each step. ``norm_bias`` false leaves
-these biases out.
+divides a gradient by its magnitude, so it moves such a bias by the learning rate in each step. ``norm_bias`` false
+leaves these biases out.
 """
 
 import torch
@@ -24,7 +25,8 @@ from torch.nn import functional as F
 class Encoder(nn.Module):
     """Encoder of images (B, C, H, W) in [0, 1] to mean and log-variance (B, l) of their codes.
 
-    channels: of the 4x4 convolutions, each of which halves the image. hidden: width of the linear layer after them.
+    channels: channels of the 4x4 convolutions, each of which halves the image. hidden: width of the linear layer after
+    them. latent: l, length of a code. norm_bias: whether convolutions before BatchNorm have biases.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Encoder(nn.Module):
         for before, after in zip((shape[0], *channels), channels, strict=False):
             layers += [nn.Conv2d(before, after, 4, stride=2, padding=1, bias=norm_bias or not batch_norm)]
             layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
-        self.smallest = height * width >> 2 * len(channels)  # pixels of the last maps
+        self.smallest = height * width >> 2 * len(channels)  # number of pixels in a feature map of the last convolution
         size = channels[-1] * self.smallest
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, hidden), nn.Linear(hidden, 2 * latent))
 
@@ -83,7 +85,8 @@ class Decoder(nn.Module):
 class CVAE(nn.Module):
     """Encoder, decoder and their loss. All random numbers come from a generator seeded with ``seed``.
 
-    reconstruction: R, ``cross_entropy`` or ``squares``. flip: whether to mirror images with probability 1/2.
+    beta: weight of the KL term. reconstruction: loss per pixel, ``cross_entropy`` or ``squares``. flip: whether to
+    mirror images with probability 1/2. The other arguments are those of ``Encoder``.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class CVAE(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, n: int) -> list[Tensor]:
-        """Draw eps (n, l) and, with ``flip``, whether to mirror (n, 1, 1, 1) for n images."""
+        """Draw noise for the codes of n images, (n, l), and with ``flip`` whether to mirror each, (n, 1, 1, 1)."""
         draws = [torch.randn(n, self.decoder.latent, generator=self.generator)]
         if self.flip:
             draws.append(torch.rand(n, 1, 1, 1, generator=self.generator) < 0.5)
@@ -116,11 +119,11 @@ class CVAE(nn.Module):
         return [part.to(device) for part in draws]
 
     def forward(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
-        """Return the batch's mean loss of uint8 images with this eps and these mirrorings."""
+        """Return the mean loss of uint8 images with noise ``eps`` (B, l); mirrored: which images are mirrored."""
         return self.of_each(images, labels, eps, mirrored).mean()
 
     def of_each(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
-        """Return the loss of each image, (B,)."""
+        """Return the loss of each uint8 image, (B,), with noise ``eps`` (B, l); mirrored: which are mirrored."""
         x = images / 255
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
@@ -130,12 +133,12 @@ class CVAE(nn.Module):
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return KL(N(mu, e^v) || N(0, I)) of each row, (B,)."""
+    """Return KL(N(mu, e^v) || N(0, I)) of each row, (B,), for mean mu and log-variance v, each (B, l)."""
     return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
 
 
 def reconstruction(decoded: Tensor, x: Tensor, kind: str) -> Tensor:
-    """Return R of each image, (B,), summed over its pixels; decoded: pixel logits."""
+    """Return the reconstruction loss of each image x, (B,), summed over its pixels; decoded: pixel logits."""
     if kind == "cross_entropy":
         of_pixels = F.binary_cross_entropy_with_logits(decoded, x, reduction="none")
     else:
@@ -152,7 +155,7 @@ def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generat
 
 @torch.no_grad()
 def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -> Tensor:
-    """Return images (n, C, H, W) in [0, 1] of these codes and classes, from the decoder in evaluation mode."""
+    """Return the images (n, C, H, W) in [0, 1] of codes z and class labels, by the decoder in evaluation mode."""
     decoder.eval()
     device = next(decoder.parameters()).device
     batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
@@ -160,7 +163,7 @@ def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -
 
 
 def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Return the zeros at left, right, top and bottom, and the padded height and width, multiples of 2^levels."""
+    """Return zeros to add at left, right, top and bottom, and the padded height and width, multiples of 2^levels."""
     height, width = (-side % 2**levels for side in shape[1:])
     margin = width // 2, width - width // 2, height // 2, height - height // 2
     return margin, (shape[1] + height, shape[2] + width)

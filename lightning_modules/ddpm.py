@@ -1,12 +1,13 @@
 """Denoising diffusion model, conditional on the class (Ho et al., NeurIPS 2020, arXiv:2006.11239).
 
-Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
-x: an image;  y: its class;  t: time;  eps: noise, N(0, I);  abar_t: product of 1 - beta_s over times s <= t.
+Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1. x: an
+image;  y: its class;  t: time;  T: number of diffusion steps;  eps: noise, N(0, I);  eps_theta: the network; beta_t:
+variance of the noise added in step t;  abar_t: product of 1 - beta_s over times s <= t.
 
 Instead of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
 arXiv:2202.00512). In the first steps of sampling, an error of eps is multiplied by 1/sqrt(abar_t) in the image, an
-error of x or v by at most 1. So with gradients as noisy as in DP-SGD, predicting x or v gives images long before eps
-does.
+error of x or v by at most 1. So with gradients as noisy as in DP-SGD, a network that predicts x or v gives images after
+far fewer training steps than one that predicts eps.
 """
 
 from collections.abc import Callable
@@ -24,10 +25,12 @@ from torch.nn import functional as F
 
 
 class DDPM(LightningModule):
-    """A U-Net that predicts the noise, x or v, and the moving average of its weights, which is used for sampling.
+    """A U-Net that predicts noise, image or v, and the moving average of its weights, which is used for sampling.
 
-    A batch is (x, y): x uint8 (B, C, H, W), y (B,) classes. One generator on the module's device, seeded with
-    ``seed``, makes all random numbers. So a GPU does not wait for them, and its numbers differ from a CPU's.
+    shape: (C, H, W) of an image. channels: channels of the U-Net's levels. timesteps: number of diffusion steps.
+    snr_gamma: limit of min-SNR loss weights; None: equal weights. A batch is (x, y): x uint8 (B, C, H, W), y (B,)
+    classes. One generator on the module's device, seeded with ``seed``, makes all random numbers. So a GPU does not
+    wait for them, and its numbers differ from a CPU's.
     """
 
     def __init__(
@@ -60,29 +63,29 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.prediction, self.snr_gamma = prediction, snr_gamma
-        self.schedule = DDPMScheduler(  # from_config forgets positional arguments.
+        self.schedule = DDPMScheduler(  # from_config would lose positional arguments.
             num_train_timesteps=timesteps,
             beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
             prediction_type=prediction,  # pyright: ignore[reportArgumentType]
         )
-        # EMAModel copies the weights in the first step. Then its decay is min(ema_decay, (1 + k)/(10 + k)), so that the
-        # initial weights do not dominate after few steps.
+        # EMAModel copies the weights in the first step. In step k, its decay is min(ema_decay, (1 + k)/(10 + k)), so
+        # that the initial weights do not dominate after few steps.
         self.average = EMAModel(self.unet.parameters(), decay=ema_decay, foreach=True)
         self.seed, self._generator = seed, None
 
     @property
     def generator(self) -> torch.Generator:
-        """Return the generator for training; its first use must come after the module is on its device."""
+        """Return the random generator for training; use it only after the module has moved to its device."""
         if self._generator is None:
             self._generator = torch.Generator(self.device).manual_seed(self.seed)
         return self._generator
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean squared error of the prediction."""
+        """Return the (weighted) mean squared error of the network's prediction for the batch."""
         return self(*batch, *self.draw(len(batch[0])))
 
     def draw(self, n: int) -> tuple[Tensor, ...]:
-        """Draw t (n,), noise (n, C, H, W) and, with ``flip``, whether to mirror (n, 1, 1, 1) for n images."""
+        """Draw times (n,), noise (n, C, H, W) and, with ``flip``, whether to mirror each of n images, (n, 1, 1, 1)."""
         place: Any = {"generator": self.generator, "device": self.device}
         t = torch.randint(len(self.schedule), (n,), **place)
         draws = t, torch.randn(n, *self.shape, **place)
@@ -91,7 +94,7 @@ class DDPM(LightningModule):
     def forward(
         self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor, mirrored: Tensor | None = None
     ) -> Tensor:
-        """Return the batch's mean loss with these random times, noise and mirrorings."""
+        """Return the batch's mean loss with these times t (B,), noise (B, C, H, W) and mirrorings (B, 1, 1, 1)."""
         x = images / 127.5 - 1
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
@@ -103,10 +106,11 @@ class DDPM(LightningModule):
 
     @cached_property
     def time_weights(self) -> Tensor:
-        """Return min-SNR weights of the losses per time, (T,) (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
+        """Return min-SNR loss weights per time, (T,) (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
 
-        The weight of the image's error is min(SNR, gamma), where SNR_t = abar_t / (1 - abar_t). The errors of eps and v
-        are SNR and SNR + 1 times the image's error.
+        The weight of the image's squared error is min(SNR, gamma), where SNR is the signal-to-noise ratio of the noisy
+        image. The squared errors of noise and v are SNR and SNR + 1 times that of the image, so their weights are
+        divided by these.
         """
         abar = self.schedule.alphas_cumprod.double()
         snr = abar / (1 - abar)
@@ -114,7 +118,7 @@ class DDPM(LightningModule):
         return (snr.clamp(max=self.snr_gamma) / of_image).float().to(self.device)
 
     def _target(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return the target of the prediction, with the shape of x."""
+        """Return the target of the network's prediction: the noise, the image x or v, with the shape of x."""
         if self.prediction != "v_prediction":
             return {"epsilon": noise, "sample": x}[self.prediction]
         return self.schedule.get_velocity(x, noise, t)  # pyright: ignore[reportArgumentType]
@@ -148,7 +152,7 @@ class DDPM(LightningModule):
         return torch.optim.Adam(self.unet.parameters(), self.lr, fused=True)
 
     def averaged(self) -> dict[str, Tensor]:
-        """Return the U-Net's state with the averaged weights, on the CPU; sampling uses it."""
+        """Return the U-Net's state dict with the averaged weights, on the CPU, as sampling uses it."""
         parameters = list(self.unet.parameters())
         self.average.store(parameters)
         self.average.copy_to(parameters)
@@ -161,16 +165,18 @@ class DDPM(LightningModule):
         self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Sample images of these classes, uint8 (n, C, H, W), each from its noise; values are clipped, then rounded.
+        """Sample an image of each of these classes, uint8 (n, C, H, W), by ``steps`` network steps from random noise.
 
-        progress: called after each network step with (steps done, total steps).
+        sampler: ddpm or ddim. progress: called after each network step with (steps done, total steps).
         """
         kind = {"ddpm": DDPMScheduler, "ddim": DDIMScheduler}[sampler]
         schedule = kind.from_config(self.schedule.config)
         schedule.set_timesteps(steps)
         generator = torch.Generator(self.device).manual_seed(seed)
         self.eval()
-        device_times = schedule.timesteps.to(self.device)  # One copy; a copy per step would wait for the GPU.
+        device_times = schedule.timesteps.to(
+            self.device
+        )  # One copy to the GPU; a copy in each step would wait for the GPU.
         images, done, total = [], 0, -(-len(labels) // batch_size) * steps
         for y in labels.to(self.device).split(batch_size):
             x = torch.randn(len(y), *self.shape, generator=generator, device=self.device)

@@ -1,4 +1,4 @@
-"""A diffusion model for federated training: ``lightning_modules.ddpm`` with the engine's random generator."""
+"""A diffusion model for federated training: ``lightning_modules.ddpm`` with torch's default random generator."""
 
 from typing import Annotated
 
@@ -10,17 +10,17 @@ from lightning_modules.classifier import optimizer_of
 
 
 class FederatedDDPM(LightningModule):
-    """The class-conditional U-Net of ``DDPM`` and its loss. Times and noise come from torch's default generator.
+    """The class-conditional U-Net of ``DDPM`` and its loss, with times and noise from torch's default generator.
 
-    The engine keys that generator by round and client; DDPM's generator would continue from client to client. There is
-    no moving average of the weights, as every round starts from the server's weights. ``ddpm.sample`` uses the weights
-    themselves.
+    The round engine seeds that generator by round and client; DDPM's generator would continue from client to client.
+    There is no moving average of the weights, as every round starts from the server's weights. ``ddpm.sample`` uses the
+    current weights.
 
     Args:
         channels: channels of the U-Net's levels, multiples of 8; each level halves the image
-        timesteps: T, steps of the diffusion in training
-        schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)
-        prediction: what the network predicts: epsilon, sample or v_prediction
+        timesteps: T, number of diffusion steps in training
+        schedule: schedule of the noise variance: linear (Ho et al.) or squaredcos_cap_v2 (cosine)
+        prediction: what the network predicts: epsilon (the noise), sample (the image) or v_prediction (v)
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class FederatedDDPM(LightningModule):
         prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon",
     ) -> None:
         super().__init__()
-        from lightning_modules.ddpm import DDPM  # diffusers takes seconds to import
+        from lightning_modules.ddpm import DDPM  # Importing diffusers takes seconds.
 
         self.ddpm = DDPM(
             shape=shape,
@@ -67,5 +67,5 @@ class FederatedDDPM(LightningModule):
         self.log("loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD or Adam."""
+        """Return SGD or Adam with the module's learning rate ``lr``."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)

@@ -1,17 +1,19 @@
 """Class-conditional GAN (Goodfellow et al., NeurIPS 2014) with differentiable augmentation (Zhao et al., NeurIPS 2020).
 
-G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, sampled for every image;
-x: a real image;  y: its class;  z: l numbers from N(0, I);  sigma(W): largest singular value of a layer's matrix.
+G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, sampled for every image; x: a
+real image;  y: its class;  z: l numbers from N(0, I);  W: weight matrix of a layer, with largest singular value
+sigma(W);  gamma: weight of the gradient penalty.
 
     D minimises softplus(-D(T x, y)) + softplus(D(T G(z, y), y)) + gamma/2 ||grad_x D(T x, y)||^2
     G minimises softplus(-D(T G(z, y), y))
 
-D is a projection discriminator (Miyato and Koyama, ICLR 2018), D(x, y) = (w + e_y) . f(x) + b. With the regulariser
-``spectral`` (Miyato et al., ICLR 2018) its layers use W/sigma(W), and gamma is 0. With ``r1`` (Mescheder et al., ICML
-2018) its layers use W. G is the decoder of ``cvae.py`` with BatchNorm, followed by tanh.
+D is a projection discriminator (Miyato and Koyama, ICLR 2018), D(x, y) = (w + e_y) . f(x) + b, with features f(x),
+class embedding e_y, and trained w and b. With the regulariser ``spectral`` (Miyato et al., ICLR 2018) its layers use
+W/sigma(W), and gamma is 0. With ``r1`` (Mescheder et al., ICML 2018) its layers use W. G is the decoder of ``cvae.py``
+with BatchNorm, followed by tanh.
 
-D processes each image separately: it has no BatchNorm, and the power iteration is a separate step, ``iterate``. So
-each image has a separate gradient.
+D processes each image separately: it has no BatchNorm, and the power iteration for sigma(W) is a separate step,
+``iterate``. So the gradient of one image does not depend on other images.
 """
 
 import torch
@@ -22,11 +24,11 @@ from torch.nn import functional as F
 from lightning_modules.cvae import Decoder, padding
 
 SHIFT, HOLE = 8, 2
-"""Zhao et al.: images shift by up to 1/8 of their side, and the side of the cutout square is 1/2 of it."""
+"""Zhao et al.: images shift by up to 1/8 of their height and width; the cutout square has 1/2 of them."""
 
 
 class Normed(nn.Module):
-    """A layer with the matrix W/sigma(W), sigma = u^T W v; u and v are from power iteration and have no gradient."""
+    """A layer with spectrally normalised weights W/sigma(W), sigma(W) = u^T W v; u, v: from power iteration."""
 
     u: Tensor
     v: Tensor
@@ -46,7 +48,7 @@ class Normed(nn.Module):
 
     @torch.no_grad()
     def iterate(self, steps: int) -> None:
-        """Run ``steps`` steps of the power iteration."""
+        """Run ``steps`` steps of the power iteration, which improve the estimate of sigma(W)."""
         matrix = self.layer.weight.flatten(1)
         for _ in range(steps):
             self.v.copy_(F.normalize(matrix.T @ self.u, dim=0))
@@ -61,7 +63,11 @@ class Normed(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """D, from images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,); channels: of its halving convolutions."""
+    """Discriminator from images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,).
+
+    channels: channels of the convolutions, which halve the image. spectral: whether weights are normalised
+    (``Normed``).
+    """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], spectral: bool) -> None:
         super().__init__()
@@ -82,17 +88,18 @@ class Discriminator(nn.Module):
         return self.last(features).squeeze(1) + (self.classes(y) * features).sum(1)
 
     def iterate(self, steps: int = 1) -> None:
-        """Update the singular values after the layers have changed."""
+        """Update the estimated singular values after the weights have changed; no effect without ``spectral``."""
         for layer in self.modules():
             if isinstance(layer, Normed):
                 layer.iterate(steps)
 
 
 class GAN(nn.Module):
-    """Both networks and their losses. All random numbers come from a generator seeded with ``seed``.
+    """Generator, discriminator and their losses. All random numbers come from a generator seeded with ``seed``.
 
-    regulariser: ``spectral``, or ``r1`` with weight ``gamma``. augment: T, ``none``, ``translation``, or ``all``, which
-    is colour, translation and cutout. norm_bias: see ``cvae.py``. flip: whether T also mirrors images.
+    latent: l, length of a code. regulariser: ``spectral``, or ``r1`` with weight ``gamma``. augment: ``none``,
+    ``translation``, or ``all``, which is colour, translation and cutout. norm_bias: whether the generator has biases
+    before BatchNorm. flip: whether the augmentation also mirrors images.
     """
 
     def __init__(
@@ -117,27 +124,27 @@ class GAN(nn.Module):
         self.draws = torch.Generator().manual_seed(seed)
 
     def codes(self, n: int) -> Tensor:
-        """Sample z ~ N(0, I) for n new images, (n, l)."""
+        """Sample codes z ~ N(0, I) for n new images, (n, l)."""
         return torch.randn(n, self.generator.latent, generator=self.draws).to(next(self.parameters()).device)
 
     def images(self, y: Tensor, z: Tensor | None = None) -> Tensor:
-        """Generate images (B, C, H, W) in [-1, 1] of these classes; z: their codes, None: new random codes."""
+        """Generate images (B, C, H, W) in [-1, 1] of these classes y; z: their codes, None: new random codes."""
         return self.generator(self.codes(len(y)) if z is None else z, y).tanh()
 
     def draw(self, n: int) -> Tensor:
-        """Draw T's random numbers for n images: uniform in [0, 1), (n, 8)."""
+        """Draw the augmentation's random numbers for n images: (n, 8), uniform in [0, 1)."""
         return torch.rand(n, 8, generator=self.draws).to(next(self.parameters()).device)
 
     def judged(self, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
-        """Return D(T x, y), (B,), of images in [-1, 1]."""
+        """Return the discriminator's logits (B,) of augmented images; x in [-1, 1]; drawn: augmentation's numbers."""
         return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
 
     def forward(
         self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
     ) -> Tensor:
-        """Return D's mean loss of uint8 images with classes y and generated ``fakes`` with classes ``of_fakes``.
+        """Return the discriminator's mean loss of uint8 images with classes y and of generated images ``fakes``.
 
-        drawn, for_fakes: T's random numbers for images and fakes.
+        of_fakes: classes of the fakes. drawn, for_fakes: the augmentation's random numbers for images and fakes.
         """
         x = augmented(images / 127.5 - 1, drawn, self.augment, self.flip)
         loss = F.softplus(-self.discriminator(x, y)).mean()
@@ -145,21 +152,22 @@ class GAN(nn.Module):
         return loss + self.gamma / 2 * slopes(self.discriminator, x, y).mean() if self.gamma else loss
 
     def of_generator(self, y: Tensor) -> Tensor:
-        """Return G's loss on new images of these classes."""
+        """Return the generator's mean loss on new images of these classes y."""
         return F.softplus(-self.judged(self.images(y), y, self.draw(len(y)))).mean()
 
 
 def slopes(discriminator: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return ||grad_x D(x, y)||^2 of each image, (B,), for a D that processes each image separately."""
+    """Return the squared gradient norm of each image's logit, (B,), for a D that processes each image separately."""
     return grad(lambda x: discriminator(x, y).sum())(x).square().flatten(1).sum(1)
 
 
 def augmented(x: Tensor, drawn: Tensor, kind: str, flip: bool = False) -> Tensor:
-    """Return T x, differentiable in x; x: images (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
+    """Return augmented images, differentiable in x; x: (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
 
-    T of Zhao et al. has five parts. Brightness: b + x, b in [-1/2, 1/2]. Saturation: the distance to the mean over
-    channels times a factor in [0, 2]. Contrast: the distance to the image's mean times a factor in [1/2, 3/2].
-    Translation: a shift by up to 1/8 of the side, filled with zeros. Cutout: a square of half the side set to zero.
+    The augmentation of Zhao et al. (``all``) has five operations. Brightness: b + x, b in [-1/2, 1/2]. Saturation: the
+    distance to the mean over channels times a factor in [0, 2]. Contrast: the distance to the image's mean times a
+    factor in [1/2, 3/2]. Translation: a shift by up to 1/8 of height and width, filled with zeros. Cutout: a square of
+    half the height and width set to zero.
     """
     u = drawn[:, :, None, None, None].unbind(1)  # each (B, 1, 1, 1)
     if flip:
@@ -181,7 +189,7 @@ def _stretched(x: Tensor, mean: Tensor, by: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
-    """Shift images along an axis by a whole number of pixels, uniform in -m..m; m: 1/8 of the side."""
+    """Shift images along an axis by a whole number of pixels, uniform in -m..m; m: 1/8 of the axis' length."""
     side = x.shape[axis]
     most = (side + SHIFT // 2) // SHIFT
     places = _places(x, axis) - (u * (2 * most + 1)).floor().long() + most
@@ -190,7 +198,7 @@ def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
-    """Return whether each place along the axis lies in the cutout square."""
+    """Return whether each pixel index along the axis lies in the cutout square, from uniform numbers u."""
     side = x.shape[axis]
     first = (u * (side + 1)).floor() - side // HOLE // 2 - 0.5
     places = _places(x, axis)
@@ -198,5 +206,5 @@ def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
-    """Return 0, 1, ... along an axis of (1, 1, H, W)."""
+    """Return the pixel indices 0, 1, ... along an axis, with shape (1, 1, H, 1) or (1, 1, 1, W)."""
     return torch.arange(x.shape[axis], device=x.device).view([-1 if a == axis else 1 for a in range(4)])

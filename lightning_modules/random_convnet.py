@@ -6,11 +6,11 @@ from lightning_modules.gan import augmented
 from lightning_modules.networks.convnet import ConvNet
 
 LAYERS = 4
-"""Number of layers per block: convolution, instance norm, ReLU, average-pool."""
+"""Number of layers per block of ``ConvNet``: convolution, instance norm, ReLU, average-pool."""
 
 
 class RandomConvNet(nn.Module):
-    """The first ``depth`` blocks of ``ConvNet`` with torch's initial weights; augment, flip: see ``gan.augmented``."""
+    """The first ``depth`` blocks of ``ConvNet``, with ``width`` channels, random weights and augmentation of images."""
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int, augment: str, flip: bool) -> None:
         super().__init__()
@@ -19,12 +19,12 @@ class RandomConvNet(nn.Module):
         self.augment, self.flip = augment, flip
 
     def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
-        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; drawn: augmentation's draws (n, 8), in [0, 1)."""
+        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; drawn: the augmentation's numbers, (n, 8)."""
         if self.augment != "none":
             x = augmented(x, drawn, self.augment, self.flip)
         return self.network.embed(x)
 
 
 def blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of blocks, 1 to 3, after which maps of such images have 4x4 places or a few more."""
+    """Return the number of blocks, 1 to 3, that reduce the feature maps of these images to about 4x4 pixels."""
     return min(3, max(1, (min(shape[1:]) + 7).bit_length() - 3))

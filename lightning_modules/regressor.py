@@ -8,12 +8,12 @@ from lightning_modules.classifier import optimizer_of
 
 
 class Regressor(LightningModule):
-    """A network with its input normalisation, loss (mean squared error) and optimizer (constant learning rate).
+    """A network with input normalisation, mean squared error and an optimizer with constant learning rate.
 
         loss = mean over the batch of  w ||f(x) - y||^2 / k
 
-    x: input as in ``Classifier``. y: (B,) or (B, k) float. f(x): (B, k). w: example weights, 1 if the batch has none.
-    ``loss`` is the only evaluation metric.
+    x: images or features, as in ``Classifier``. y: targets, (B,) or (B, k) float. f(x): predictions, (B, k). w: example
+    weights, 1 if the batch has none. ``loss`` is the only evaluation metric.
     """
 
     head = "network.last"  # the layer that maps the embedding to the prediction
@@ -43,7 +43,7 @@ class Regressor(LightningModule):
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return predictions (B, k)."""
+        """Return predictions (B, k) for inputs x."""
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -57,5 +57,5 @@ class Regressor(LightningModule):
         return self.training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD or Adam; the module's learning rate is set only here."""
+        """Return SGD or Adam with the module's learning rate ``lr``."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)

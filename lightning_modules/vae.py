@@ -3,10 +3,10 @@
 "Federated learning in non-iid settings aided by differentially private synthetic data" (FedDPMS), 2022, section 3.2 and
 table 4; Kingma and Welling, ICLR 2014, arXiv:1312.6114.
 
-x: an image with pixels in [0, 1];  mu, v: mean and log-variance of its code;  z ~ N(mu, e^v), in evaluation z = mu;
-F(z): logits;  x^: the image decoded from z;  lambda: ``trade_off``;  l: ``latent``, numbers in a code.
-With ``normalise`` the encoder's input is (x - m) / s, with the data set's mean m and standard deviation s, as for other
-models; decoder and reconstruction stay in [0, 1].
+x: an image with pixels in [0, 1];  y: its class;  mu, v: mean and log-variance of its code;  z: the code, drawn from
+N(mu, e^v) in training, mu in evaluation;  F(z): logits;  x^: the image decoded from z;  CE: cross entropy;  lambda:
+``trade_off``;  l: ``latent``, length of a code. With ``normalise`` the encoder's input is (x - m) / s, with the data
+set's mean m and standard deviation s, as for other models; decoder and reconstruction stay in [0, 1].
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
 
@@ -30,9 +30,10 @@ from lightning_modules.networks.encoder import convolutions, smallest_maps
 class VAEClassifier(LightningModule):
     """Encoder, decoder and classifier, with their joint loss (``training_step``) and the ``cross_entropy`` alone.
 
-    encoder: images (B, C, H, W) to (B, features). decoder: codes (B, l) to images in [0, 1]. classify: the classifier's
-    input, ``code`` or ``features``. reconstruction: ``squares`` or ``cross_entropy``. normalised: mean and standard
-    deviation of each channel, by which the encoder normalises images in [0, 1]; None: no normalisation.
+    encoder: module from images (B, C, H, W) to (B, features). decoder: module from codes (B, l) to images in [0, 1].
+    latent: l, length of a code. trade_off: weight of the autoencoder's loss. classify: the classifier's input, ``code``
+    or ``features``. reconstruction: ``squares`` or ``cross_entropy``. normalised: mean and standard deviation of each
+    channel, by which the encoder normalises images in [0, 1]; None: no normalisation.
     """
 
     head = "classifier"  # the layer that maps the code to the logits
@@ -78,7 +79,7 @@ class VAEClassifier(LightningModule):
         return self._moments(self._features(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, classes) of images as in ``encode``."""
+        """Return logits (B, classes) of images x: uint8, or floating-point in [0, 1]."""
         features = self._features(x)
         return self.classifier(features if self.classify == "features" else self._code(*self._moments(features)))
 
@@ -88,7 +89,7 @@ class VAEClassifier(LightningModule):
         return _mean(F.cross_entropy(self(x), y, reduction="none"), weight)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Return the mean (weighted) joint loss of the batch."""
+        """Return the batch's mean (weighted) joint loss: cross entropy plus ``trade_off`` times the autoencoder's."""
         x, y, *weight = batch
         images = self.normalise(x) if x.dtype == torch.uint8 else x
         features = self._features(images)
@@ -100,7 +101,7 @@ class VAEClassifier(LightningModule):
         return _mean(F.cross_entropy(logits, y, reduction="none") + autoencoder_loss, weight)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD or Adam; the module's learning rate is set only here."""
+        """Return SGD or Adam with the module's learning rate ``lr``."""
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
     def _features(self, x: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ class VAEClassifier(LightningModule):
         return self.mean(features), self.log_variance(features)
 
     def _reconstruction(self, decoded: Tensor, images: Tensor) -> Tensor:
-        """Return the reconstruction error (B,), summed over the pixels."""
+        """Return the reconstruction error of each image, (B,), summed over the pixels."""
         if self.reconstruction == "cross_entropy":
             return F.binary_cross_entropy(decoded, images, reduction="none").flatten(1).sum(1)
         return (decoded - images).square().flatten(1).sum(1)
@@ -145,14 +146,14 @@ def vae(
     """The model of FedVAE and FedDPMS: convolutions as in ``Encoder``, and a symmetric decoder.
 
     Args:
-        latent: l, numbers in a code (the paper's: 32 for Fashion-MNIST, 128 for CIFAR)
-        channels: channels of the blocks of convolutions, each of which halves the image (the paper's: 16,32; 32,64)
-        depth: convolutions in a block (the paper's: 1 for Fashion-MNIST, 2 for CIFAR)
-        trade_off: lambda, weight of the autoencoder's loss beside the classifier's
-        batch_norm: a BatchNorm after every convolution but the decoder's last (the authors' code; the paper: none)
-        classify: what is classified: the code (the paper), or the encoder's features (the authors' code)
-        reconstruction: squares of the pixels' errors (the paper), or their cross_entropy (the authors' code)
-        normalise: the encoder normalises its input by the data set's mean and deviation, as other models do
+        latent: l, length of a code (paper: 32 for Fashion-MNIST, 128 for CIFAR)
+        channels: channels of the blocks of convolutions, each of which halves the image (paper: 16,32; 32,64)
+        depth: convolutions in a block (paper: 1 for Fashion-MNIST, 2 for CIFAR)
+        trade_off: lambda, weight of the autoencoder's loss in the sum with the classifier's loss
+        batch_norm: BatchNorm after every convolution except the decoder's last (authors' code; paper: none)
+        classify: the classifier's input: the code (paper), or the encoder's features (authors' code)
+        reconstruction: loss per pixel: squares of the errors (paper), or cross_entropy (authors' code)
+        normalise: normalise the encoder's input by the data set's mean and standard deviation, as other models do
     """
     c, h, w = smallest_maps(shape, channels)
     layers: list[nn.Module] = [nn.Linear(latent, c * h * w), nn.ReLU(), nn.Unflatten(1, (c, h, w))]

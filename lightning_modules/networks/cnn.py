@@ -8,13 +8,13 @@ from torch.nn import functional as F
 
 
 class CNN(nn.Module):
-    """Two convolutions (3x3, optional BatchNorm, ReLU, max-pool 2), a hidden layer, a linear layer.
+    """Two convolutions (3x3, optional BatchNorm, ReLU, max-pool 2), a hidden layer with ReLU, a linear layer.
 
-    x: (B, C, H, W).
+    Input: images (B, C, H, W).
 
     Args:
         channels: channels of the two convolutions
-        hidden: outputs of the hidden layer
+        hidden: width of the hidden layer
         batch_norm: BatchNorm after the convolutions
         norm_bias: biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise
     """
@@ -44,7 +44,7 @@ class CNN(nn.Module):
         self.last = nn.Linear(hidden, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        # Pooling before ReLU gives the same numbers and leaves ReLU a quarter of the work.
+        # ReLU after pooling gives the same numbers as before it, with a quarter of the work.
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
         return F.relu(self.hidden(torch.flatten(x, 1)))

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SIDE = 32
-"""Side of the images in the released code."""
+"""Height and width of the images in the released code."""
 
 
 class Conv5(nn.Module):
@@ -12,7 +12,8 @@ class Conv5(nn.Module):
 
     There is no ReLU after the convolutions.
 
-    x: (B, C, H, W). 876,938 parameters for 1x32x32 images of 10 classes. Smaller images are padded with zeros to 32x32.
+    Input: images (B, C, H, W). The network has 876,938 parameters for 1x32x32 images of 10 classes. Smaller images are
+    padded with zeros to 32x32.
 
     Departs from the released code, which scales smaller images to 32x32.
     """

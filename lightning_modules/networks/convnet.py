@@ -15,10 +15,10 @@ BLOCKS = 3
 class ConvNet(nn.Module):
     """Three times [convolution 3x3, instance norm, ReLU, average-pool 2], then a linear layer.
 
-    x: (B, C, H, W). 317,706 parameters for MNIST, 320,010 for CIFAR-10, 504,420 for CIFAR-100.
+    Input: images (B, C, H, W). 317,706 parameters for MNIST, 320,010 for CIFAR-10, 504,420 for CIFAR-100.
 
-    Sides are padded with zeros to a multiple of 8, so 28 becomes 32. An 8x8 image becomes 1x1, one number per channel.
-    For smaller images there is one block per possible halving, because instance norm of a single pixel is zero.
+    Height and width are padded with zeros to a multiple of 8, so 28 becomes 32. An 8x8 image becomes 1x1, one number
+    per channel. Smaller images get one block per possible halving, because instance norm of a single pixel is zero.
 
     Args:
         width: channels of every convolution
@@ -55,6 +55,6 @@ class ConvNet(nn.Module):
         return self.last(self.embed(x))
 
     def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Return the zeros at left, right, top and bottom; of an odd number, one more is at the right or bottom."""
+        """Return the numbers of zeros to add at left, right, top and bottom; the right or bottom gets an odd one."""
         height, width = (-side % self.multiple for side in sides)
         return width // 2, width - width // 2, height // 2, height - height // 2

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
-    """Return, for each of ``channels``, ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2; then Flatten."""
+    """Return blocks of ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2, one block per channel number."""
     layers: list[nn.Module] = []
     for c in channels:
         for _ in range(depth):
@@ -18,10 +18,10 @@ def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_
 
 
 def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the shape (C, H, W) of the last pooling layer's output.
+    """Return the shape (C, H, W) of the last pooling layer's output for images of ``shape``.
 
     Raises:
-        ValueError: the sides of an image are not multiples of 2^len(channels).
+        ValueError: height or width of an image is no multiple of 2^len(channels).
     """
     halved = 2 ** len(channels)
     if len(shape) != 3 or not channels or shape[1] % halved or shape[2] % halved:
@@ -35,11 +35,11 @@ def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[in
 class Encoder(nn.Module):
     """The vae without its decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
 
-    Table 3 of FedDPMS's paper: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for
-    CIFAR.  x: (B, C, H, W).
+    Table 3 of FedDPMS's paper: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for CIFAR.
+    Input: images (B, C, H, W).
 
     Args:
-        latent: l, numbers in a code
+        latent: l, length of a code
         channels: channels of the blocks of convolutions, each of which halves the image
         depth: convolutions in a block
         batch_norm: a BatchNorm after every convolution, as in the authors' released code

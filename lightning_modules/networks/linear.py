@@ -1,4 +1,4 @@
-"""Softmax regression."""
+"""Softmax regression: a linear layer on the pixels or features."""
 
 from math import prod
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """One linear layer on the flattened image."""
+    """One linear layer on the flattened example, from pixels or features to logits."""
 
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
         super().__init__()

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers on the flattened example, with ReLU between them.
+    """Linear layers on the flattened example, each but the last followed by ReLU.
 
     Args:
-        hidden: outputs of the hidden layers
+        hidden: widths of the hidden layers
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Projected(nn.Module):
-    """``last(project(embed(x)))``: Linear d-d, ReLU, Linear d-``dim``, then a new last layer (MOON: dim 256)."""
+    """A network, a projection head (Linear d-d, ReLU, Linear d-``dim``) and a new last layer; d: embedding length."""
 
     def __init__(self, network: nn.Module, dim: int) -> None:
         super().__init__()

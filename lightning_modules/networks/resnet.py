@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class ResNet18(nn.Module):
     """Eight residual blocks of two convolutions, then a linear layer; instance norm replaces BatchNorm.
 
-    x: (B, C, H, W), sides of at least 16. 11,173,962 parameters for 3x32x32 images of 10 classes.
+    Input: images (B, C, H, W) of at least 16x16 pixels. 11,173,962 parameters for 3x32x32 images of 10 classes.
 
     As usual for small images, the first convolution is 3x3 with stride 1, without pooling after it. With torchvision's
     first layers, the last blocks would get one pixel, and instance norm of a single pixel is zero.
@@ -26,7 +26,7 @@ class ResNet18(nn.Module):
 
         self.body = resnet18(norm_layer=norm)
         self.body.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+        nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision's rule
         self.body.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.body.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.last = nn.Linear(512, n_classes)
