@@ -1,10 +1,12 @@
-r"""Data without labels, and a module that defines its own loss: a beta-VAE.
+r"""Data without labels, and a LightningModule that defines the loss itself: a beta-VAE.
 
 Higgins et al., "beta-VAE: learning basic visual concepts with a constrained variational framework", ICLR 2017:
 
     loss = ||x^ - x||^2 + beta KL(N(mu, e^v) || N(0, 1)),   summed over pixels and over the coordinates of a code
 
-python examples/autoencoder.py        trains it for three rounds
+x: an image;  x^: the decoded image;  mu, v: mean and log-variance of its code.
+
+python examples/autoencoder.py        trains the beta-VAE for three rounds
 python sweeps/run.py --data examples/autoencoder.py:unlabelled --model examples/autoencoder.py:BetaVAE \
     --partition.name by_group --data.client_test 0.2 --algorithm ditto --evaluate.clients true
 """
@@ -25,7 +27,7 @@ QUICK = {"federation.rounds": 3, "client.epochs": 2, "measure.every": 0, "wandb"
 
 
 def unlabelled():
-    """Return scikit-learn's digits without labels, and five groups by thickness of the pen, from thin to thick."""
+    """Return scikit-learn's digits without labels, in five groups by thickness of the pen, from thin to thick."""
     digits: Any = load_digits()
     ink = digits.images.sum((1, 2))
     pens = np.argsort(np.argsort(ink)) * 5 // len(ink)
@@ -33,11 +35,11 @@ def unlabelled():
 
 
 class BetaVAE(LightningModule):
-    """A beta-VAE with two linear layers in the encoder and two in the decoder; its test metric is its loss.
+    """A beta-VAE with two linear layers in the encoder and two in the decoder; evaluation logs its loss.
 
     Args:
-        latent: dimension of a code
-        beta: weight of the divergence of codes from N(0, 1)
+        latent: length of a code
+        beta: weight of the divergence of the codes' distribution from N(0, 1)
     """
 
     def __init__(self, shape, lr: float, latent: int = 8, beta: Annotated[float, "[0, 1e6]"] = 4.0) -> None:
@@ -47,11 +49,11 @@ class BetaVAE(LightningModule):
         self.decoder = nn.Sequential(nn.Linear(latent, 64), nn.ReLU(), nn.Linear(64, n), nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the images (B, C, H, W) in [0, 1] that the decoder draws from the means of the codes."""
+        """Return the images (B, C, H, W) in [0, 1] decoded from the mean codes of images x in 0..255."""
         return self.decoder(self.encoder(x / 255).chunk(2, 1)[0]).view(-1, *self.shape)
 
     def training_step(self, batch, batch_idx):
-        x, weight = batch[0] / 255, batch[2:]  # the labels are zeros
+        x, weight = batch[0] / 255, batch[2:]  # The labels batch[1] are zeros.
         mean, log_variance = self.encoder(x).chunk(2, 1)
         z = mean + (log_variance / 2).exp() * torch.randn_like(mean)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2

@@ -3,7 +3,7 @@ r"""A character LSTM that learns to write docstrings: token data, one client per
 The task follows the character model of McMahan et al., "Communication-efficient learning of deep networks from
 decentralized data", 2017, whose clients are the roles of Shakespeare's plays.
 
-python examples/characters.py         trains it for two rounds
+python examples/characters.py         trains the LSTM for two rounds
 python sweeps/run.py --data examples/characters.py:docstrings --model examples/characters.py:CharLSTM --lr 0.5 \
     --partition.name by_group --data.client_test 0.2 --algorithm fedper --evaluate.clients true
 """
@@ -40,8 +40,8 @@ def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
     """Return pieces of docstrings as ASCII codes; the label is the next character, the group is the module.
 
     Args:
-        length: characters in a piece
-        stride: characters from the start of a piece to the start of the next piece
+        length: number of characters in a piece
+        stride: number of characters from the start of a piece to the start of the next piece
     """
     pieces, following, modules = [], [], []
     for module in MODULES:
@@ -50,12 +50,12 @@ def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
             pieces.append(list(text[first : first + length]))
             following.append(text[first + length])
             modules.append(module.__name__)
-    y = np.array(following)  # character codes are the classes; most codes below the highest occur
+    y = np.array(following)  # Character codes are the classes; most codes below the highest one occur.
     return {"x": np.array(pieces), "y": y, "groups": np.array(modules), "n_classes": y.max() + 1}
 
 
 class CharLSTM(nn.Module):
-    """An embedding of characters, an LSTM, and a linear layer on its last state.
+    """An embedding of characters, an LSTM, and a linear layer on the LSTM's last output.
 
     Args:
         width: width of the embedding and of the LSTM's state

@@ -1,21 +1,23 @@
 r"""FedProx' synthetic(alpha, beta): softmax regression whose clients differ in models (alpha) and in inputs (beta).
 
 Li et al., "Federated optimization in heterogeneous networks" (FedProx), MLSys 2020, arXiv:1812.06127, section 5.1 and
-their generate_synthetic.py.  Client k of 30 has  n_k = floor(exp(N(4, 4))) + 50  examples  (x, argmax(W_k x + b_k)):
+the authors' generate_synthetic.py.  Client k of 30 has  n_k = floor(exp(N(4, 4))) + 50  examples with inputs x and
+labels argmax(W_k x + b_k):
 
     W_k, b_k ~ N(u_k, 1),  u_k ~ N(0, alpha^2);    x ~ N(v_k, diag(j^-1.2)),  v_k ~ N(B_k, 1),  B_k ~ N(0, beta^2)
 
-in 60 dimensions and ten classes. Here a fifth of each client's examples are test examples.
+in 60 dimensions (j: index of a dimension) and ten classes. Here a fifth of each client's examples are test examples.
 
-python examples/fedprox_synthetic.py [--rounds 2] [--seeds 0]     zeta^2 of the four of the paper's figure 2
+python examples/fedprox_synthetic.py [--rounds 2] [--seeds 0]     zeta^2 of the paper's four data sets (figure 2)
 python sweeps/run.py --data examples/fedprox_synthetic.py:Synthetic --data.alpha 1 --data.beta 1 --model linear \
     --partition by_group --client.lr 0.01 --measure.every 1
 
-The quantity that their code logs as "gradient difference" is  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2,
-g_w: the mean of clients' gradients g_k weighted by examples; g: the plain mean, about which zeta^2 is computed here.
+The authors' code logs as "gradient difference"  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2  for N clients with
+gradients g_k.  g_w: mean of the g_k weighted by numbers of examples;  g: unweighted mean, from which zeta^2 is
+computed.
 
-Departs from the paper: no client has more than 3,000 examples, which the paper's largest clients exceed; random draws
-differ.
+Departs from the paper: no client has more than 3,000 examples; the paper's largest clients have more. The random draws
+are different.
 """
 
 import argparse
@@ -40,19 +42,19 @@ FIELDS = {
     "model": "linear", "sharing.setting": "real", "client.lr": 0.01, "client.batch_size": 10, "client.epochs": 20,
     "federation.participation": 1 / 3, "federation.weighting": "samples", "wandb": "off",
 }  # fmt: skip
-"""Settings of the paper: ten of thirty clients per round, E = 20, B = 10, learning rate 0.01."""
+"""Settings of the paper: ten of thirty clients per round, 20 local epochs, batch size 10, learning rate 0.01."""
 
 
 class Synthetic:
     """The data set synthetic(alpha, beta).
 
     Args:
-        alpha: how much clients' models differ
-        beta: how much clients' inputs differ
-        iid: one model and one distribution of inputs for all clients; alpha is not used
+        alpha: standard deviation between clients of the mean of their models' weights
+        beta: standard deviation between clients of the mean of their inputs
+        iid: one model and one distribution of inputs for all clients; alpha and beta are not used
     """
 
-    normalised = True  # as in the paper: the inputs are not scaled
+    normalised = True  # The paper does not scale the inputs either.
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0, iid: bool = False) -> None:
         draws = numpy_generator("fedprox synthetic")
@@ -75,7 +77,7 @@ class Synthetic:
 
 
 def zeta(draw: str, method: str, seed: int, rounds: int) -> tuple[float, float, float]:
-    """Run a method; return zeta^2 before the first and after the last round, and the last test accuracy."""
+    """Run a method; return zeta^2 (gradient divergence of clients) before and after training, and the last accuracy."""
     values = {**FIELDS, **DRAWS[draw], **METHODS[method], "federation.rounds": rounds, "measure.every": rounds}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**values, "seed": seed}), Path(folder, "run"), say=lambda text: None)

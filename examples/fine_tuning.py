@@ -1,6 +1,6 @@
-r"""Fine-tuning: a network whose frozen body starts from a file of weights, so that clients send only its head.
+r"""Fine-tuning: a network whose frozen body starts from a file of weights, so that clients send only the head.
 
-python examples/fine_tuning.py        trains all of it on some clients, then only its head on others that differ more
+python examples/fine_tuning.py        trains the whole network on nearly IID clients, then the head on non-IID clients
 python sweeps/run.py --model examples/fine_tuning.py:Body --alpha 10 --out runs/whole
 python sweeps/run.py --model examples/fine_tuning.py:Body --body.frozen true \
     --model.weights runs/whole/model.safetensors --data.client_test 0.2 --algorithm ditto --evaluate.clients true
@@ -22,7 +22,7 @@ class Body(nn.Module):
     """A hidden layer and a linear head.
 
     Args:
-        frozen: the hidden layer is not trained
+        frozen: whether the hidden layer keeps its initial weights
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, frozen: bool = False) -> None:
@@ -39,9 +39,9 @@ if __name__ == "__main__":
         values = {**QUICK, "model": f"{__file__}:Body", "alpha": 10.0}
         whole = run(experiment("smoke", values=values), Path(folder) / "whole", say=lambda text: None)
         start = Path(folder) / "start.safetensors"
-        save_file(whole.model.state_dict(), start)  # torch.save works too, as do the weights of any pretrained network
+        save_file(whole.model.state_dict(), start)  # A file of torch.save or of another pretrained network works too.
         values |= {"alpha": 0.1, "model.frozen": True, "model.weights": str(start)}
         head = run(experiment("smoke", values=values), Path(folder) / "head", say=lambda text: None)
-        for name, result in (("all of it", whole), ("its head", head)):
+        for name, result in (("whole network", whole), ("head only", head)):
             accuracy, sent = result.summary["last_accuracy"], result.rounds["comm/up_bytes"].iloc[-1]
             print(f"{name}: accuracy {accuracy:.2f}, {sent:,.0f} bytes up in a round")

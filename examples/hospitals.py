@@ -1,8 +1,8 @@
-r"""A table in a CSV file with one client per hospital: groups for `by_group`, and local test sets of clients.
+r"""A data set from a CSV file with one client per hospital (partition `by_group`) and local test sets of clients.
 
 The measurements are scikit-learn's breast cancer data; the hospitals are invented, so that their patients differ.
 
-python examples/hospitals.py          writes such a table, and trains for two rounds
+python examples/hospitals.py          writes such a CSV file, and trains for two rounds
 python sweeps/run.py --data examples/hospitals.py:Patients --model linear \
     --partition.name by_group --algorithm ditto --evaluate.clients true
 """
@@ -23,7 +23,7 @@ CITIES = ("Bern", "Graz", "Lyon", "Porto", "Turin")
 
 
 def write(path: Path) -> None:
-    """Write a line per patient (569): hospital, year, four measurements, and whether the tumour is malignant."""
+    """Write a CSV line per patient (569): hospital, year, four measurements, and whether the tumour is malignant."""
     data: Any = load_breast_cancer()
     draws = numpy_generator("hospitals")
     near = np.argsort(np.argsort(data.data[:, 0] + 2 * draws.standard_normal(len(data.target))))
@@ -31,15 +31,15 @@ def write(path: Path) -> None:
         lines = csv.writer(file)
         lines.writerow(["hospital", "year", *data.feature_names[:4], "malignant"])
         for row, label, rank in zip(data.data, data.target, near, strict=True):
-            city = CITIES[rank * len(CITIES) // len(near)]  # the larger tumours are in the later cities
+            city = CITIES[rank * len(CITIES) // len(near)]  # Larger tumours tend to be in later cities.
             lines.writerow([city, draws.integers(2015, 2020), *row[:4], 1 - label])
 
 
 class Patients:
-    """The table as a data set, with columns scaled to mean 0 and standard deviation 1.
+    """The CSV file as a data set, with measurements scaled to mean 0 and standard deviation 1.
 
     Args:
-        path: the CSV file; default: a file that this example writes
+        path: path of the CSV file; default: a temporary file that this example writes
     """
 
     normalised = True

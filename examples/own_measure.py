@@ -1,9 +1,9 @@
 """A user-defined measure: how much a step in a random direction raises the server model's loss on the test set.
 
-The engine writes the numbers to rounds.jsonl, and to the frames of ``load_rounds`` and ``load_runs``, as
-``measure/NAME``.
+The engine writes the results, as ``measure/NAME``, to rounds.jsonl and to the frames of ``load_rounds`` and
+``load_runs``.
 
-python examples/own_measure.py        measures before round 1 and after rounds 1 and 2
+python examples/own_measure.py        runs two rounds; measures before round 1 and after each round
 python sweeps/run.py --measure.measure examples/own_measure.py:Sharpness --measure.every 1 --sharpness.radius 0.5
 """
 
@@ -22,7 +22,7 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Mean rise of the loss:  mean_k f(x + r d_k) - f(x),  ||d_k|| = 1."""
+    """Mean rise of the test loss f at model x by random unit steps d_k of length r:  mean_k f(x + r d_k) - f(x)."""
 
     radius: Annotated[float, "(0, inf)"] = 1.0
     """r, length of a step"""

@@ -6,7 +6,7 @@ arXiv:1909.06335.   x: server model;  y_i: client i's model;  v: velocity.
 Departs from the paper: all clients have equal weight. The package has FedAvgM too, with weights and a server learning
 rate (``algorithms/server_optimizers.py``).
 
-python examples/own_method.py         proves on a tiny federation that it keeps every promise of a method
+python examples/own_method.py         checks on a tiny federation that FedAvgM keeps every promise of a method
 python sweeps/run.py --algorithm examples/own_method.py:FedAvgM --fedavgm.beta 0.5
 """
 
@@ -35,10 +35,10 @@ from fedcommons import (
 
 @dataclass(frozen=True)
 class FedAvgM:
-    """v <- beta v + mean_i (y_i - x);  x <- x + v,  y_i from local SGD started at x."""
+    """x <- x + v, with velocity v <- beta v + mean_i (y_i - x);  x: server model, y_i: client i's trained model."""
 
     beta: Annotated[float, "[0, 1)"] = 0.9
-    """momentum of the server"""
+    """beta, momentum of the server"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model, "velocity": zeros_like(model)}

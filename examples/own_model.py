@@ -2,7 +2,7 @@
 
 A LightningModule with ``training_step`` and ``configure_optimizers`` is also accepted as a model.
 
-python examples/own_model.py          trains it for two rounds
+python examples/own_model.py          trains the network for two rounds
 python sweeps/run.py --model examples/own_model.py:Perceptron --perceptron.width 32
 """
 
@@ -20,7 +20,7 @@ class Perceptron(nn.Module):
     """A perceptron with one hidden layer on the pixels.
 
     Args:
-        width: outputs of the hidden layer
+        width: number of units in the hidden layer
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, width: int = 64) -> None:

@@ -1,6 +1,6 @@
-"""A user-defined partition: client sizes that decay as a power of the client's index.
+"""A user-defined partition: the clients' numbers of examples decay as a power of the client's index.
 
-python examples/own_partition.py      deals the digits to four clients, and trains for two rounds
+python examples/own_partition.py      partitions the digits over four clients, and trains for two rounds
 python sweeps/run.py --partition examples/own_partition.py:power_law --partition.power 2
 """
 
@@ -19,10 +19,10 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 def power_law(
     labels: np.ndarray, n_clients: int, rng: np.random.Generator, power: Annotated[float, "[0, 10]"] = 1.0
 ) -> list[np.ndarray]:
-    """Partition the rows: client i gets a share proportional to (i + 1)^-power, and at least one row.
+    """Return the rows of each client: about a share proportional to (i + 1)^-power for client i, at least one row.
 
     Args:
-        power: decay of the sizes; with 0 all clients have equal sizes
+        power: decay of the clients' numbers of rows; with 0 the numbers are equal
     """
     shares = np.arange(1, n_clients + 1) ** -power
     ends = np.cumsum(shares / shares.sum())[:-1] * (len(labels) - n_clients)

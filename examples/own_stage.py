@@ -1,6 +1,6 @@
 """A user-defined sharing strategy: every client sends the mean image of each of its classes to all clients.
 
-python examples/own_stage.py          trains with it for two rounds
+python examples/own_stage.py          trains with this strategy for two rounds
 python sweeps/run.py --sharing examples/own_stage.py:MeanImages --meanimages.least 5
 """
 
@@ -28,10 +28,10 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 @dataclass(frozen=True)
 class MeanImages:
-    """Share the mean image per class. No noise protects the means, so the ledger counts them as uncovered."""
+    """Share mean images per class, without noise; the privacy ledger lists them as uncovered (no guarantee)."""
 
     least: Annotated[int, "[1, 1e6]"] = 2
-    """smallest number of examples of a class whose mean a client sends"""
+    """smallest number of a client's examples of a class for which the client sends a mean"""
 
     def make(self, client_data: ClientDatasets, made: Sequence[Contribution]) -> Contributions:
         return Contributions.from_generated(client_data, [self.means(client) for client in client_data.clients])
@@ -56,5 +56,5 @@ if __name__ == "__main__":
     chosen = {"sharing": f"{__file__}:MeanImages", "sharing.least": 3}
     with TemporaryDirectory() as folder:
         summary = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None).summary
-        print(f"{100 * summary['p']:.0f} % of what clients train on are mean images of others or of their own.")
+        print(f"{100 * summary['p']:.0f} % of the clients' training examples are mean images, of all clients.")
         print(summary["privacy"]["in_words"][1])

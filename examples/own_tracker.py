@@ -1,8 +1,8 @@
 """A user-defined tracker: a CSV file in the run folder, with some metrics of every round.
 
-A resumed run logs the earlier rounds to the tracker again, so this tracker starts its file anew. If a tracker raises an
-error, the engine reports the error in one sentence and continues without the tracker. A tracker changes neither the
-results nor the name of a run.
+A resumed run logs the earlier rounds to the tracker again, so this tracker overwrites the file at the start. If a
+tracker raises an error, the engine reports the error in one sentence and continues without the tracker. A tracker
+changes neither the results nor the name of a run.
 
 python examples/own_tracker.py        runs two rounds and prints the file
 python sweeps/run.py --tracking.tracker examples/own_tracker.py:CsvTracker --csvtracker.prefix test/
@@ -23,11 +23,11 @@ FILE = "metrics.csv"
 
 @dataclass
 class CsvTracker:
-    """A tracker that writes a line for each metric and round."""
+    """A tracker that writes one CSV line (round, name, value) per metric and round."""
 
-    folder: Path  # the run folder; a tracker may also declare a field ``config``
+    folder: Path  # the run folder, passed by the engine; a tracker may also declare a field ``config``
     prefix: str = ""
-    """prefix of the names of the metrics that are written"""
+    """only metrics whose names start with this prefix are written"""
 
     def __post_init__(self) -> None:
         (self.folder / FILE).write_text("round,name,value\n", encoding="utf-8")
@@ -38,7 +38,7 @@ class CsvTracker:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Do nothing at the end of a run; ``summary`` is None where the run was stopped."""
+        """Do nothing at the end of a run; ``summary`` is None if the run was stopped early."""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ QUICK = {"federation.rounds": 3, "client.epochs": 1, "measure.every": 0, "wandb"
 
 
 def diabetes() -> tuple[Any, Any, Any]:
-    """Return ten measurements of 442 patients, the progression of their disease after a year, and the sex as group."""
+    """Return ten measurements of 442 patients, their disease progression after a year, and their sex as group."""
     data: Any = load_diabetes()
     x, y = data.data, data.target
     return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std(), x[:, 1] > 0

@@ -1,6 +1,6 @@
 """A sweep in a script: two methods on non-IID and nearly IID clients, two seeds each, in parallel on Ray.
 
-python examples/sweep.py              runs the eight; given again, it reads them
+python examples/sweep.py              executes the eight runs; a second call reads their results
 """
 
 import sys
@@ -13,7 +13,7 @@ METHODS, ALPHAS, SEEDS = ("fedavg", "scaffold"), (0.1, 10.0), (0, 1)
 
 
 def main(folder: str) -> None:
-    """Run the sweep in this folder and print the mean over the seeds."""
+    """Run the sweep in this folder and print the mean accuracy over the seeds, per method and alpha."""
     described = [
         experiment("smoke", values={**QUICK, "algorithm": method, "alpha": alpha, "seed": seed})
         for method, alpha, seed in product(METHODS, ALPHAS, SEEDS)

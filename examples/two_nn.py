@@ -1,6 +1,6 @@
 r"""The 2NN of McMahan et al. (2017), with two hidden layers of 200 units, trained with FedAvg and with FedAdam.
 
-python examples/two_nn.py             compares the two for some rounds
+python examples/two_nn.py             compares FedAvg and FedAdam for five rounds
 python sweeps/run.py --model examples/two_nn.py:TwoNN --algorithm fedadam --fedadam.server_lr 0.03
 python sweeps/run.py --model examples/two_nn.py:TwoNN --algorithm ditto \
     --data.client_test 0.2 --evaluate.clients true
@@ -22,7 +22,7 @@ class TwoNN(nn.Module):
     """A network with two hidden layers of rectified linear units.
 
     Args:
-        width: units of each hidden layer
+        width: number of units in each hidden layer
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, width: int = 200) -> None:
