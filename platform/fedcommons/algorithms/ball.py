@@ -15,15 +15,15 @@ from fedcommons.flat_tensors import Flat
 def around(x: Flat, radius: float, draws: torch.Generator) -> Flat:
     """Return x + g min(1, rho/||g||), random weights in the ball of radius rho (``radius``) around the weights x.
 
-    g: independent N(0, 1) numbers, one per weight. If ||g|| exceeds rho, as it almost surely does for a large model,
-    the result is uniform on the surface of the ball.
+    g: independent N(0, 1) numbers, one per weight. If ||g|| exceeds rho, as usual for a large model, the result is
+    uniform on the ball's surface.
     """
     g = torch.randn(x.buffer.shape, generator=draws, dtype=x.buffer.dtype).to(x.buffer.device)
     return Flat(x.layout, x.buffer + g.mul_(_shrinking(g, radius)))
 
 
 def project(w: Tensor, x: Tensor, radius: float) -> None:
-    """Project the weights w in place onto the ball of this radius around the weights x; w inside it stays unchanged."""
+    """Project weights w in place onto the ball of this radius around weights x; a w inside the ball is unchanged."""
     step = w - x
     factor = _shrinking(step, radius)
     w.copy_(torch.where(factor < 1, x + factor * step, w))

@@ -1,10 +1,10 @@
 """Co-Boosting: one-shot distillation as in DENSE, with hard synthetic images and learned ensemble weights.
 
 Dai et al., "Enhancing one-shot federated learning through data and ensemble co-boosting", ICLR 2024, arXiv:2402.15070.
-x: server model, the student, with logits f_x;  f_i: logits of client i's model;  w_i: its learned weight, in [0, 1]; f
-= sum_i w_i f_i / sum_i w_i: logits of the ensemble;  G: image generator, z: its input noise;  y: labels; p_y:
-probability of the label y by softmax(f);  CE: cross entropy;  e = 0, 1, ..: epoch of the server; KL_T(f || f_x) = T^2
-KL(softmax(f/T) || softmax(f_x/T)) with ``temperature`` T.
+x: server model, the student, with logits f_x;  f_i: logits of client i's model;  w_i: its learned weight, in [0, 1];
+f = sum_i w_i f_i / sum_i w_i: logits of the ensemble;  G: image generator, z: its input noise;  y: labels; p_y:
+probability of the label y by softmax(f);  CE: cross entropy;  e = 0, 1, ..: epoch of the server;
+KL_T(f || f_x) = T^2 KL(softmax(f/T) || softmax(f_x/T)): divergence with ``temperature`` T.
 
 Clients train and send their models as in ``dense``. One epoch of the server has three steps:
 
@@ -49,7 +49,7 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import generator, seed_for
 
 DECAY = 0.99
-"""Factor per epoch of the step size of the ensemble weights w_i."""
+"""Factor by which the step size of the ensemble's weights is multiplied in each epoch."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CoBoosting:
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the generator's reward for divergence between ensemble and server model"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 3.0
-    """softmax temperature of this divergence"""
+    """softmax temperature in this divergence between ensemble and server model"""
     weight_step: Annotated[float, "[0, 1]"] = 0.01
     """step size of the ensemble's weights in the first epoch; 0: the weights are not learned"""
     move: Annotated[float, "[0, 255]"] = 4.0
@@ -109,7 +109,7 @@ class CoBoosting:
         one_shot_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the number of local epochs of the clients' last training, as ``client_epochs``."""
+        """Return the effective value of ``client_epochs``: local epochs of the clients' last training."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -146,8 +146,7 @@ class CoBoosting:
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss, a scalar: cross entropy of hard images minus divergence from the student.
 
-        x: generated images as network inputs, (n, C, H, W). labels: (n,). weights: client weights of the ensemble,
-        (N,).
+        x: generated images as network inputs, (n, C, H, W). labels: (n,). weights: the ensemble's client weights, (N,).
         """
         f = mixed(weights, ensemble.logits(x))
         loss = F.cross_entropy(f, labels, reduction="none")
@@ -157,8 +156,8 @@ class CoBoosting:
     def reweighed(self, weights: Tensor, logits: Tensor, labels: Tensor, rate: float) -> Tensor:
         """Return the ensemble weights (N,) after one sign-gradient step of length ``rate`` on a batch.
 
-        The step reduces the ensemble's cross entropy; weights stay in [0, 1]. A step to all zeros is skipped. logits:
-        those of the N clients' models, (N, n, classes). labels: (n,).
+        The step reduces the ensemble's cross entropy; weights stay in [0, 1]. A step that would set all weights to 0 is
+        skipped. logits: those of the N clients' models, (N, n, classes). labels: (n,).
         """
         w = weights.requires_grad_()
         (g,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits), labels), w)
@@ -188,7 +187,7 @@ class CoBoosting:
     ) -> None:
         """Train the student (the module) for one pass over the server's pool, to match the ensemble's logits.
 
-        images: the pool, uint8. weights: client weights of the ensemble, (N,). velocity: momentum buffer, changed in
+        images: the pool, uint8. weights: the ensemble's client weights, (N,). velocity: momentum buffer, changed in
         place. batches: image indices of each step. u: random directions, (n, classes), see ``moved``.
         """
         optimizer = optimizer_of(work, velocity, lr, self.server_momentum, self.server_decay)
@@ -206,10 +205,10 @@ class CoBoosting:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amounts of work in a round for dry runs, by kind; see ``one_shot_models.server_pieces``.
+        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
 
-        In each epoch, each image of the pool takes three passes through every client's model and three through the
-        student.
+        Kinds: generator steps and images, server steps, and passes of images (``one_shot_models.server_pieces``). In an
+        epoch, an image of the pool takes three passes through every client's model and three through the student.
         """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
@@ -218,10 +217,9 @@ class CoBoosting:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Return variants for timing: minimal work, then more generator steps, more images, epochs, or server steps.
+        """Return variants for ``--dry-run`` to time: minimal work, more generator steps, images, epochs, server steps.
 
-        The minimal variant generates two images. Constants that do not change the duration of the work keep their
-        defaults.
+        Each comes with a number of client examples. Constants that do not change the duration keep their defaults.
         """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
         many = replace(least, generated=2 * MANY)

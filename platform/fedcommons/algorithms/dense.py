@@ -1,9 +1,9 @@
 """DENSE: clients send their models once, and the server distils their ensemble into its model on synthetic images.
 
 Zhang et al., "DENSE: data-free one-shot federated learning", NeurIPS 2022, arXiv:2112.12371, equations 2 to 7 and
-algorithm 1.   x: server model, the student, with logits f_x;  y_i: client i's model, with logits f_i; a_i = w_i / sum_j
-w_j, with w_i client i's weight;  f = sum_i a_i f_i: logits of the ensemble;  G: image generator, z: its input noise;
-y: labels, drawn uniformly;  CE: cross entropy;  p_T(f) = softmax(f/T) with ``temperature`` T.
+algorithm 1.   x: server model, the student, with logits f_x;  y_i: client i's model, with logits f_i; w_i: client i's
+weight;  a_i = w_i / sum_j w_j;  f = sum_i a_i f_i: logits of the ensemble;  G: image generator, z: its input noise; y:
+labels, drawn uniformly;  CE: cross entropy;  p_T(f) = softmax(f/T) with ``temperature`` T.
 
 Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next round, clients train and send y_i - x, and x becomes the mean of
 the received models y_i. If no model arrives, the next round repeats this. Afterwards only the server trains,
@@ -81,7 +81,7 @@ class DENSE:
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the generator's reward for images on which ensemble and server model disagree"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 1.0
-    """softmax temperature of this reward"""
+    """softmax temperature in this reward, the divergence between ensemble and server model"""
     temperature: Annotated[float, "(0, 1e6]"] = 20.0
     """T, softmax temperature of the distillation"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
@@ -98,7 +98,7 @@ class DENSE:
         one_shot_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the number of local epochs of the clients' last training, as ``client_epochs``."""
+        """Return the effective value of ``client_epochs``: local epochs of the clients' last training."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -133,7 +133,7 @@ class DENSE:
         """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
 
         BN: distance of the batch from BatchNorm's statistics. div: minus the divergence of ensemble and student where
-        they disagree. x: generated images as network inputs. labels: (n,). weights: client weights of the ensemble,
+        they disagree. x: generated images as network inputs. labels: (n,). weights: the ensemble's client weights,
         (N,).
         """
         with ensemble.gaps() as gaps:
@@ -162,7 +162,11 @@ class DENSE:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the work in a round for dry runs, by kind; a pool image takes three passes through the student."""
+        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
+
+        Kinds: generator steps and images, server steps, and passes of images. A pool image takes three passes per
+        epoch.
+        """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
             **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
@@ -170,10 +174,9 @@ class DENSE:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Return variants for timing: minimal work, then more generator steps, more images, epochs, or server steps.
+        """Return variants for ``--dry-run`` to time: minimal work, more generator steps, images, epochs, server steps.
 
-        The minimal variant generates two images. Constants that do not change the duration of the work keep their
-        defaults.
+        Each comes with a number of client examples. Constants that do not change the duration keep their defaults.
         """
         least = type(self)(
             generator_steps=1,

@@ -1,9 +1,9 @@
 """Ditto: each client trains a personal model, which a proximal term pulls towards the server model.
 
-Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221, algorithm
-1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: client i's personal model;
-f_i: client i's loss;  w_i: client i's weight;  eta: learning rate;  K: number of local steps;  lam: strength of the
-proximal term, >= 0.
+Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, arXiv:2012.04221,
+algorithm 1.   x: server model, by FedAvg;  y_i: client i's model after local SGD started at x;  v_i: client i's
+personal model; f_i: client i's loss;  w_i: client i's weight;  eta: learning rate;  K: number of local steps;  lam:
+strength of the proximal term, >= 0.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - x)),  K steps
 
@@ -52,7 +52,7 @@ class Ditto:
         x = flat(message.common, "model")
         server = copy(work.buffers)
         reply = weighted_reply(x, work.local(x, data, seed), work.weight(data))
-        after = copy(work.buffers)  # The engine sends the statistics of y_i.
+        after = copy(work.buffers)  # The engine sends the statistics of the FedAvg model y_i.
         work.load_buffers(flat(memory, "statistics") if memory else server)
         anchors = dict(x)
 

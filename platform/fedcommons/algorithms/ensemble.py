@@ -2,8 +2,8 @@
 
 The server distils the ensemble into its model on synthetic images.
 
-x: server model, the student;  f_i: logits of client i's model;  a_i: client i's weight, sum_i a_i = 1; f = sum_i a_i
-f_i: logits of the ensemble;  G: generator, z: its input noise, y: labels;  p_T = softmax(f / T).
+x: server model, the student;  f_i: logits of client i's model;  a_i: client i's weight, sum_i a_i = 1;
+f = sum_i a_i f_i: logits of the ensemble;  G: generator, z: its input noise, y: labels;  p_T = softmax(f / T).
 
     divergence:  T^2 KL(p_T(target) || p_T(other)), with about the same gradient size for all T (Hinton et al. 2015)
 

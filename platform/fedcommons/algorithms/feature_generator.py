@@ -70,7 +70,7 @@ def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Ten
 
 
 def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
-    """Return the classes at quantiles ``at``, in [0, 1), of cumulated class shares (classes,); none has share 0."""
+    """Return the classes at quantiles ``at`` in [0, 1) of cumulated class shares; never a class with share 0."""
     return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
 
 
@@ -98,8 +98,8 @@ class Training:
     """
 
     g: Flat
-    first: Flat  # Adam's first and, below, second moment of the parameters
-    second: Flat
+    first: Flat  # Adam's first moment of the parameters
+    second: Flat  # Adam's second moment
     steps: int
     heads: Mapping[str, Tensor]
     counts: Tensor

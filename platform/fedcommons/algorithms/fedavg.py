@@ -22,7 +22,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 class FedAvg:
     """The server averages the clients' models:  x <- x + sum_i w_i (y_i - x) / sum_i w_i.
 
-    x: server model;  y_i: client i's model after local SGD started at x;  w_i: its weight, 1 or its number of examples.
+    x: server model;  y_i: client i's model after local SGD from x;  w_i: client i's weight, 1 or number of examples.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

@@ -3,8 +3,8 @@
 Heinbaugh, Luz-Ricca and Shao, "Data-free one-shot federated learning under very high statistical heterogeneity", ICLR
 2023, and its released code (ceh-2000/fed_cvae).   x: server model;  g_i: client i's decoder, of a class-conditional
 variational autoencoder;  g: decoder distilled on the server;  q(z | x_j): the encoder's code distribution of image x_j;
-n_i: client i's number of images, n = sum_i n_i;  p_i: histogram of client i's labels;  z: a code, of independent N(0,
-1) numbers truncated to [-w, w];  S: ``samples``, number of synthetic images;  R: reconstruction loss.
+n_i: client i's number of images, n = sum_i n_i;  p_i: histogram of client i's labels;  z: a code, of independent
+N(0, 1) numbers truncated to [-w, w];  S: ``samples``, number of synthetic images;  R: reconstruction loss.
 
     client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
     Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from them
@@ -15,10 +15,10 @@ client takes part after round 1, unless no decoder arrived: then all clients tak
 downloads the number of classes, 8 bytes, and once uploads g_i with BatchNorm's statistics, n_i and p_i. No model is
 sent, and no epsilon covers the uploads. Each client starts from different random weights.
 
-Departs from the released code: images are those of the platform, uint8 and normalised by the model. The networks accept
-images of any height and width, with padding. If a batch has one image, the image is duplicated. Example weights do not
-count. ``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include
-these biases, and Adam moves them by rounding noise.
+Departs from the released code: images are uint8, and the model normalises them. The networks accept images of any
+height and width, with padding. If a batch has one image, the image is duplicated. Example weights do not count.
+``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include these
+biases, and Adam moves them by rounding noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
 MANY = 32
-"""Number of images in the larger of two client batches that a dry run times; the smaller batch has one image."""
+"""Number of images in the larger of two client batches that ``--dry-run`` times; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
 class FedCVAE:
-    """The server trains its model on synthetic images from the clients' decoders, or one distilled from them (kd)."""
+    """The server trains its model on synthetic images of the clients' decoders or of a decoder distilled from them."""
 
     needs_classes = distils = refuses_batch_norm = True
     trains_locally = False
@@ -110,7 +110,7 @@ class FedCVAE:
         return self.truncate or (1.0 if self.variant == "kd" else 3.0)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
-        """Return the truncation bound of codes, as ``truncate``."""
+        """Return the effective value of ``truncate``, the truncation bound of codes."""
         return {"truncate": self.bound}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -168,7 +168,7 @@ class FedCVAE:
         )
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the work in a round for dry runs: client steps and images, sampled images, and server steps."""
+        """Return numbers of client steps and images, sampled images and server steps, for ``--dry-run``."""
         sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
         per_epoch = -(-self.samples // self.batch_size)
         once = {
@@ -181,7 +181,7 @@ class FedCVAE:
         return {**(once if clients else {}), **each}
 
     def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Return variants for timing: minimal work, then more client steps, more sampled images, or server epochs."""
+        """Return variants for ``--dry-run`` to time: minimal work, more client steps, sampled images, server epochs."""
         few = max(self.batch_size, self.server_batch)
         least = replace(
             type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),

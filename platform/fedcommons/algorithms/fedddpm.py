@@ -66,7 +66,7 @@ class FedDDPM:
         return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps per round, for dry runs; with ``correct`` slow, the average over all rounds."""
+        """Return the server's steps per round, for ``--dry-run``; with ``correct`` slow, the mean over all rounds."""
         rounds = 1 if self.correct == "always" else facts.rounds
         return {"server_steps": self.server_epochs * -(-facts.pool // loop.batch_size) / rounds}
 

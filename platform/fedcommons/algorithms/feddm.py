@@ -9,14 +9,14 @@ n_k^S: numbers of client k's real and synthetic images;  D_c, S_c: client k's re
     L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2
 
 The client repeats T times: it samples w from the ball around x and takes one SGD step on the pixels of S_k, down the
-sum of L_c over classes c. It uploads only S_k and the labels of its classes. The server trains x on all S_k by SGD and
-projects x onto the ball after each step.
+sum of L_c over classes c. The client uploads only S_k and the labels of its classes. The server trains x on all S_k by
+SGD and projects x onto the ball after each step.
 
 Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to norm C (``clip``) and then noised. This
 noise level has no epsilon, for two reasons. One image may change the direction of the whole gradient, so its influence
-is not bounded by C/|B|, with |B| the number of real images in the batch. And S_k starts from real images. Noise with
-``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single images
-(equation 15). Each class spends T steps per round at sampling rate |B|/n_c, with n_c the number of its images. A
+is not bounded by C/|B|; |B|: number of real images in the batch. And S_k starts from real images.
+Noise with ``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single
+images (equation 15). Each class spends T steps per round at sampling rate |B|/n_c, with n_c the number of its images. A
 client's classes are disjoint, so the client spends the privacy budget of its smallest class. No epsilon covers which
 classes a client has; the privacy ledger lists them as uncovered, that is without a guarantee.
 
@@ -51,7 +51,7 @@ NOT_CERTIFIED = (
 )
 
 MANY = 32
-"""Number of images in the larger of two batches that a dry run times; the smaller batch has one image."""
+"""Number of images in the larger of two batches that ``--dry-run`` times; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FedDM:
     ipc: Annotated[int, "[1, 1e6]"] = 10
     """synthetic images per class (paper: 10, for CIFAR-100 5)"""
     least: Annotated[int, "[1, 1e9]"] = 10
-    """smallest number of real images of a class that a client sends, unless all its classes have fewer"""
+    """smallest number of real images for which a client sends a class, unless all its classes have fewer"""
     iterations: Annotated[int, "[0, 1e9]"] = 20
     """T, SGD steps on the pixels in a round (paper: 1000); 0 sends the initial images (the paper's REAL)"""
     init: Annotated[str, "real | noise"] = "real"
@@ -88,7 +88,7 @@ class FedDM:
     sigma: Annotated[float, "[0, 1e6]"] = 0.0
     """noise level as the paper prints it, for which no epsilon exists; use dp.local for an epsilon"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """C, norm to which the gradient of a class is clipped if sigma is above 0"""
+    """C, norm to which the gradient of a class is clipped before the noise of sigma is added"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 20
     """epochs of the server on all synthetic images in a round (paper: 500)"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
@@ -102,7 +102,7 @@ class FedDM:
     project: bool = True
     """project the server model onto the ball after each step (paper: yes; code derived from it: no)"""
     loss: Annotated[str, "images | examples"] = "images"
-    """the server's loss: equal weight per synthetic image (equation 10), or weight n_k/n per client (the objective)"""
+    """server loss: equal weight per synthetic image (equation 10), or a client's weight is its share of real images"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         real = self.init == "real"
@@ -175,11 +175,11 @@ class FedDM:
         return {"model": after, "images": images, "labels": labels}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amounts of work in a round for dry runs: steps on pixels, server steps, and images in them.
+        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
 
-        Real images take a forward pass; synthetic images, also on the server, take a forward and a backward pass. Under
-        DP-SGD the passes repeat for each image in the batch of a client's largest class. Poisson batches count with
-        expected size.
+        Kinds: steps on pixels, server steps, and images in them. Real images take a forward pass; synthetic images take
+        a forward and a backward pass. Under DP-SGD, passes of synthetic images repeat for each image in the batch of a
+        client's largest class. Poisson batches count with their expected size.
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
@@ -197,7 +197,7 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """Return variants for timing: one without steps on pixels, then more steps or epochs, on one or many images.
+        """Return variants for ``--dry-run`` to time: no steps on pixels, then more steps or epochs, or more images.
 
         Of the other constants only ``sigma`` matters, because noise changes the duration of a step.
         """

@@ -87,7 +87,7 @@ def match(
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
-    """Return (N, classes): a client sends the classes with ``least`` images or, if none has so many, all its classes.
+    """Return which classes each client sends, (N, classes): those with ``least`` images or, without such, all it has.
 
     counts: numbers of images, (N, classes).
     """
@@ -141,7 +141,7 @@ def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, ste
 
 
 def update_batch_norm(work: Work, x: Flat, real: Tensor, size: int, seed: int) -> None:
-    """Update BatchNorm's statistics by a pass of the server model x over real images, as matching updates none."""
+    """Update BatchNorm's statistics by a pass of the model x over real images; matching does not update them."""
     if not len(work.buffers):
         return
     work.load(x)
@@ -153,7 +153,7 @@ def update_batch_norm(work: Work, x: Flat, real: Tensor, size: int, seed: int) -
 
 
 def features(module: nn.Module, head: Head, x: Tensor) -> Tensor:
-    """Return the embedding and logits of each image, concatenated, (n, d + classes); ``head`` must be watched."""
+    """Return embedding and logits of each image, concatenated, (n, d + classes); call it within ``head.watched()``."""
     module(x)
     return torch.cat([head.inputs.flatten(1), head.outputs], 1)
 
@@ -168,7 +168,7 @@ def means(u: Tensor, own_images: Tensor, weight: Tensor | None = None) -> Tensor
 
 
 def losses(synthetic: Tensor, real: Tensor) -> Tensor:
-    """Return the squared distance of mean features of each class, (k,), to ``real`` (k, D); synthetic: (k ipc, D)."""
+    """Return squared distances of class means, (k,); synthetic: features, (k ipc, D); real: mean features, (k, D)."""
     return (synthetic.unflatten(0, (len(real), -1)).mean(1) - real).square().sum(1)
 
 
@@ -188,9 +188,9 @@ def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: f
 def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield, per real image x, the gradient term 2 (du(S)/dS)^T (u(S) - u(x)) of each class, (k, ipc, ...).
 
-    images: synthetic images S, (k ipc, ...). u: features of S, with a graph. real: features of each class's real
-    images, (n_c, D). The term is zero for a class without a next image. The mean of a class's terms is the gradient of
-    its loss (equation 15).
+    images: synthetic images S, (k ipc, ...). u: features of S, with an autograd graph. real: features of each class's
+    real images, (n_c, D). The term is zero for a class without a next image. The mean of a class's terms is the
+    gradient of its loss (equation 15).
     """
     synthetic_means = u.unflatten(0, (len(real), -1)).mean(1)
     at = synthetic_means.detach()

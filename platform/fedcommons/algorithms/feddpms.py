@@ -9,27 +9,28 @@ every round. Each client keeps its decoder until round T_p, in which the decoder
 
 Stage II: clients train only x, on the cross entropy. *Giving* happens at a client's first selection in stage II, after
 training. For each of its n most abundant classes, the client computes the mean code z of its images. It samples codes
-from z + N(0, sigma^2 I). It sends up to ``quota`` of the codes whose image, decoded by w_d, its model still recognises.
-*Receiving* happens at a client's first selection at which other clients have given codes of its scarce classes. It
-receives the codes of client argmax_j |scarce_i, abundant_j|, the number of common classes, or of the ``helpers`` best
-clients at that time. The decoded images join D_i for all later rounds. The client trains on |D_i| examples sampled from
+from z + N(0, sigma^2 I) and decodes them by w_d. It sends up to ``quota`` codes whose image its model assigns to the
+class. *Receiving* happens at a client's first selection at which other clients have given codes of its scarce classes.
+It receives the codes of the client whose abundant classes contain the most of its scarce classes, or of the ``helpers``
+best such clients. The decoded images join D_i for all later rounds. The client trains on |D_i| examples sampled from
 its data and these images.
 
 With ``privacy`` paper, the noise is as printed. No epsilon is certified for any sigma, for four reasons: codes are not
 bounded; ``quota`` codes of one mean compose; the selection of codes depends on the data; and the paper's sensitivity
-1/m, for m images of a class, is that of one coordinate. With ``privacy`` sound, a client sends one mean per class, of
-codes clipped to norm C (``clip``), with noise of standard deviation sigma C/m. The count m is public. A client's
-classes are disjoint, so all its means together cost one entry of the privacy ledger (release). The *server's* encoder
-computes the codes, because the client's encoder has been trained on all its data. The receiver samples codes around the
-means and uses those that the server's model recognises, which costs no privacy. If it uses none, it receives means
-again in its next round. Abundant and scarce classes follow from class counts, which no epsilon covers. ``receive`` is
-for ablations. With real, the giver sends at most ``quota`` real images per class instead of codes, so that only the
-decoder's loss of quality is avoided. With nothing, no client receives images, so that only stages and losses are
-compared.
+1/m, for m images of a class, is that of one coordinate.
+With ``privacy`` sound, a client sends one mean per class, of codes clipped to norm C (``clip``), with noise of standard
+deviation sigma C/m. The count m is public. A client's classes are disjoint, so all its means together cost one entry of
+the privacy ledger (release). The *server's* encoder computes the codes, because the client's encoder has been trained
+on all its data. The receiver samples codes around the means and uses those that the server's model recognises, which
+costs no privacy. If it uses none, it receives means again in its next round. Abundant and scarce classes follow from
+class counts, which no epsilon covers.
+``receive`` is for ablations. With real, a client sends at most ``quota`` real images per class instead of codes, which
+shows the decoder's loss of quality. With nothing, no client receives images, which shows the effect of the losses
+alone.
 
 Departs from the paper: ``federation.weighting`` sets the clients' weights; samples counts |D_i| with the images that
 joined. The server knows the scarce classes beforehand. A class without a recognised code does not count as given. Stage
-I lasts until a decoder has arrived. For the decay of the learning rate see ``fedvae``.
+I lasts until the server has received a decoder. For the decay of the learning rate see ``fedvae``.
 """
 
 from collections.abc import Mapping
@@ -88,7 +89,7 @@ class FedDPMS:
     spread: Annotated[float, "[0, 1e38]"] = 1.0
     """with privacy sound: standard deviation of the codes that a receiver samples around a mean"""
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """factor of the learning rate after every 10 local epochs (paper: 0.5)"""
+    """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""
     helpers: Annotated[int, "[1, 1e9]"] = 1
     """largest number of clients whose codes one client receives"""
     receive: Annotated[str, "decoded | real | nothing"] = "decoded"
@@ -99,7 +100,7 @@ class FedDPMS:
             raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images have no noise.")
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int = 0) -> dict[str, int]:
-        """Return the number of rounds in stage I, as ``preliminary_rounds``."""
+        """Return the effective value of ``preliminary_rounds``, the number of rounds in stage I."""
         rounds = self.preliminary_rounds
         return {"preliminary_rounds": round(0.4 * facts.rounds) if rounds is None else rounds}
 
@@ -145,7 +146,7 @@ class FedDPMS:
         return stage(work, message, memory, data, round, seed)
 
     def _first(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Run stage I: train on the joint loss from the client's last decoder; in its last round send the decoder."""
+        """Run stage I: train on the joint loss from the client's last decoder; send the decoder in the last round."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
         y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
@@ -184,7 +185,7 @@ class FedDPMS:
         y, metrics, spent = work.local(start, augmented, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
         w, delta = work.weight(augmented), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
-            work.load(put(y, flat(message.individual, "decoder")))  # DP-SGD's noise has changed the module's decoder.
+            work.load(put(y, flat(message.individual, "decoder")))  # Local DP-SGD has changed the decoder.
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
@@ -192,7 +193,7 @@ class FedDPMS:
         bare = {
             "weight": w not in (1, data.size),
             "served": "served" in each,
-        }  # Both depend on messages and on the number of examples only.
+        }  # Both follow from messages and the number of examples.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
@@ -219,7 +220,7 @@ class FedDPMS:
         return latents.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """Return codes and labels sent with ``privacy`` paper; the module's model must recognise their images."""
+        """Return codes and labels that a client sends (``privacy`` paper); the module recognises their images."""
         if self.receive == "real":
             return latents.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
@@ -228,7 +229,7 @@ class FedDPMS:
         return {"codes": codes, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
-        """Return noisy mean codes and labels sent with ``privacy`` sound, and their privacy ledger entry (release)."""
+        """Return noisy mean codes and labels that a client sends (``privacy`` sound), and the ledger's entry."""
         draws = work.noise.call("means", *data.columns).stream()
         class_codes = latents.codes_by_class(work, data, self.classes)
         means, releases = zip(

@@ -67,7 +67,7 @@ class FedDyn:
         pull = torch.tensor(self.alpha, dtype=torch.float64)
         if not self.squared:
             distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
-            # The clamp makes the gradient of (alpha/2) ||y - x|| zero at y = x. Python floats would wait for the GPU.
+            # The clamp makes the gradient of (alpha/2) ||y - x|| zero at y = x. A Python float would wait for the GPU.
             pull = pull / 2 / distance.double().clamp(min=1e-12)
         for name, y in params.items():
             if y.grad is not None:

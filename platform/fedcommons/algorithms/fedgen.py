@@ -80,7 +80,7 @@ class FedGEN:
     weight: Annotated[float, "[0, 1e38]"] = 10.0
     """weight of the cross entropy on generated features in the clients' loss; 0 is FedAvg"""
     decay: Annotated[float, "(0, 1]"] = 0.98
-    """factor of weight and kl after each round"""
+    """factor by which weight and kl are multiplied in each round"""
     kl: Annotated[float, "[0, 1e38]"] = 0.0
     """weight of KL(head on a generated feature of class y || prediction on an example of y) (released code: 10)"""
     first: Annotated[int, "[1, 1e9]"] = 2
@@ -98,7 +98,7 @@ class FedGEN:
     server_lr: Annotated[float, "(0, 1e38]"] = 3e-4
     """learning rate of Adam for the generator"""
     lr_decay: Annotated[float, "(0, 1]"] = 1.0
-    """factor of server_lr after each round (released code: 0.98)"""
+    """factor by which server_lr is multiplied after each round (released code: 0.98)"""
     weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
     """weight decay of Adam for the generator (released code: 0.01)"""
     diversity: Annotated[float, "[0, 1e38]"] = 1.0
@@ -171,11 +171,11 @@ class FedGEN:
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps in a round, for dry runs; timed local steps include the clients' extra work."""
+        """Return the server's steps in a round, for ``--dry-run``; timed local steps include clients' extra work."""
         return {"server_steps": self.iterations}
 
     def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Return variants for timing, with 1 and 1 + ``times`` server steps; clients use the generator in round 1."""
+        """Return variants for ``--dry-run`` to time: 1 and 1 + ``times`` server steps; clients use the generator."""
         least = type(self)(
             weight=float(self.weight > 0),
             kl=float(self.kl > 0),
@@ -260,7 +260,7 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that maps a step to its row of ``make(steps)``, computed for MANY steps at once.
+    """Return a function from a step to the step's row of ``make(steps)``, computed for MANY steps at once.
 
     So one step launches few kernels and copies nothing to the device. ``steps``: approximate number of all steps.
     """

@@ -39,7 +39,7 @@ class FedPer:
         return initial_state(model, personal_layers(model, self.layers, facts.head))
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the names of the personal layers, separated by commas, as ``layers``."""
+        """Return the effective value of ``layers``: names of the personal layers, separated by commas."""
         return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
 
     def down(self, state: State, round: int, client: int) -> Message:

@@ -25,14 +25,14 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 class FedVAE:
     """FedAvg of encoder, decoder and classifier, trained on their joint loss.
 
-    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  y_i: client i's model after local training;  w_i: its
-    weight, 1 or its number of examples.
+    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  y_i: client i's model;  w_i: its weight, see
+    ``FedAvg``.
     """
 
     needs = AUTOENCODER
 
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """factor of the learning rate after every 10 local epochs (paper: 0.5)"""
+    """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

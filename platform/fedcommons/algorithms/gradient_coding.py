@@ -45,7 +45,7 @@ class GradientCoding:
     form: Annotated[str, "mean | sum"] = "mean"
     """mean: the sum of gradients is divided by the number of examples; sum: it is not divided"""
     decay: Annotated[float, "(0, 1]"] = 1.0
-    """factor of the learning rate after each round in which at least one client replied"""
+    """factor by which the learning rate is multiplied after each round in which a client replied"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if fields["client.optimizer"] != "sgd":

@@ -38,21 +38,21 @@ def decayed(work: Work, decay: float, round: int) -> float | None:
 
 
 def abundant(counts: Tensor, n: int) -> list[int]:
-    """Return the n classes with the most examples, of counts (classes,), no empty class; ties: lower class first."""
+    """Return the n classes with the most examples, given counts (classes,); no empty class; ties: lower class first."""
     order = counts.argsort(descending=True, stable=True)[:n]
     return [c for c in order.tolist() if counts[c] > 0]
 
 
 def scarce(counts: Tensor, n: int) -> Tensor:
-    """Return each client's n classes with fewest examples, (N, n), of counts (N, classes); ties: lower class first."""
+    """Return each client's n classes with fewest examples, (N, n), of ``counts`` (N, classes); lower class first."""
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
 def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequence[int]], n: int) -> list[int]:
-    """Return the n other clients that have sent codes of the most of the client's scarce classes, best first.
+    """Return up to n other clients, those that have sent codes of the most of the client's scarce classes, best first.
 
-    abundant: the classes whose codes each client has sent, by client. Ties go to the lowest client number. If fewer
-    than n clients have sent a scarce class, the list is shorter or empty.
+    abundant: the classes whose codes each client has sent, by client. On ties, the lowest client number comes first.
+    Clients that have sent no scarce class are left out.
     """
     overlap = {j: len(set(scarce) & set(abundant[j])) for j in sorted(abundant) if j != client}
     best = sorted(overlap, key=lambda j: overlap[j], reverse=True)  # stable sort: ties go to the lowest client number
@@ -78,7 +78,7 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
 
 
 def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
-    """Return at most ``most`` random real images of each of the client's n most abundant classes, as ``codes``."""
+    """Return at most ``most`` random real images of each of the client's n most abundant classes (key ``codes``)."""
     draws, rows = generator(seed, "real images"), []
     for c in abundant(data.y.bincount(), n):
         of_class = (data.y == c).nonzero()[:, 0]
@@ -106,7 +106,7 @@ def sample_recognised_codes(
     """Sample codes around each centre; return those whose decoded image the module assigns to the centre's class.
 
     Codes are drawn from N(centre, sigma^2 I). centres: (class, mean code). quota: largest number of returned codes per
-    centre. tries: largest number of samples of ``quota`` codes per centre. Returns (codes, classes).
+    centre. tries: largest number of batches of ``quota`` sampled codes per centre. Returns (codes, classes).
     """
     accepted, labels = [], []
     with evaluation_mode(work):
@@ -131,7 +131,7 @@ def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """Return n of the client's n and m decoded examples, sampled at random; in averages it counts as n + m examples."""
+    """Return n of the client's n and m decoded examples, sampled at random; in averages they count as n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

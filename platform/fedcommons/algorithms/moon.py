@@ -113,15 +113,15 @@ class MOON:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the number of images whose features under server model and previous model the clients compute."""
+        """Return the number of images whose features under server and previous model are computed (``--dry-run``)."""
         passes = (self.mu > 0) * (1 if _keeps(loop) else loop.epochs)
         return {"features": passes * sum(facts.sizes[i] for i in clients)}
 
     def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
-        """Return variants for timing on the same number of images: without contrastive loss (mu = 0) and with it."""
+        """Return variants for ``--dry-run`` to time: without contrastive loss (mu = 0) and with it, on equal data."""
         return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
 
 
 def _keeps(loop: LocalSGD) -> bool:
-    """Return whether a client caches, in its first epoch, features under the server model and its previous model."""
+    """Return whether a client caches the features under server model and previous model in its first epoch."""
     return loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last)

@@ -43,7 +43,7 @@ class OneShot:
         return {"model": model}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the server's number of epochs on the pool in a round, as ``server_epochs``."""
+        """Return the effective value of ``server_epochs``: the server's epochs on the pool in a round."""
         return {"server_epochs": self.server_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -63,7 +63,7 @@ class OneShot:
         return {"model": executor.map(train_on_pool, task, [seed])[0]}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's number of SGD steps in a round, for dry runs."""
+        """Return the server's number of SGD steps in a round, for the time estimate of ``--dry-run``."""
         return {"server_steps": (self.server_epochs or loop.epochs) * -(-facts.pool // loop.batch_size)}
 
     def smaller(self, times: int) -> Sequence[tuple["OneShot", int]]:

@@ -31,7 +31,7 @@ from fedcommons.flat_tensors import data as values
 M = TypeVar("M", bound=Algorithm)
 
 MANY = 8
-"""Ratio of the larger to the smaller of two batch sizes that a dry run times."""
+"""Ratio of the larger to the smaller of two batch sizes that ``--dry-run`` times."""
 
 
 def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
@@ -94,7 +94,7 @@ def store_models(state: State, total: Payload, replies: Replies, average: bool) 
 
 @dataclass(frozen=True)
 class Lessons(Generic[M]):
-    """The server's training task in a round; first: number of epochs in earlier rounds."""
+    """The server's training task in a round; first: number of the server's epochs in earlier rounds."""
 
     state: State
     method: M
@@ -112,7 +112,7 @@ class Classroom:
     ensemble: Ensemble
     weights: Tensor  # weights of the N clients, (N,), with sum 1
     images: Tensor  # synthetic images, uint8 (n, C, H, W)
-    velocity: Tensor  # momentum buffer, one number per weight of the model; training changes it
+    velocity: Tensor  # momentum buffer of the server's SGD, one number per weight; training changes it
     shape: tuple[int, ...]
     classes: int
 
@@ -148,7 +148,7 @@ def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
 def local_pieces(
     facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
-    """Return the extra examples of the last local training beyond client.epochs; empty if ``epochs`` is None."""
+    """Return how many examples the last local training takes beyond client.epochs; empty if ``epochs`` is None."""
     if epochs is None:
         return {}
     more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
@@ -162,7 +162,7 @@ def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
 
 
 def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
-    """Return, for dry runs, numbers of generator steps and images, server steps, and passes of single images.
+    """Return, for ``--dry-run``, numbers of generator steps and images, server steps, and passes of single images.
 
     A pass is a forward pass, or a backward pass to the image or to the weights. A generator step makes two passes per
     network; the ensemble makes one pass over each new batch of the pool. epochs: numbers of the round's epochs. batch:

@@ -42,7 +42,7 @@ def moments(model: Flat, tau: float) -> State:
 
 
 def update_moments(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return beta_1 m + (1 - beta_1) Delta (first moment), the old second moment v, and Delta^2 of the mean update."""
+    """Return the updated first moment (decay ``beta_1``), the old second moment, and the squared mean client update."""
     delta = flat(total, "delta").buffer.double() / summed_weight(replies)
     return flat(state, "m").buffer.lerp(delta, 1 - beta_1), flat(state, "v").buffer, delta.square()
 
@@ -82,8 +82,7 @@ class FedAvgM:
 class FedAdagrad:
     """FedAvg with Adagrad on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2; x <- x + s.
 
-    s = eta m / (sqrt(v) + tau): the server's step;  x: server model;  Delta: mean client update;  m, v: its moments;
-    eta: ``server_lr``.
+    x: server model;  Delta: mean client update;  m, v: its moments;  s = server_lr * m / (sqrt(v) + tau): server step.
     """
 
     beta_1: Share = 0.0
@@ -111,8 +110,7 @@ class FedAdagrad:
 class FedAdam:
     """FedAvg with Adam on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- beta_2 v + (1 - beta_2) Delta^2.
 
-    x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: its moments;  eta:
-    ``server_lr``.
+    x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: its moments;  eta: server_lr.
     """
 
     beta_1: Share = 0.9
