@@ -61,7 +61,7 @@ class Classifier(LightningModule):
 def optimizer_of(
     parameters: Iterable[nn.Parameter], name: str, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer ``name``: Adam, which ignores ``momentum``, for adam, and SGD otherwise."""
+    """Return Adam, which ignores ``momentum``, if ``name`` is adam, and SGD otherwise."""
     if name == "adam":
         return torch.optim.Adam(parameters, lr, weight_decay=weight_decay)
     return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)

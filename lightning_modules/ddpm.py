@@ -1,8 +1,8 @@
 """Denoising diffusion model, conditional on the class (Ho et al., NeurIPS 2020, arXiv:2006.11239).
 
-Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1. x: an
-image;  y: its class;  t: time;  T: number of diffusion steps;  eps: noise, N(0, I);  eps_theta: the network; beta_t:
-variance of the noise added in step t;  abar_t: product of 1 - beta_s over times s <= t.
+Training minimises E ||eps - eps_theta(sqrt(abar_t) x + sqrt(1 - abar_t) eps, t, y)||^2 over t uniform in 0..T-1.
+x: an image;  y: its class;  t: time;  T: number of diffusion steps;  eps: noise, N(0, I);  eps_theta: the network;
+beta_t: variance of the noise added in step t;  abar_t: product of 1 - beta_s over times s <= t.
 
 Instead of eps the network may predict x, or v = sqrt(abar_t) eps - sqrt(1 - abar_t) x (Salimans and Ho, ICLR 2022,
 arXiv:2202.00512). In the first steps of sampling, an error of eps is multiplied by 1/sqrt(abar_t) in the image, an

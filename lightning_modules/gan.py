@@ -1,7 +1,7 @@
 """Class-conditional GAN (Goodfellow et al., NeurIPS 2014) with differentiable augmentation (Zhao et al., NeurIPS 2020).
 
-G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, sampled for every image; x: a
-real image;  y: its class;  z: l numbers from N(0, I);  W: weight matrix of a layer, with largest singular value
+G: generator of images in [-1, 1];  D: discriminator, a logit;  T: random augmentation, sampled for every image;
+x: a real image;  y: its class;  z: l numbers from N(0, I);  W: weight matrix of a layer, with largest singular value
 sigma(W);  gamma: weight of the gradient penalty.
 
     D minimises softplus(-D(T x, y)) + softplus(D(T G(z, y), y)) + gamma/2 ||grad_x D(T x, y)||^2
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from lightning_modules.cvae import Decoder, padding
 
 SHIFT, HOLE = 8, 2
-"""Zhao et al.: images shift by up to 1/8 of their height and width; the cutout square has 1/2 of them."""
+"""Divisors of height and width (Zhao et al.): images shift by up to 1/8, and the cutout square has sides of 1/2."""
 
 
 class Normed(nn.Module):
@@ -65,8 +65,7 @@ class Normed(nn.Module):
 class Discriminator(nn.Module):
     """Discriminator from images (B, C, H, W) in [-1, 1] and classes (B,) to logits (B,).
 
-    channels: channels of the convolutions, which halve the image. spectral: whether weights are normalised
-    (``Normed``).
+    channels: channels of the convolutions, which halve the image. spectral: whether weights are normalised.
     """
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, channels: tuple[int, ...], spectral: bool) -> None:

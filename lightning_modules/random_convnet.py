@@ -19,7 +19,7 @@ class RandomConvNet(nn.Module):
         self.augment, self.flip = augment, flip
 
     def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
-        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; drawn: the augmentation's numbers, (n, 8)."""
+        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; drawn: augmentation's random numbers, (n, 8)."""
         if self.augment != "none":
             x = augmented(x, drawn, self.augment, self.flip)
         return self.network.embed(x)

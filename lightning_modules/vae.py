@@ -5,8 +5,9 @@ table 4; Kingma and Welling, ICLR 2014, arXiv:1312.6114.
 
 x: an image with pixels in [0, 1];  y: its class;  mu, v: mean and log-variance of its code;  z: the code, drawn from
 N(mu, e^v) in training, mu in evaluation;  F(z): logits;  x^: the image decoded from z;  CE: cross entropy;  lambda:
-``trade_off``;  l: ``latent``, length of a code. With ``normalise`` the encoder's input is (x - m) / s, with the data
-set's mean m and standard deviation s, as for other models; decoder and reconstruction stay in [0, 1].
+``trade_off``;  l: ``latent``, length of a code.
+With ``normalise`` the encoder's input is (x - m) / s, with the data set's mean m and standard deviation s, as for other
+models; decoder and reconstruction stay in [0, 1].
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
 

@@ -55,6 +55,6 @@ class ConvNet(nn.Module):
         return self.last(self.embed(x))
 
     def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Return the numbers of zeros to add at left, right, top and bottom; the right or bottom gets an odd one."""
+        """Return zeros to add at left, right, top and bottom; of an odd sum, right or bottom gets one more."""
         height, width = (-side % self.multiple for side in sides)
         return width // 2, width - width // 2, height // 2, height - height // 2

@@ -26,7 +26,9 @@ class ResNet18(nn.Module):
 
         self.body = resnet18(norm_layer=norm)
         self.body.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision's rule
+        nn.init.kaiming_normal_(
+            self.body.conv1.weight, mode="fan_out", nonlinearity="relu"
+        )  # as in torchvision's ResNet
         self.body.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.body.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.last = nn.Linear(512, n_classes)
