@@ -184,7 +184,7 @@ TWO = {name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")}
         ((), (), TWO, "names its head"),
         (("lost",), (), TWO, "lost is frozen"),
         (("head.0",), (), {"head.0": torch.ones(2, 2, 3, 3)}, r"linear layer, .* shape \(2, 2, 3, 3\)"),
-        (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 is of one"),
+        (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 belongs to BatchNorm"),
         (("head.0", "head.1"), ("body.1",), TWO, None),
     ],
 )

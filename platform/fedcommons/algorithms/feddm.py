@@ -109,7 +109,7 @@ class FedDM:
         if real and self.ipc > self.least:
             raise UserError(
                 f"feddm.ipc must be at most feddm.least = {self.least} with feddm.init real, got {self.ipc}: a class "
-                f"of {self.least} has no {self.ipc} initial images; raise feddm.least, or use feddm.init noise."
+                f"of {self.least} cannot provide {self.ipc} initial images; raise feddm.least, or use feddm.init noise."
             )
         if fields["dp.local"] and (real or self.sigma or not self.iterations):
             raise UserError(
@@ -125,8 +125,8 @@ class FedDM:
         if unseen.any():
             raise UserError(
                 f"feddm: no client has feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so the "
-                "server would get no image of it; lower feddm.least (and feddm.ipc), or use fewer clients or a larger "
-                "partition.alpha."
+                "server would get no image of this class; lower feddm.least and feddm.ipc, or use fewer clients or a "
+                "larger partition.alpha."
             )
         return {"model": model}
 

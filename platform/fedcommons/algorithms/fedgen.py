@@ -193,7 +193,7 @@ class FedGEN:
         return shares.cumsum(0) / shares.sum()
 
     def _learn(self, head: Head, message: Message, steps: int, factor: float, seed: int) -> AddToGrad:
-        """Return a function that adds the gradient of CE on generated features to the head's gradients (``weight``)."""
+        """Return a function that adds the gradient of cross entropy on generated features to the head's gradients."""
         g, shares = flat(message.common, "generator"), values(message.common["shares"])
         shape, parameters = (self.batch_size, self.noise_size), list(head.layer.parameters())
 
@@ -251,7 +251,7 @@ def _width(model: Flat, facts: Facts) -> int:
     if normed := [name for name in head if name in facts.batch_norm]:
         raise UserError(
             f"fedgen needs a head without BatchNorm, because the server runs the heads without statistics of clients' "
-            f"features; parameter {normed[0]} is of one."
+            f"features; parameter {normed[0]} belongs to BatchNorm."
         )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:
