@@ -76,7 +76,7 @@ class VAEClassifier(LightningModule):
         return x / 255
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log-variance (B, l) of the codes of images x: uint8, or floating-point in [0, 1]."""
+        """Return mean and log-variance, each (B, l), of the codes of images x: uint8, or floating-point in [0, 1]."""
         return self._moments(self._features(x))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,10 +10,8 @@ SIDE = 32
 class Conv5(nn.Module):
     """Twice [convolution 5x5 without padding, max-pool 2], a hidden layer, ReLU, a linear layer.
 
-    There is no ReLU after the convolutions.
-
-    Input: images (B, C, H, W). The network has 876,938 parameters for 1x32x32 images of 10 classes. Smaller images are
-    padded with zeros to 32x32.
+    There is no ReLU after the convolutions. Input: images (B, C, H, W). The network has 876,938 parameters for 1x32x32
+    images of 10 classes. Smaller images are padded with zeros to 32x32.
 
     Departs from the released code, which scales smaller images to 32x32.
     """
