@@ -1,4 +1,4 @@
-"""Build a federation from an experiment's config: the only module that knows all kinds of components."""
+"""Check an experiment's config and build its federation; only this module depends on all kinds of components."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,12 +81,12 @@ from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store
 
 OnStep = Callable[[str, int, int, str], None]
-"""Progress callback of a long task; arguments: name of the task, steps done, total steps, unit of a step."""
+"""Progress callback; arguments: the generator's name, steps done, total steps, "training" or "sampling"."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked experiment with its data partitioned among clients, before any costly step."""
+    """A checked experiment with its data partitioned among the clients, before anything is trained."""
 
     config: Experiment
     dataset: Dataset
@@ -94,28 +94,31 @@ class Prepared:
     algorithm: Algorithm
     stage: Stage
     straggler_rule: Rule | None  # the rule that picks stragglers; None: there are no stragglers
-    train: Examples  # the partitioned examples: the training examples without the clients' test examples
+    train: Examples  # the training examples that are partitioned, without the clients' test examples
     tests: Clients | None = None  # the clients' test examples; None: clients have no test examples
-    about: Mapping[str, Any] = field(default_factory=dict)  # the fields of ``Facts`` that describe data and model
-    notes: Sequence[str] = ()  # notes to the user about data and model
+    about: Mapping[str, Any] = field(default_factory=dict)  # arguments of ``Facts`` on data and model
+    notes: Sequence[str] = ()  # messages to the user about data and model
 
     @property
     def client_data(self) -> ClientDatasets:
-        """Return the input of the sharing stage: the client data sets and facts about them."""
+        """Return the input of the sharing strategy: the clients' real data sets, and public facts about the data."""
         data = self.dataset
         client_data, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
         return ClientDatasets(client_data, data.n_classes, data.flip, self.config.seed, is_secret)
 
     @property
     def salts(self) -> list[str]:
-        """Return the names of all secret salts that are used before round 1; empty if the noise is seeded."""
+        """Return the names (hashes) of the secret salts before round 1, and the keys of the synthetic images.
+
+        The salts are those of the generators and of a sharing strategy that adds noise. Seeded noise has no salts.
+        """
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
 
     @property
     def notes_for_user(self) -> Sequence[str]:
-        """Return the notes that are reported to the user before any costly step."""
+        """Return the messages that are shown to the user before anything is trained, also those of the strategy."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
             return self.notes
@@ -124,7 +127,10 @@ class Prepared:
 
     @property
     def requests(self) -> Sequence[GenerationRequest]:
-        """Return the generation requests: the generators and synthetic images that this experiment uses."""
+        """Return a generation request per client: the generator to train, and the synthetic images to sample.
+
+        The list is empty if the sharing strategy uses no generators.
+        """
         stage = self.stage
         if not isinstance(stage, Generating):
             return ()
@@ -134,7 +140,7 @@ class Prepared:
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
-    """Return the recipe that the clients' generators are trained with."""
+    """Return the specification of the clients' generators: the component and the options of its training."""
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
     return GeneratorRecipe(
@@ -147,7 +153,7 @@ def recipe(config: Experiment) -> GeneratorRecipe:
     )
 
 
-@lru_cache(maxsize=2)  # the configurations of a sweep share their data
+@lru_cache(maxsize=2)  # most trials of a sweep use the same data set
 def _load(data: Data, source: str | None) -> Dataset:
     return load_data.load(data)
 
@@ -158,7 +164,7 @@ def prepare(config: Experiment) -> Prepared:
     """Check the config, load the data and partition it among the clients.
 
     Raises:
-        UserError: the config contains a request that cannot be met.
+        UserError: a field is invalid, or does not fit the data set, the model or another field.
     """
     check(config)
     if config.storage is not None and (flaw := object_store.flaw(config.storage)):
@@ -196,13 +202,13 @@ def prepare(config: Experiment) -> Prepared:
     refuse(
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
-    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a delta set by the user is assumed to be used
+    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a user-defined delta is assumed to be in use
         ledger.refuse_large_delta(config.dp.delta, sizes)
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
     if config.sharing.is_audited:
         pool_audit.subjects(prepared.client_data, prepared.requests, dataset.validation)
-    # A built-in network is built on the meta device (names and shapes only), where an algorithm can already refuse it.
+    # A built-in network is built on the meta device (names and shapes only), which suffices to check it.
     is_user_defined = registry.is_user_defined(config.model.name) or registry.is_user_defined(config.data.name)
     is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
     module = build_module(config, dataset, "cpu" if is_user_defined or is_tried else "meta")
@@ -215,7 +221,7 @@ def prepare(config: Experiment) -> Prepared:
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)  # the trial may have assigned hooks
+        check_module.require_hooks(prepared.algorithm, module, loop, label)  # the trial step may have assigned hooks
     if is_tried:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
@@ -236,7 +242,7 @@ def prepare(config: Experiment) -> Prepared:
     with (
         before_any_work(),
         user_code_context(registry.component_label("model", config.model.name)),
-    ):  # a user's attributes may raise
+    ):  # attributes of a user-defined module may raise an error
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
@@ -255,7 +261,7 @@ def prepare(config: Experiment) -> Prepared:
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
-    """Return the server's state before round 1.
+    """Call the method's ``start`` and return its result, the server's state before round 1.
 
     Raises:
         ClientError: the method's ``start`` failed, or returned no valid state.
@@ -269,7 +275,11 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
 def plan_of(
     config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan of every round: client sampling, stragglers, use of partial work; about: see ``Prepared``."""
+    """Return the plan that all rounds follow: client sampling, stragglers, and the use of their partial work.
+
+    rule: the rule that picks stragglers, if any. clients: the clients' training data, of which only the numbers of
+    examples are used. about: the arguments of ``Facts`` that describe data and model, as in ``Prepared``.
+    """
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
     accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
     replies_partially = accepts_partial and getattr(rule, "leaves_partial", False)
@@ -280,7 +290,7 @@ def plan_of(
 
 
 def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
-    """Return the number of clients in a round; None if the algorithm chooses the clients."""
+    """Return floor(n participation), the number of clients in a round; None if the algorithm chooses the clients."""
     return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)
 
 
@@ -289,7 +299,10 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
-    """Return each client's contribution of synthetic images; ``jobs``: the missing images, generated first."""
+    """Generate the synthetic images that the artifact store lacks, and return each client's synthetic images.
+
+    jobs: the trainings and samplings that create the missing images. on_step: the progress callback.
+    """
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -301,10 +314,10 @@ def synthetic_images(
 
 
 def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
-    """Return the contribution for each generation request of the stage, read from the store of artifacts.
+    """Read the synthetic images of each generation request from the artifact store.
 
     Raises:
-        LookupError: the store lacks some of the synthetic images.
+        LookupError: the store lacks the images of a request.
     """
     return [image_cache.read(store, need) for need in prepared.requests]
 
@@ -316,7 +329,7 @@ class Assembled:
     prepared: Prepared
     shared: Shared
     plan: Plan
-    audited: pool_audit.PoolAudit | None = None  # None: no audit was requested, or there are no synthetic images
+    audited: pool_audit.PoolAudit | None = None  # None: no audit was requested, or no images exist
 
     @property
     def config(self) -> Experiment:
@@ -331,22 +344,24 @@ class Assembled:
         return self.prepared.algorithm
 
     def on(self, data: RunData) -> "Assembled":
-        """Return the same federation on the data ``data``."""
+        """Return a copy of the federation whose clients have the data ``data``."""
         return replace(self, shared=replace(self.shared, data=data))
 
     @property
     def facts(self) -> Dataset:
-        """Return the data set without its images."""
+        """Return the data set without examples: its name, shapes, types and statistics."""
         return without_images(self.prepared.dataset)
 
     @property
     def steps(self) -> int:
-        """Return K, the local steps in a round of a client of mean size."""
+        """Return K, the number of local steps in a round of a client with the mean number of examples."""
         clients, loop = self.data.clients, local_loop(self.config, self.facts.augment)
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
     def executor(self, salt: bytes = b"") -> Executor:
-        """Return the executor that ``config.federation`` names; ``salt``: the salt of secret noise.
+        """Return the executor that ``config.federation.executor`` names; it runs the clients' training.
+
+        salt: the run's salt, which keys secret noise; empty if the noise is seeded.
 
         Raises:
             ValueError: ``dp.noise`` is secret and the salt is empty.
@@ -362,7 +377,10 @@ class Assembled:
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
     def start(self, memory: ClientMemory) -> Standing:
-        """Return the state before round 1, with the untrained model; ``memory``: an empty memory of the clients."""
+        """Return the federation's state before round 1, with the untrained model.
+
+        memory: the store of the states that clients keep between rounds; it is empty before round 1.
+        """
         module = build_module(self.config, self.facts)
         state = begin(self.algorithm, flatten(trainable_parameters(module)), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
@@ -372,14 +390,14 @@ class Assembled:
 
 @fresh_torch()
 def assemble(prepared: Prepared, contributions: Sequence[Contribution] = ()) -> Assembled:
-    """Run the sharing stage and plan the rounds; ``contributions``: the result of ``synthetic_images``."""
+    """Apply the sharing strategy and plan the rounds; ``contributions``: the result of ``synthetic_images``."""
     set_up_process()
     return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, contributions))
 
 
 @fresh_torch()
 def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
-    """Assemble the federation from the clients' contributions, which the stage's ``make`` returned."""
+    """Build the federation from the examples that clients contribute, which the strategy's ``make`` returned."""
     c, dataset, audited = prepared.config, prepared.dataset, None
     if c.sharing.is_audited and (needs := prepared.requests):
         module, real, withhold = build_module(c, dataset), prepared.client_data, c.sharing.withhold == "near_copies"

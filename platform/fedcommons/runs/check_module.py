@@ -1,4 +1,4 @@
-"""Checks and short trials of the user's module before a run begins."""
+"""Checks of a LightningModule before a run begins; some checks train or evaluate the module on a few examples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +35,13 @@ def try_module(
 ) -> list[str]:
     """Check that a module accepts the data set's examples, does not change them, and can be trained and evaluated.
 
-    The module is trained by one step.
+    The module makes a local step on two examples. Then its initial parameters are loaded again.
 
     Args:
+        name: the module's component name, ``model.name``.
         largest: the number of examples of the largest set on which the module is evaluated.
         chunk: the number of examples in a batch of the evaluation.
-        measured: whether estimators call ``training_step`` outside of local training, without any hook.
+        measured: whether the estimators of convergence parameters call ``training_step``, without Lightning's hooks.
 
     Returns:
         A note for the user if the module logs numbers that may not be means over examples; else an empty list.
@@ -60,7 +61,7 @@ def try_module(
         with user_code_context(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
-            hooks.require_called(module)  # this call may have assigned hooks
+            hooks.require_called(module)  # configure_optimizers may have assigned hooks
         is_hooked = bool(hooks.overridden(module, hooks.CALLED))
         with user_code_context(what, "", "training_step"), _uncompiled():
             if measured or not is_hooked:
@@ -74,7 +75,7 @@ def try_module(
             work.clock.require_unset()
             work.load(work.initial)
             module.eval()
-            with work.logged as logged, catch_warnings(action="ignore"):  # two examples may lack a class
+            with work.logged as logged, catch_warnings(action="ignore"):  # on a class without an example
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
                 if names := {"n", "round"} & {*numbers, *logged.values()}:
                     raise ValueError(f"it logs {min(names)}, which clients.jsonl has already: take another name")
@@ -94,7 +95,10 @@ def try_module(
 
 
 def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
-    """Return the names of metrics that differ between one batch of examples and the mean over batches of two."""
+    """Return the names of metrics that are not means over examples.
+
+    The value of such a metric on one batch of up to 64 examples differs from its mean over batches of two.
+    """
     n = min(64, len(dataset.train))
     rows = torch.linspace(0, len(dataset.train) - 1, n).long()
     x, y = dataset.train.x[rows], dataset.train.y[rows]
@@ -114,9 +118,9 @@ def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
 
 
 def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str) -> None:
-    """Check that ``training_step`` returns a loss outside of local training, where estimators call it.
+    """Check that ``training_step`` returns a loss outside of local training, where no Lightning hook is called.
 
-    advice: advice for the user about an attribute that a hook sets only in local training; empty if there is no hook.
+    advice: the end of the error message if an attribute is missing that a hook would set; empty if there is no hook.
 
     Raises:
         ValueError: ``training_step`` returns no loss.
@@ -163,7 +167,7 @@ def _require_supported(module: LightningModule) -> None:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Refuse code compiled by torch.compile anywhere: a method, an attribute, a function of the user's file.
+    """Refuse calls of code that torch.compile compiled, such as a method or a function of the user's file.
 
     Raises:
         ValueError: compiled code was called.
@@ -171,14 +175,14 @@ def _uncompiled() -> Iterator[None]:
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
             yield
-    except RuntimeError as error:  # torch's error; str() of a user's error may fail
+    except RuntimeError as error:  # only torch's errors, as str() of a user's error may fail
         if type(error).__module__.startswith(("builtins", "torch")) and "fail_on_recompile" in str(error):
             raise ValueError(COMPILED) from error
         raise
 
 
 def require_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose steps need a closure, such as LBFGS.
+    """Refuse an optimizer whose ``step`` needs a closure, such as LBFGS.
 
     Raises:
         ValueError: the optimizer needs a closure.
@@ -189,10 +193,12 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
 
 
 def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD, model: str) -> None:
-    """Refuse a module whose hook is not called by local training, or not for all batches that the method uses.
+    """Refuse a module with a hook that local training does not call, or calls for some of the batches only.
+
+    model: the label of the module in the error message.
 
     Raises:
-        UserError: the module has such a hook.
+        UserError: the module has a hook that is not called for every batch.
     """
     called = hooks.overridden(module, hooks.CALLED)
     called += [f"on the gradient of {name}" for name in gradient_hooks(module)]
@@ -218,12 +224,12 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
 
 
 def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
-    """Refuse a data set without images, or a model without logits, if the algorithm distils.
+    """If the algorithm distils, refuse a data set without images and a model whose forward returns no logits.
 
-    module: on any device, also on the meta device.
+    An algorithm distils if its server creates images and matches logits on them. module: on any device, also meta.
 
     Raises:
-        UserError: examples are no images, the model's forward returns no logits, or as ``_require_pixels``.
+        UserError: examples are no images, the model returns no logits, or ``_require_pixels`` refuses the model.
     """
     if not getattr(algorithm, "distils", False):
         return
@@ -250,6 +256,9 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
 def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None) -> None:
     """Refuse a model whose logits differ between floating pixels (``features.seen``) and the same uint8 pixels.
 
+    name: the algorithm's name. x: images, of which only the shape is used. like: a parameter of the model, whose device
+    and type the pixels get; None: CPU, float32.
+
     Raises:
         UserError: the model scales images by their type, and has no ``normalise``.
     """
@@ -267,7 +276,7 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
 
 
 def require_precision(precision: str, module: nn.Module) -> None:
-    """Refuse a precision that has no effect on the model.
+    """Refuse a value of ``client.precision`` that has no effect on the model.
 
     Raises:
         UserError: the model is in float64, and the precision is not fp32.
@@ -277,10 +286,13 @@ def require_precision(precision: str, module: nn.Module) -> None:
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:
-    """Refuse BatchNorm under DP-SGD, and in measurements at a server that has no BatchNorm statistics.
+    """Refuse a module with BatchNorm layers where BatchNorm cannot be used.
+
+    private: local training uses DP-SGD, which needs separate gradients of the examples. measured: convergence
+    parameters are measured at a server model that has no BatchNorm statistics.
 
     Raises:
-        UserError: the module has BatchNorm in one of these cases.
+        UserError: the module has BatchNorm, and ``private`` or ``measured`` is True.
     """
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return
@@ -291,10 +303,12 @@ def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> N
 
 
 def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dataset) -> None:
-    """Check on a batch of two that the module works with the requested batching, CUDA graphs and DP-SGD.
+    """Check on a batch of two examples that the module works with the faster training loops that are requested.
+
+    These are ``client.batched``, ``client.graphs`` and ``dp.at_once`` above 1. model: the module's component name.
 
     Raises:
-        UserError: the module does not work with one of these options.
+        UserError: the module does not work with a requested option.
     """
     some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
     batch = some.x.clone(), some.y.clone()

@@ -1,7 +1,7 @@
 """Checks of an experiment's config that need no data; a failed check is reported in one sentence before any work.
 
 The range of a field is checked where the field is defined, and a component checks its own arguments. This module checks
-combinations of components. Checks that depend on the data follow in ``build.prepare``.
+combinations of fields and components. Checks that depend on the data follow in ``build.prepare``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from fedcommons.runs.early_stopping import stop_of
 from fedcommons.sharing.stage import Stage, serves_pool
 
 ROUNDS_TRIED = 10_000
-"""Number of rounds in which a learning rate schedule is tried before any work."""
+"""Number of rounds, evenly spaced, for which a learning rate schedule is evaluated before any work."""
 
 OF_STEPS = [
     f"client.{name}"
@@ -38,12 +38,12 @@ OF_STEPS = [
         "graphs",
     ]
 ]
-"""Fields of local steps that are refused for methods without local steps. Other fields, such as client.lr, are not
-refused, as presets set them for all methods."""
+"""Fields of local training that are refused for a method whose clients make no local steps. Further fields of local
+training, such as client.lr, are not refused, as presets set them for all methods."""
 
 
 def check(config: Experiment) -> None:
-    """Check a config without its data.
+    """Check the fields of an experiment and their combinations, without loading its data.
 
     Raises:
         UserError: the config is invalid for every data set.
@@ -123,9 +123,10 @@ def check(config: Experiment) -> None:
 
 
 def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedule | None:
-    """Return the learning rate schedule (the factor of the learning rate in every round); None if it is always 1.
+    """Return the schedule, which gives the factor of the learning rate in each round; None if the factor is always 1.
 
-    rounds: R, which a schedule gets if its signature requests it.
+    name, constants: component name and arguments of the schedule. rounds: the planned number of rounds R, which a
+    schedule with a parameter ``rounds`` also gets.
     """
     if name == "constant" and not constants["warmup"]:
         return None
@@ -135,15 +136,17 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
 
 
 def depends_on_rounds(name: str) -> bool:
-    """Check whether the learning rates of a schedule's first rounds depend on the number of rounds R."""
+    """Check whether the learning rates of a schedule depend on the planned number of rounds."""
     return name != "constant" and bool(select_arguments(registry.find("schedule", name), {"rounds": 0}))
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
-    """Check that a schedule returns a learning rate in every round, or in ``ROUNDS_TRIED`` rounds if R is larger.
+    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` of the rounds if R is larger.
+
+    Arguments: see ``schedule_of``.
 
     Raises:
-        UserError: the schedule fails in one of these rounds.
+        UserError: the schedule fails in one of the rounds.
     """
     if schedule := schedule_of(name, constants, rounds):
         with before_any_work():
@@ -152,7 +155,9 @@ def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
 
 
 def require_participants(participation: float, n_clients: int) -> None:
-    """Check that the participation C selects at least one of N clients in a round.
+    """Check that at least one of N clients is sampled in a round.
+
+    participation: C, the share of clients that are sampled in a round.
 
     Raises:
         UserError: C N is less than one client.
@@ -165,10 +170,10 @@ def require_participants(participation: float, n_clients: int) -> None:
 
 
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:
-    """Refuse a method whose server trains on a pool together with a sharing stage without a pool for the server.
+    """Refuse a method whose server trains on a pool of images, with a sharing strategy that gives the server no pool.
 
     Raises:
-        UserError: the method needs a pool, and the stage does not provide it.
+        UserError: the method needs a pool, and the sharing strategy (stage) does not provide it.
     """
     if needs_pool(algorithm) and not serves_pool(stage):
         raise UserError(
@@ -178,10 +183,12 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
 
 
 def refuse(part: Any, check: str, *facts: Any) -> None:
-    """Call a component's function named ``check``, if it has one, which refuses arguments that it does not support.
+    """Call a check of a component with the arguments ``facts``, if the component has this check.
+
+    part: the component. check: the name of the function, such as ``check_data``.
 
     Raises:
-        UserError: the component refuses the arguments.
+        UserError: the check refuses the arguments.
     """
     with user_code_context(part, check):  # the attribute may be a property that fails
         if function := getattr(part, check, None):
@@ -189,10 +196,12 @@ def refuse(part: Any, check: str, *facts: Any) -> None:
 
 
 def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.KINDS)) -> None:
-    """Check that the code of user-defined components is the same here as where the experiment was created.
+    """Check that the code of user-defined components and the weights file are those the experiment was created with.
+
+    kinds: the kinds of components to check, such as "model".
 
     Raises:
-        UserError: the code of a component differs, or two components need different modules of the same name.
+        UserError: code or file differs, or two components need different Python modules of the same name.
     """
     names = {kind: name for kind, name in config.chosen.items() if kind in kinds}
     for kind, name in names.items():
@@ -208,7 +217,9 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.
 
 
 def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int]) -> None:
-    """Check the target epsilon: every client can reach it, and it fits the method's local training.
+    """Check that every client can reach the target epsilon with the method's local training.
+
+    loop: the local training, with the target epsilon if there is one. sizes: each client's number of examples.
 
     Raises:
         UserError: a client cannot reach it, or the method does not train each client once in a round.
@@ -235,10 +246,13 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
 
 
 def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> None:
-    """Refuse a run in which practically no reply arrives; rule, constants: the straggler rule and its constants.
+    """Refuse a run in which practically no reply arrives.
+
+    facts: the federation's facts, with the probability that a client's complete reply arrives. rule, constants: the
+    name of the straggler rule and its arguments, for the message.
 
     Raises:
-        UserError: the expected number of whole replies in the run is below 10^-6.
+        UserError: the expected number of complete replies in the run is below 10^-6.
     """
     if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
         values = ", ".join(f"{name} {value}" for name, value in constants.items())
@@ -249,12 +263,12 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model if its models are not evaluated, or if a server model is measured.
+    """Refuse a method without a server model if the config lacks options that such a method needs.
 
-    lacking: the options that the method needs and the config lacks.
+    lacking: the missing options with the required values, such as ``--evaluate.clients true``.
 
     Raises:
-        UserError: the config lacks an option.
+        UserError: an option is missing.
     """
     if lacking:
         raise UserError(

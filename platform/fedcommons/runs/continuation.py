@@ -1,10 +1,10 @@
-"""Continue a run with more or fewer rounds than planned: bit for bit as if planned with this number from the start.
+"""Continue a run with another number of rounds than planned, with the same results as a new run, bit for bit.
 
-A round depends on its number, by which random draws are keyed, and not on the number of rounds R. Four things may
-depend on R: the learning rate's schedule, the noise for a target epsilon, the method (``Facts.rounds`` in ``start``),
-and a user-defined straggler rule, which gets the facts in every round. The method and the straggler rule are called
-under both plans, and a run is refused if their results differ. Metrics that are computed only in the last round are
-computed again: see ``RunFolder``.
+A round depends on its own number, by which random draws are keyed. It usually does not depend on the planned number of
+rounds R. Four things may depend on R: the learning rate schedule, the noise for a target epsilon, the method
+(``Facts.rounds`` in ``start``), and a user-defined straggler rule, which gets the facts in every round. The method and
+the straggler rule are called with both values of R, and the change of R is refused if their results differ. Metrics
+that are computed only in the last round are computed again (see ``RunFolder``).
 """
 
 from dataclasses import replace
@@ -31,10 +31,12 @@ from fedcommons.tracking.run_folder import (
 
 
 def require_same_rounds(prepared: Prepared, folder: Path) -> None:
-    """Refuse to change the number of rounds of the run in ``folder`` if its rounds so far depend on this number.
+    """Refuse another number of rounds for the run in ``folder`` if its finished rounds depend on the planned number.
+
+    Differences in other fields are not checked here; ``RunFolder`` reports them.
 
     Raises:
-        UserError: the rounds so far depend on it. All other differences are reported by the ``RunFolder``.
+        UserError: the finished rounds depend on the planned number of rounds.
     """
     if not is_run(folder) or same_results(planned := read_config(folder), prepared.config) != ["federation.rounds"]:
         return
@@ -46,7 +48,7 @@ def require_same_rounds(prepared: Prepared, folder: Path) -> None:
 
 
 def may_continue(prepared: Prepared, folder: Path) -> bool:
-    """Check whether the run in ``folder`` can continue as ``prepared``, which differs at most in the rounds."""
+    """Check whether the run in ``folder`` can continue as ``prepared``, which may have another number of rounds."""
     planned, done, config = read_config(folder), len(read_rounds(folder)) - 1, prepared.config
     try:
         require_same_data(folder, config.data.name, prepared.dataset.digest)
@@ -59,9 +61,12 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
 
 
 def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
-    """Return what changes the first ``done`` rounds in a plan of ``rounds`` rounds, as "... depends"; None: nothing.
+    """Return what makes finished rounds depend on the planned number of rounds, as "NAME depends"; None: nothing.
 
     Built-in straggler rules do not read ``Facts.rounds``, so only a user-defined rule is called, for each round.
+
+    prepared: the experiment with the new number of rounds. rounds: the number of rounds that was planned before. done:
+    the number of finished rounds.
     """
     config, algorithm, rule = prepared.config, prepared.algorithm, prepared.straggler_rule
     plan = plan_of(config, algorithm, rule, prepared.client_data.clients, prepared.about)

@@ -19,7 +19,8 @@ class Stop:
     """The stopping rule of a run.
 
     rule: "never", "target", or "patience": stop after ``patience`` rounds without an improvement of ``watched``.
-    goal: the target. watched: a metric. way: "max" or "min", the better direction of ``watched``. rounds: R.
+    goal: the target, a test accuracy or a bound such as "loss <= 0.3". rounds: the planned number of rounds R.
+    watched: a metric on validation data. way: "max" or "min", the better direction of ``watched``.
     """
 
     rule: str
@@ -31,18 +32,21 @@ class Stop:
 
     @property
     def private(self) -> str | None:
-        """Return the metric that decides the number of rounds; None if it shows only public data, bytes or epsilon."""
+        """Return the metric that decides when the run stops, if it depends on clients' data; else None.
+
+        Metrics on test and validation data, sent bytes and epsilon do not count as clients' data.
+        """
         metric = {"target": target.read(self.goal).metric, "patience": self.watched}.get(self.rule)
         return None if metric is None or metric.startswith(("test/", "validation/", "privacy/", "comm/")) else metric
 
     def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
-        """Check that the rounds log the metrics of target and stopping rule.
+        """Check that a round logs the metrics that the target and the stopping rule use.
 
-        A target that is a bare number may lack its metric, as not every model has an accuracy, unless the target stops
-        the run.
+        The metric of a target that is a bare number may be missing, as not every model has an accuracy. If reaching
+        the target stops the run, the metric must exist. logged: the metrics of the round, by name.
 
         Raises:
-            NotLogged: round 0 lacks such a metric, or round 1 lacks a metric of training.
+            NotLogged: round 0 lacks a metric, or round 1 lacks a metric of training.
         """
         if isinstance(self.goal, str) or self.rule == "target":
             target.require_logged("target", target.read(self.goal).metric, round, logged)
@@ -61,7 +65,7 @@ class Stop:
             reached = target.first(self.goal, lines)
             return f"after round {last}: target {target.in_words(self.goal)} is reached" if reached else None
         if self.watched not in lines[-1]:
-            return None  # a round without evaluation changes nothing
+            return None  # a round without evaluation cannot end the run
         at = best_round(lines, self.watched, self.way)
         if last - at < self.patience:
             return None
@@ -72,7 +76,7 @@ def stop_of(config: Experiment) -> Stop:
     """Return the stopping rule of an experiment.
 
     Raises:
-        UserError: a metric will not be measured or lacks its better direction, or a constant changes nothing.
+        UserError: a metric will not be measured, its better direction is unknown, or a field has no effect.
     """
     f, usual = config.federation, type(config.federation)
     target.require_measured("target", target.read(config.target).metric, config.flat)
@@ -87,10 +91,12 @@ def stop_of(config: Experiment) -> Stop:
 
 
 def _watched(text: str) -> tuple[str, str]:
-    """Return the metric that ``federation.stop_metric`` names, as in rounds.jsonl, and "max" or "min".
+    """Return the metric's name in rounds.jsonl and its better direction, "max" or "min".
+
+    text: the value of ``federation.stop_metric``, such as "accuracy" or "validation/f1 max".
 
     Raises:
-        UserError: the text does not say which direction is better.
+        UserError: the text names no validation metric, or its better direction is unknown.
     """
     match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
     if not match:
@@ -102,7 +108,10 @@ def _watched(text: str) -> tuple[str, str]:
 
 
 def best_round(lines: Sequence[Mapping[str, Any]], metric: str, way: str) -> int:
-    """Return the first round, from 1 on, with the best value of the metric; 0 if no round has a value."""
+    """Return the number of the first round with the best value of the metric; 0 if no round from 1 on has a value.
+
+    lines: the lines of rounds.jsonl. way: "max" or "min", the better direction.
+    """
     values = [(line[metric], line["round"]) for line in lines if line["round"] >= 1 and line.get(metric) is not None]
     sign = -1 if way == "max" else 1
     return min(((sign * value, number) for value, number in values), default=(0, 0))[1]

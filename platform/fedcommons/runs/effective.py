@@ -1,10 +1,10 @@
-"""The values that a run used for fields whose value a rule decides: ``effective`` in its summary.
+"""The values that a run used for fields whose value follows from a rule; they are ``effective`` in its summary.
 
 Examples: a noise multiplier is computed from a target epsilon; a field at null follows the data set, the model or
-another field; the rule of equal work shortens clients' epochs. A component's rule is its method
-``effective_constants``. A method's rule gets (model, facts, ``client.epochs``). The rule of a sharing strategy gets the
-client data sets. A generator's rule gets the number of its training images.
-All functions return plain values by the names of fields. A value that differs between clients is a list by client.
+another field; the rule of equal work shortens clients' epochs. A component's rule is its function
+``effective_constants``. An algorithm's rule gets (model, facts, ``client.epochs``). The rule of a sharing strategy gets
+the client data sets. A generator's rule gets the number of its training images.
+All functions return plain values by field name. A value that differs between clients is a list with a value per client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 
 
 def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str, Any]:
-    """Return the values that rules decided for the data set, the partition and the partial work of stragglers.
+    """Return the values that follow from rules for the data set, the partition and the partial work of stragglers.
 
     Args:
         asked: the experiment's fields by their dotted names.
@@ -51,7 +51,10 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
 
 
 def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str, Any]:
-    """Return E' of the rule of equal work, the batch size, and the noise multiplier for a target epsilon."""
+    """Return the values of local training: epochs by the rule of equal work, batch size, noise multiplier.
+
+    clients: the clients' training data. ledger: the privacy ledger of the run, with the noise of each update.
+    """
     each = list(zip(clients.sizes, clients.n_own.tolist(), strict=True))
     values: dict[str, Any] = {
         "client.epochs": joined([loop.epochs_for(n, n_own) for n, n_own in each]),
@@ -67,7 +70,10 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
 
 
 def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that rules decided for the sharing strategy; constants: values from the strategy's rules."""
+    """Return the values that follow from rules for the sharing strategy.
+
+    asked: the experiment's fields by name. constants: the result of the strategy's ``effective_constants``.
+    """
     values: dict[str, Any] = {}
     if asked.get("sharing.p", 0) is None:
         pool = shared.data.pool  # a pool may stay at the server, without a client that receives it
@@ -79,7 +85,10 @@ def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str,
 def of_generators(
     asked: Mapping[str, Any], needs: Sequence[GenerationRequest], releases: Sequence[Release]
 ) -> dict[str, Any]:
-    """Return the values that rules decided for the clients' generators; releases: all releases before round 1."""
+    """Return the values that follow from rules for the clients' generators.
+
+    needs: the generation requests. releases: the entries of the privacy ledger before round 1.
+    """
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
     values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
     if asked.get("generator.target_epsilon") is not None:
@@ -90,18 +99,21 @@ def of_generators(
 
 
 def of_algorithm(algorithm: Algorithm, section: str, model: Flat, facts: Facts, epochs: int) -> dict[str, Any]:
-    """Return the values that rules decided for the method; section: prefix of its fields, epochs: client.epochs."""
+    """Return the values that follow from rules for the algorithm.
+
+    section: prefix of the algorithm's fields. model: the untrained model. epochs: ``client.epochs``.
+    """
     values = constants_of(algorithm, model, facts, epochs)
     return {f"{section}.{name}": value for name, value in values.items()}
 
 
 def constants_of(part: Any, *facts: Any) -> Mapping[str, Any]:
-    """Return the result of a built-in component's ``effective_constants``; empty for all other components."""
+    """Return the result of a built-in component's ``effective_constants(*facts)``; empty for other components."""
     is_ours = type(part).__module__.partition(".")[0] == "fedcommons"
     rule = getattr(part, "effective_constants", None) if is_ours else None
     return rule(*facts) if rule else {}
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Return the value if it is the same for all clients, else the list of values by client."""
+    """Return the single value if all clients have the same value, else the list with a value per client."""
     return values[0] if len(set(values)) == 1 else list(values)

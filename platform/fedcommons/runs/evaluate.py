@@ -27,16 +27,18 @@ from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import accuracies, last_of
 
 OF_CLIENTS = ("clients/", "personal/")
-"""Prefixes of the clients' metrics in rounds.jsonl; summary.json has the clients' metrics of the last round."""
+"""Prefixes of the clients' metrics in rounds.jsonl; summary.json has the values of the last round."""
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing, last: int | None = None) -> dict[str, float]:
-    """Return the metrics of a round.
+    """Return the metrics after a round, by name.
 
-    They are, in the rounds of ``evaluate.every``, the server model's metrics, and the metrics on test data of the
-    method's other models. In the rounds of ``measure.every`` they are also the convergence parameters at the server
-    model and the numbers of the user-defined measure. A method without a server model has no metrics of it. Random
-    draws of the module are keyed by round, set and chunk. last: the run's last round, if it is not R.
+    In rounds of ``evaluate.every`` these are the server model's metrics on test and validation data, and the test
+    metrics of the method's further models. In rounds of ``measure.every`` they are also the convergence parameters at
+    the server model and the numbers of the user-defined measure. If the method has no server model, its metrics are
+    missing. The module's random draws are keyed by round, data set and chunk.
+
+    now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
     """
     config, data, at = ready.config, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
@@ -64,13 +66,13 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 def of_clients(
     ready: Assembled, executor: Executor, now: Standing, last: int | None = None
 ) -> tuple[Each, dict[str, float]]:
-    """Return the lists by client for clients.jsonl, and the metrics of all clients for rounds.jsonl.
+    """Return the metrics of each client for clients.jsonl, and their statistics over clients for rounds.jsonl.
 
-    Both are empty if no evaluation of clients is requested. The lists are ``n``, the number of the client's own
-    examples; the server model's metrics on these examples; and ``personal/NAME``, metrics of the client's own model.
-    The examples are the client's test examples. If no client has test examples, they are its training examples, and
-    metrics are called ``train_NAME``. With ``measure.clients`` they are always the training examples, and the names of
-    metrics do not change, as in earlier versions. last: see ``observe``.
+    Both are empty if no evaluation of clients is requested. Each list has a value per client: ``n``, the number of the
+    client's examples; the server model's metrics on these examples; and ``personal/NAME``, metrics of the client's
+    personal model. The examples are the client's test examples. If no client has test examples, its training examples
+    are used, and metrics are called ``train_NAME``. With ``measure.clients`` the training examples are always used, and
+    the names have no prefix. last: see ``observe``.
     """
     c, n = ready.config, len(ready.data.real)
     if not (c.measure.clients or c.evaluate.clients):
@@ -101,7 +103,7 @@ def due(round: int, every: int, last: int) -> bool:
 
 
 def _at(ready: Assembled, now: Standing) -> ModelTask:
-    """Return the evaluation task of the server model after a round; the task's model is empty if there is none."""
+    """Return the evaluation task of the server model after a round; its model is empty if the method has none."""
     buffers = None if ready.config.federation.buffers == "keep" else now.buffers
     model = now.model if now.has_model else EMPTY
     seed, chunk = seed_for(ready.config.seed, "observed", now.round), ready.config.evaluate.chunk
@@ -109,7 +111,10 @@ def _at(ready: Assembled, now: Standing) -> ModelTask:
 
 
 def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the first client with the lowest accuracy, and its accuracy."""
+    """Return the number of the first client with the lowest accuracy, and this accuracy, as metrics by name.
+
+    clients: metrics by name, each with a value per client. The result is empty if there are no accuracies.
+    """
     if "accuracy" not in clients:
         return {}
     accuracies = clients["accuracy"]
@@ -119,28 +124,28 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def summarise(
     ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing, *, is_secret: bool
 ) -> dict[str, Any]:
-    """Return the summary of a run, without times and paths, so that it equals the summary of an uninterrupted run.
+    """Return the summary of a run. It has no times and paths, so a resumed run has the same summary.
 
     Args:
         lines: the lines of rounds.jsonl.
         end: the state after the last round.
-        is_secret: the noise is secret, so that it cannot be drawn again.
+        is_secret: the noise is secret, so that it cannot be drawn again from the seed.
 
-    Accuracies and rounds-to-target are those of the server model on the test data: None for a method without a server
-    model, as the clients' own models do not replace it. With ``evaluate.clients`` the summary also has the clients'
+    Accuracies and rounds-to-target are those of the server model on the test data. They are None for a method without a
+    server model, whose clients have personal models. With ``evaluate.clients`` the summary also has the clients'
     metrics of the last round. Fields:
-        p: the share of shared data.
-        disclosed: the share of all clients' examples that were released without any epsilon, themselves or in synthetic
-            data computed from them. Model updates do not count.
-        bytes_lost: the part of ``bytes_down`` that was sent to clients without a reply, if there are stragglers.
+        p: the share of received examples in the clients' training data.
+        disclosed: the share of the clients' examples that were released without a privacy guarantee, raw or in
+            synthetic data computed from them. Model updates do not count.
+        bytes_lost: the bytes of ``bytes_down`` that were sent to clients without a reply, if there are stragglers.
         stopped: the round and the reason, if the run ended before its last round.
-        config: the flat fields of the chosen components.
-        effective: the values that were used where a rule decided a value.
+        config: the experiment's fields by dotted name.
+        effective: the values of fields that follow from a rule (see ``effective``).
         rejected: the number of rejected replies per client, and the reason of the client's first rejection.
     """
     c, flat, split, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
     sizes, facts, dp = [len(rows) for rows in split.rows], ready.plan.facts, ready.config.dp
-    # capped, as a client may also disclose rows that it received from other clients
+    # A client's number is capped, as the client may also disclose rows that it received from other clients.
     n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.n_disclosed.items())
     own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_user_defined(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)

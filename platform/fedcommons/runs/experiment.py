@@ -1,4 +1,4 @@
-"""Run one experiment: data -> partition -> sharing -> federation -> measures, as in section 4 of the Fedssyn paper."""
+"""Run one experiment as in section 4 of the Fedssyn paper: partition, sharing, federated rounds, evaluation."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ OnRound = Callable[[int, Mapping[str, float | None]], None]
 EPSILON = "privacy/epsilon_local_training"
 
 PATIENCE = 60
-"""Seconds that a sweep's trial waits for its folder: trials outlive a killed sweep by some seconds."""
+"""Seconds that a trial waits for the lock of its run folder, as the trials of a killed sweep end seconds later."""
 
 
 @fresh_torch()
@@ -75,17 +75,19 @@ def run(
 
     Rounds are counted from 1 and evaluated after aggregation; round 0 is the untrained model. With ``resume``, an
     interrupted run continues from its last checkpoint and ends as if it had not been interrupted. A finished run is
-    only read. A run that was planned with another number of rounds continues as if planned with this number (see
+    only read. A run that was planned with another number of rounds continues with the new number (see
     ``continuation``). The error that stops a run is written to ``folder/error.txt``. If a client fails, the last
-    finished round is also saved as a checkpoint. If target or stopping rule names a metric that is never logged, the
-    run leaves no folder, unless its noise is secret.
+    finished round is also saved as a checkpoint. If the target or the stopping rule names a metric that is never
+    logged, the folder is removed, unless the noise is secret.
 
     Args:
+        say: called with each message to the user.
+        on_round: called after each round with its number and metrics.
         on_step: called with the progress of a generator while it is trained or sampled.
         may_generate: train the generators that the store lacks; if False, a missing generator is a ``LookupError``.
         mirrored_as: the run's name in the storage, if the config has a storage; default: the folder's name. A failed
             upload to the storage is an error only when the run has ended.
-        data: the hash that the data set must have; None: any.
+        data: the hash that the data set must have; None: any data set is accepted.
         with_share: called with (experiments, number of processes); replaces ``gpus_per_actor auto`` in the experiments
             by a share of a GPU; see ``tune.gpu_share``.
     """
@@ -195,7 +197,7 @@ def _run(
 def _resume_or_begin(
     ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]
 ) -> Standing:
-    """Return the state to start from: the last intact checkpoint with all its lines, or the state before round 1.
+    """Return the state to start from: the last intact checkpoint whose rounds are recorded, or that before round 1.
 
     Records of later rounds are removed, as these rounds run again. Checkpoints of another run are reported to ``say``.
     """
@@ -216,7 +218,7 @@ def _resume_or_begin(
 
 
 def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """Return the trackers: the run folder, W&B unless it is off, and the user-defined tracker if there is one.
+    """Return the trackers: the run folder, W&B unless it is off, and the tracker of ``tracking.tracker``, if set.
 
     In a resumed run the earlier rounds are logged again to all trackers except the run folder.
     """
@@ -246,12 +248,13 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
 
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Refuse an epsilon without meaning as soon as the ledger has an entry, as later releases cannot be predicted.
+    """Check after a round that the epsilon of the privacy ledger is meaningful. Later releases cannot be predicted.
 
-    before: the ledger before the rounds of this call.
+    delta: the delta of the (epsilon, delta) guarantee. before, now: the ledger when the run started or resumed, and
+    after the round.
 
     Raises:
-        UserError: delta is too large, or a release in a round was computed from rows that repeat.
+        UserError: delta is too large, or a client made a private release from rows of which one repeats.
     """
     require_small_delta(now, delta, shared.data.real.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
@@ -328,10 +331,10 @@ def _federate(
 def _observed(
     ready: Assembled, executor: Executor, now: Standing, facts: Mapping[str, float], last: int, *before: Any
 ) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
-    """Return the metrics of a round and the metrics of each client; last: the run's last round.
+    """Return the metrics after a round, and the metrics of each client; last: number of the run's last round.
 
-    before: the result of an earlier call for this round, before it was known to be the last. It is returned unchanged
-        if it already has all metrics.
+    facts: the metrics of the round's training. before: the result of an earlier call for this round, when the round was
+    not known to be the last. It is returned unchanged if it already has all metrics.
     """
     config = ready.config
     if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
@@ -347,12 +350,12 @@ def _observed(
 
 
 def _late(now: Standing) -> dict[str, list[int]]:
-    """Return the stragglers, and the stragglers whose partial work arrived."""
+    """Return the round's stragglers, and the stragglers whose partial work arrived, by the names of the record."""
     return {"late": list(now.stragglers), "partial": [i for i, share in now.stragglers.items() if share]}
 
 
 def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
-    """Write ``partition.json``; data: the hash of the data set; salt: of secret noise, whose name the file contains."""
+    """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written."""
     facts = {
         "data": data,
         "fingerprint": partition.fingerprint,
@@ -368,10 +371,10 @@ def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None
 
 
 def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
-    """Return why ``client.batched`` trains no clients together, or "" if it does; the first client is tried.
+    """Return why ``client.batched`` has no effect, or "" if it trains clients together; the first client is tried.
 
     Args:
-        work: the module, device and local loop of a worker process.
+        work: the module, device and local training of a worker process.
         state: the server's state before round 1.
         rows: the examples of the first client.
     """

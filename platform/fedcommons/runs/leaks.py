@@ -1,4 +1,4 @@
-"""Leaks of a run: values computed from clients' data without noise that enter all training, so no epsilon is stated."""
+"""Leaks: values computed from clients' data without noise that affect all rounds, so that no epsilon covers them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ STATE: Mapping[str, str] = {
     STANDARDISATION: "state mean and std in the data set, or set --data.standardise false",
     N_CLASSES: "state n_classes in the data set",
 }
-"""How the user can avoid each value that is computed from all clients' examples."""
+"""Name of a value that is computed from all clients' examples -> advice to the user how to avoid it."""
 
 
 def leaks_of(
@@ -27,11 +27,11 @@ def leaks_of(
     """Return the leaks of a run by name, each with the reason why no epsilon covers the run's rounds.
 
     Args:
-        computed: see ``Dataset``.
+        computed: names of the values that were computed from all clients' examples (``Dataset.computed``).
         stop: the run's stopping rule.
-        stage: the run's sharing stage under DP-SGD, else None.
-        client_data: the client data sets, the stage's input.
-        contributed: the result of the stage's ``make``.
+        stage: the run's sharing strategy if clients train by DP-SGD, else None.
+        client_data: the clients' real data sets, the strategy's input.
+        contributed: the result of the strategy's ``make``.
     """
     reason = "computed from all clients' examples, without noise"
     leaks = {what: f"{reason} ({STATE.get(what, 'state it in the data set')})" for what in computed}
@@ -44,15 +44,15 @@ def leaks_of(
 
 
 def computed_by_all(computed: Sequence[str], n_clients: int) -> list[Release]:
-    """Return the releases of all clients for the values computed from all clients' examples before round 1."""
+    """Return an entry of the privacy ledger per client and value computed from all clients' examples."""
     return [Release(what=(what,), commons=True) for what in computed] * n_clients
 
 
 def _follows_examples(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> bool:
-    """Check whether the stage's assignment of rows and weights to clients depends on the content of real examples.
+    """Check whether the sharing strategy's assignment of rows and weights depends on the content of real examples.
 
-    The stage is called again with blank real examples, with the same labels and synthetic rows. If that call fails,
-    the result is True, as independence cannot be shown.
+    The strategy is called a second time with blank real examples, and the same labels and synthetic rows. If a call
+    fails, the result is True, as independence cannot be shown.
     """
     real, store = client_data.clients.store, contributed.store
     blank = torch.zeros_like(real.x)

@@ -28,10 +28,12 @@ NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def load(data: Data) -> Dataset:
-    """Return the data set, split; see ``datasets.load``. The seed that a loader may request is keyed by its name.
+    """Load the data set and split it into training, validation and test examples; see ``datasets.load``.
+
+    A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
 
     Raises:
-        UserError: there is no such data set, or as ``datasets.load``.
+        UserError: there is no such data set, or ``datasets.load`` raises this error.
         ClientError: the loader of the data set failed.
     """
     loader = registry.find("data", data.name)
@@ -46,13 +48,13 @@ def load(data: Data) -> Dataset:
 
 
 def require_same(dataset: Dataset, digest: str | None) -> None:
-    """Check that this host has the data set of the host that started the sweep.
+    """Check that this host has the same examples as the host that started the sweep.
 
     Args:
-        digest: the hash of the data set on the starting host; None if it is unknown.
+        digest: the hash of the data set on the host that started the sweep; None if it is unknown.
 
     Raises:
-        UserError: this host has other examples.
+        UserError: this host has different examples.
     """
     if digest not in (None, dataset.digest):
         raise UserError(
@@ -63,7 +65,7 @@ def require_same(dataset: Dataset, digest: str | None) -> None:
 
 
 def dir_option(dir: str | None) -> list[str]:
-    """Return the command-line option that names this data folder; empty for the default folder."""
+    """Return the command-line option for the data folder ``dir``; empty for the default folder."""
     is_usual = dir is None or datasets.data_folder(dir).resolve() == datasets.data_folder(None).resolve()
     return [] if is_usual or dir is None else [f"--data.dir {quote(dir)}"]
 
@@ -78,11 +80,13 @@ def partition_rows(
     factors: Mapping[str, np.ndarray] = NOTHING,
     origin: Origin | None = None,
 ) -> Partitioned:
-    """Partition the rows of ``labels`` (n,) among clients by ``recipe``; see ``data.partition.Partition``.
+    """Partition the n training examples among clients by the component that ``recipe`` names.
+
+    labels, groups: (n,). factors: (n,) each, by name. origin: the examples' positions in the data set before the split.
 
     Raises:
-        UserError: there is no such partition, the data set lacks what it requests, there are more clients than rows,
-            or as ``data.partition.partition``.
+        UserError: there is no such partition, the data set lacks an argument of the partition, there are more clients
+            than examples, or ``data.partition.partition`` raises this error.
         ClientError: the partition failed.
     """
     name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
@@ -100,7 +104,7 @@ def partition_rows(
             raise UserError(f"partition {name} needs {what}, and the data set has none: let it return {how}.")
 
     def rows(times: int = 1) -> Sequence[Any]:
-        """Return each client's rows of the data set, repeated ``times`` times."""
+        """Call the partition on the examples repeated ``times`` times; return the rows of each client."""
         offered = {
             "labels": np.concatenate([labels] * times),
             "groups": None if groups is None else np.concatenate([groups] * times),
@@ -124,13 +128,14 @@ _FACTORS = "{'x': x, 'y': y, 'factors': {'camera': ...}}"
 
 
 def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_before: int) -> None:
-    """Refuse a partition that takes row numbers from its own file, as they no longer match the rows of the examples.
+    """Refuse a partition that reads row numbers from a file, as the rows have new numbers after the split.
 
-    The partition is called with repeated examples, more than its data set ever had (``n_before``). A partition of
-    its arguments uses all these rows. A partition that looks up row i in a file fails or never exceeds the file's end.
+    The partition is called with the n examples repeated until they are more than ``n_before``, the number before the
+    split. A partition that only uses its arguments then returns rows of at least ``n_before``. A partition that reads
+    row numbers from a file fails or returns smaller rows.
 
     Raises:
-        UserError: the partition takes row numbers from its own file.
+        UserError: the partition reads row numbers from a file.
     """
     times = n_before // n + 1
     try:
@@ -155,14 +160,16 @@ def _read_only(value: Any) -> Any:
 def as_held(
     client_data: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
 ) -> tuple[Partitioned, Examples, Clients | None]:
-    """Return the clients' rows, the training examples, and the clients' test examples (None: no client has any).
+    """Split off the clients' test examples and shift the features; return (rows of clients, training, test examples).
 
-    share: the share of each client's examples that is held out as its test examples; 0: each client's test examples
-    are those of its groups, if there are any. shift, size: kind and size of the shift that is then applied to each
-    client's examples; see ``data.transforms``.
+    The test examples are None if no client has any.
+
+    share: the share of each client's examples that is held out as test examples. With 0 a client's test examples are
+    those of its groups, if the data set has groups. shift, size: kind and size of the feature shift between clients;
+    see ``data.transforms``.
 
     Raises:
-        UserError: a client has too few rows, or this shift cannot be applied to the examples.
+        UserError: a client has too few examples, or the shift cannot be applied to them.
     """
     train, tests = dataset.train, client_test_sets.of_groups(client_data, dataset) if not share else None
     if share:

@@ -34,14 +34,14 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_bytes
 
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
-"""``BEFORE``: the best model before a last round that is the best, but was evaluated only because it is the last.
-A run that continues with more rounds restores this model."""
+"""``BEFORE`` exists if the last round is the best and was evaluated only because it was the last: the best model before
+it. A run that continues with more rounds restores this model."""
 
 Build = Callable[[], LightningModule]
 
 
 def write(path: Path, module: LightningModule, round: int, data: Dataset) -> None:
-    """Write the module's state after round ``round``; data: its training data, whose shapes and types are written."""
+    """Write the module's state after round ``round``; data: its data set, of which the shapes and types are added."""
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
     arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
@@ -51,7 +51,7 @@ def write(path: Path, module: LightningModule, round: int, data: Dataset) -> Non
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
-    """Return the tensors, the round and the data set without its examples; None if there is no such file.
+    """Return the tensors by name, the round, and the data set without examples; None if there is no such file.
 
     Raises:
         UserError: the file is damaged, or is not a regular file.
@@ -81,7 +81,7 @@ _DTYPES = {str(dt).removeprefix("torch."): dt for dt in (torch.uint8, torch.int6
 
 
 class Best:
-    """The model of the best round, which is written with the next checkpoint, so that a killed run can read it.
+    """The model of the best round so far, which is written to a file with each checkpoint.
 
     lines: the lines of rounds.jsonl so far. watched: the metric and its better direction ("max" or "min"); by default
     the accuracy on validation data, or the loss if there is no accuracy.
@@ -98,7 +98,7 @@ class Best:
             self.value = lines[number][chosen[0]]
 
     def see(self, now: Standing, metrics: Mapping[str, Any], *, is_extra: bool = False) -> None:
-        """Store the model of a round if its metric is the best so far; a missing or non-finite metric is ignored.
+        """Remember the state after a round if its metric is the best so far; a missing or non-finite metric is ignored.
 
         is_extra: the round is evaluated only because it is the last one.
         """
@@ -111,7 +111,7 @@ class Best:
             self.value, self.standing = value, now
 
     def write(self, folder: Path, build: Build, data: Dataset) -> None:
-        """Write the stored best model to ``folder``, if there is one."""
+        """Write the best model to ``folder``, if it is better than the model in the file."""
         if self.standing is None:
             return
         if self.is_extra and self.before is not None:
@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """Remove the best model in ``folder`` if its round is after round ``last``, or restore the model before it."""
+        """Replace a best model of a round after ``last`` by the model in ``BEFORE``; remove it if there is none."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():
@@ -137,7 +137,7 @@ class Best:
 
 
 def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
-    """Write the module's ``forward`` as ONNX, for batches of any size; data: shape and type of its input.
+    """Write the module's ``forward`` as ONNX, for batches of any size; data: states shape and type of the input.
 
     Raises:
         UserError: torch cannot export the module.
@@ -157,14 +157,16 @@ def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
 
 
 MAX_SIZE_RATIO = 4
-"""Largest size of a weights file, in sizes of the model: a checkpoint also contains the optimizer's state."""
+"""Largest size of a weights file as a multiple of the model's size; a checkpoint also has the optimizer's state."""
 
 NETWORK_PREFIX = "network."
 """Prefix of a plain network's tensor names in the module that trains the network."""
 
 
 def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
-    """Copy the file's weights into the module; on the meta device, only check them.
+    """Copy the weights of a file into the module; if the module is on the meta device, only check the weights.
+
+    name: the file's path. digest: the hash that the file must have.
 
     Raises:
         UserError: the file cannot be read or has changed; or its names, shapes or types differ from the module's.

@@ -1,4 +1,4 @@
-"""The audit of the clients' synthetic images for near-copies before release (``sharing.audit``), and its effect."""
+"""The audit of the clients' synthetic images for near-copies of real images, before the images are released."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +27,12 @@ def subjects(
     others: Examples,
     contributed: Sequence[Examples] | None = None,
 ) -> list[Subject]:
-    """Return an audit subject per client: its synthetic images, its generator's training images, held-out images.
+    """Return the input of the audit per client: synthetic images, training images of its generator, held-out images.
 
     The held-out images are the client's images that its generator did not train on, and ``others``.
 
-    contributed: each client's synthetic images; None: not generated yet.
+    needs: the generation requests. others: validation examples. contributed: each client's synthetic images; None if
+    they do not exist yet.
 
     Raises:
         UserError: a client has no held-out images of its classes.
@@ -47,13 +48,13 @@ def subjects(
 
 
 def _unseen(examples: Examples, seen: Examples) -> np.ndarray:
-    """Return a mask of the examples that are not in ``seen``, compared by content: a stage may choose any subset."""
+    """Return a mask (n,) of the examples whose content is not in ``seen``; row numbers of ``seen`` are not known."""
     contents = {x.numpy().tobytes() for x in seen.x}
     return np.array([x.numpy().tobytes() not in contents for x in examples.x], bool)
 
 
 def spaces(module: LightningModule) -> dict[str, Space]:
-    """Return the spaces of the audit: pixels, and the module's features if it has a ``head``."""
+    """Return the spaces in which images are compared: pixels, and the module's features if it has a ``head``."""
     return {"pixels": pixel_space, **({"features": feature_space(module)} if hasattr(module, "head") else {})}
 
 
@@ -61,8 +62,8 @@ def spaces(module: LightningModule) -> dict[str, Space]:
 class PoolAudit:
     """The result of an audit.
 
-    kept: the contributions after the audit. record: the findings by space, as plain values. withheld: the number of
-    withheld images by client.
+    released: the clients' contributions without the withheld images. record: the findings for each space (pixels,
+    features) as plain values. withheld: client -> number of its withheld images.
     """
 
     released: Contributions
@@ -101,7 +102,10 @@ class PoolAudit:
 
 
 def power(space: str, findings: Mapping[str, Any]) -> str:
-    """Return a sentence on the number of copies that the audit would have detected; ``found``: ``copies.facts``."""
+    """Return a sentence on the smallest number of copies that the audit would have detected in a space.
+
+    findings: the record of this space, with the power ``finds`` (see ``copies.Audit.record``).
+    """
     if findings["finds"] is None:
         return f"The look at {space} would not have found copies, however many: images are too few, or too much alike."
     return (
@@ -116,7 +120,8 @@ def audited(
 ) -> PoolAudit:  # fmt: skip
     """Compare the synthetic images with the generators' training images; with ``withhold``, remove near-copies.
 
-    module: the run's untrained module, whose features do not depend on any client's data.
+    needs: the generation requests. others: validation examples. module: the run's untrained module, whose features do
+    not depend on any client's data.
     """
     synthetic = _is_synthetic(client_data, contributed)
     positions = {need.client: np.flatnonzero((contributed.owners == need.client) & synthetic) for need in needs}
@@ -136,5 +141,5 @@ def _is_synthetic(client_data: ClientDatasets, contributed: Contributions) -> np
 
 
 def uncovered(shared: Shared) -> Shared:
-    """Mark all releases as unprotected: the choice of withheld images depends on real images, without an epsilon."""
+    """Mark all releases as having no privacy guarantee, as the choice of withheld images depends on real images."""
     return replace(shared, releases=[replace(r, mechanism=None, reason=WHY) for r in shared.releases])

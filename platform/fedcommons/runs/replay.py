@@ -1,6 +1,6 @@
-"""Replay: train one client of one round of a run again, alone and in this process, for example a client that failed.
+"""Replay: train one client of one round of a run again in this process, for example a client that failed.
 
-The client starts from the same state as in the run, and its random draws have the same keys. So its results are the
+The client starts from the same state as in the run, and its random draws have the same keys. So the results are the
 same, bit for bit on the same kind of machine. The run folder is only read.
 """
 
@@ -35,7 +35,10 @@ from fedcommons.tracking.run_folder import read_config, require_same_data
 
 @dataclass(frozen=True)
 class Replayed:
-    """The data and the reply of a replayed client; metrics and sums are empty if the reply is rejected."""
+    """A replayed client's numbers of examples, and its reply. ``sums``: its terms in the sums over clients, by name.
+
+    If the reply is rejected, ``metrics`` and ``sums`` are empty.
+    """
 
     n: int  # number of training examples
     class_counts: Sequence[int]  # training examples per class; empty if labels are no classes
@@ -65,8 +68,8 @@ def replay(
 ) -> Replayed:
     """Train client ``client`` as in round ``number`` of the run in ``folder``.
 
-    named: import paths that may be executed, and the data folder that may be read. Code and folders that only the
-    run's files name are not executed or read, and nothing is downloaded.
+    named: names of the user-defined components that may be executed, and the data folder that may be read. Code and
+    folders that only the run's files name are not executed or read. Nothing is downloaded.
 
     Raises:
         UserError: there is no such run or round, the client does not train in it, or its training data are missing or
@@ -81,7 +84,7 @@ def replay(
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     salt = (
         run_salts.read_salt(folder, prepared.salts) if config.dp.noise == SECRET else b""
-    )  # with a lost salt, the store would lack the images
+    )  # if a salt is lost, the store lacks the images
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
@@ -120,7 +123,7 @@ def _config(folder: Path) -> Experiment:
 
 
 def _require_named(config: Experiment, named: Collection[str]) -> None:
-    """Check that the user named the run's user-defined components and its data folder, if it is not the default."""
+    """Check that ``named`` has the run's user-defined components, and its data folder unless it is the default."""
     if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
         raise UserError(f"--replay: the run names a folder of data; to have it read, add {' '.join(options)}.")
     if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:

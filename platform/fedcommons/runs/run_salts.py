@@ -1,8 +1,8 @@
-"""The salt of a run with secret noise: drawn when the run begins, and read when the run continues; see ``salts``.
+"""The secret salt of a run, which keys its noise: drawn when the run begins, and read when the run continues.
 
-``noise.json`` in the run folder contains the names (hashes) of the run's salt and of the salts of its generators or
-sharing stage. It never contains a salt. ``partition.json`` also has the name of the run's salt, which detects a
-``noise.json`` of another run.
+Salts are stored outside of the run folder (see ``salts``). ``noise.json`` in the run folder contains the names (hashes)
+of the run's salt and of the salts of its generators and sharing strategy, but no salt. ``partition.json`` also has the
+name of the run's salt, so that a ``noise.json`` of another run is detected.
 """
 
 import os
@@ -20,13 +20,13 @@ from fedcommons.storage.atomic_files import write_json
 FILE, PARTITION = "noise.json", "partition.json"
 
 BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.safetensors")
-"""Files and folders that a run's folder has only after the run has begun."""
+"""Files and folders of which the run folder has at least one as soon as the run has begun."""
 
 
 def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
-    """Return the salt of the run in ``folder``, a new salt if the run has not begun.
+    """Return the salt of the run in ``folder``; create and store a new salt if the run has not begun.
 
-    shared: the names of the salts that are used before round 1.
+    shared: the names of the salts that are used before round 1 (``Prepared.salts``).
 
     Raises:
         UserError: a salt is lost, or cannot be stored.
@@ -40,10 +40,10 @@ def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
 
 
 def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
-    """Return the salt that the run in ``folder`` began with; shared: see ``begun``.
+    """Return the salt that the run in ``folder`` began with; shared: see ``begin_salt``.
 
     Raises:
-        UserError: the salt is lost, or the salt of a generator or sharing stage is lost.
+        UserError: the salt of the run, of a generator or of the sharing strategy is lost.
     """
     name, generators = _salt_names(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # an interrupted run may lack this file
@@ -60,7 +60,7 @@ def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
 
 
 def _salt_names(path: Path) -> tuple[str, Any]:
-    """Return the names of the salts of a run and of its generators."""
+    """Return (name of the run's salt, names of the salts before round 1) from the file ``noise.json``."""
     with suppress(ValueError, KeyError, TypeError):
         record = safe_read.json_of(path)
         name, generators = record["salt"], record["generators"]

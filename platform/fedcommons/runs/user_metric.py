@@ -1,4 +1,4 @@
-"""User-defined measures: numbers of the server model, computed in the rounds of the convergence parameters."""
+"""User-defined measures, which compute numbers from the server model in the rounds of ``measure.every``."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,24 +17,25 @@ from fedcommons.seeding import seed_for, set_default_generator
 
 
 class Measure(Protocol):
-    """A frozen dataclass of constants, called in round 0, every ``measure.every`` rounds and in the last round.
+    """A measure: a frozen dataclass of constants that can be called.
 
-    Each call is a single job of one worker, so the numbers do not depend on the number of workers.
+    It is called in round 0, every ``measure.every`` rounds and in the last round. Each call is a single job of one
+    worker, so the numbers do not depend on the number of workers.
     """
 
     def __call__(self, work: Work, data: RunData, round: int, seed: int) -> Mapping[str, float]:
         """Return numbers by name, which are recorded as ``measure/NAME``.
 
-        work: its ``module`` is the server model after round ``round``, in evaluation mode. The measure may train or
-        change the module, as every job loads its own weights. data: a copy of the run's data, on the module's device.
-        seed: keyed by the round, like torch's default generator.
+        work: ``work.module`` is the server model after round ``round``, in evaluation mode. The measure may train or
+        change the module, as every job loads its weights again. data: a copy of the run's data, on the module's device.
+        seed: depends on the experiment's seed and the round; torch's default generator is seeded with it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MeasureTask:
-    """A model and the name and constants of the measure, which the worker looks up by its name."""
+    """The task of a worker: the model, and the name and constants of the measure, which the worker imports."""
 
     at: ModelTask
     name: str
@@ -46,7 +47,7 @@ class MeasureTask:
 
 
 def measured(executor: Executor, at: ModelTask, name: str, constants: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that the measure ``name`` computes from the model, as ``measure/NAME``.
+    """Let a worker compute the measure ``name`` at the model ``at``; return its numbers as ``measure/NAME``.
 
     Raises:
         ClientError: the measure failed, or did not return numbers by name.
@@ -56,7 +57,7 @@ def measured(executor: Executor, at: ModelTask, name: str, constants: Mapping[st
 
 
 def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, float]:
-    """Compute the measure's numbers in a worker."""
+    """Return the numbers of the task's measure by name, computed in this worker; ``job`` is not used."""
     task.at.load(worker.work)
     seed = seed_for(task.at.seed, "measure")
     set_default_generator(seed)

@@ -1,4 +1,4 @@
-"""Build a worker of an experiment: the module that clients train, their local training, and the noise's key."""
+"""Build a worker process's objects: the module that clients train, their local training, and the key of the noise."""
 
 import os
 
@@ -36,12 +36,12 @@ from lightning_modules.networks import Projected
 
 @fresh_torch()
 def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> LightningModule:
-    """Return the LightningModule that clients train; its initial weights are keyed by the seed or ``model.weights``.
+    """Return the LightningModule that clients train. Its initial weights follow from the seed or ``model.weights``.
 
-    ``config.model`` names a LightningModule or a plain network. Its arguments are those of shape, n_classes, mean, std,
-    lr, momentum, weight_decay and optimizer that its signature requests. A plain network is wrapped in a
-    ``Classifier``, or in a ``Regressor`` if labels are floats; the wrapper gets all but shape and n_classes. With float
-    labels ``n_classes`` is the number of values in a label; without labels it is None.
+    ``config.model`` names a LightningModule or a plain network. It gets those of the arguments shape, n_classes, mean,
+    std, lr, momentum, weight_decay and optimizer that its signature has. A plain network is wrapped in a
+    ``Classifier``, or in a ``Regressor`` if labels are floats; the wrapper gets all arguments except shape and
+    n_classes. With float labels ``n_classes`` is the number of values in a label; without labels it is None.
 
     Raises:
         UserError: the module cannot be built for this config and data set.
@@ -95,7 +95,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
 
 
 def standardises(model: str, module: LightningModule) -> bool:
-    """Check whether the module of component ``model`` was built with the data set's mean and standard deviation."""
+    """Check whether the module of component ``model`` got the data set's mean and standard deviation as arguments."""
     requested = select_arguments(registry.find("model", model), {"mean": (), "std": ()})
     return bool(requested) or type(module) in (Classifier, Regressor)
 
@@ -125,10 +125,10 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
 
 
 def noise_key(config: Experiment) -> int:
-    """Return a 128-bit key from all fields that decide the results of ``config``: no two experiments share noise.
+    """Return a 128-bit key of the experiment's noise, so that no two experiments use the same noise.
 
-    The key ignores fields that may change when a run is resumed, and the difference between 1 and 1.0. It also ignores
-    the number of rounds if a run with more rounds begins like a run with fewer rounds.
+    The key is computed from all fields that decide the results. It does not distinguish 1 and 1.0. It ignores the
+    number of rounds if a run with more rounds begins like a run with fewer rounds.
     """
     is_longer_alike = config.dp.target_epsilon is None and not depends_on_rounds(config.client.lr_schedule)
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
@@ -137,9 +137,10 @@ def noise_key(config: Experiment) -> int:
 
 
 def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
-    """Return the name of a run in its checkpoints and clients' memories: a hash of all that decides its results.
+    """Return the name of a run in its checkpoints and clients' stored states: a hash of all that decides its results.
 
-    experiment: its ``noise_key``, so that a run with more rounds has the same name; data: the hash of its data set.
+    experiment: the ``noise_key`` of the experiment, so that a run with more rounds has the same name. data: the hash of
+    the data set. salt: the run's salt; empty if the noise is seeded.
     """
     return key_of({"experiment": experiment, "data": data, "noise": salts.name_of(salt) if salt else ""})
 
@@ -147,9 +148,10 @@ def run_name(experiment: int, data: str, salt: bytes = b"") -> str:
 def build_worker(
     config: Experiment, facts: Dataset, here: str, source: Source, algorithm: Algorithm | None, data: RunData
 ) -> Worker:
-    """Return a worker of an experiment; ``facts``: the data set without its images; ``source``: the source of noise.
+    """Return the worker of this process, which trains clients of the experiment.
 
-    here: the folder from which import paths start; algorithm: None in another process, which builds the algorithm.
+    facts: the data set without examples. here: the folder to which the names of user-defined components are relative.
+    source: the source of noise. algorithm: None in a separate process, which then builds the algorithm. data: all data.
 
     Raises:
         UserError: a user-defined component has other code in this process, or the GPU lacks the precision.
