@@ -1,4 +1,4 @@
-"""The Python interface: run an experiment, load the rounds and models of a finished run, run a sweep on Ray."""
+"""The Python interface: run an experiment, run a sweep on Ray, load the metrics and models of a finished run."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ from fedcommons.tune.sweep import MOST, Trial, cell, open_sweep, require_few, ru
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. summary: the content of ``summary.json``.
+    """A finished run, with its metrics and models. summary: the content of ``summary.json``.
 
-    may_run: names of the user-defined components that may be executed to build the run's models; None: all.
+    may_run: names of the user-defined components that may be executed to build the run's models; None: all of them.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class Result:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Return a table with one row per round; see ``load_rounds``."""
+        """Return the metrics as a table with one row per round; see ``load_rounds``."""
         return load_rounds(self.folder)
 
     @property
@@ -55,7 +55,7 @@ class Result:
 
         Raises:
             UserError: the model's file and checkpoint were removed or are damaged, or the method has no server model.
-                It is also raised if the module is user-defined and may not be executed, or its code has changed.
+                The error is also raised if the module is user-defined and may not be executed or has changed.
         """
         if (saved := model_files.read(self.folder / model_files.LAST)) and saved[1] == self.summary["rounds"]:
             return self._loaded(saved)
@@ -65,20 +65,24 @@ class Result:
 
     @property
     def best(self) -> LightningModule:
-        """Return the server model of the round with the best accuracy (or, without accuracy, loss) on validation data.
+        """Return the server model of the round with the best validation accuracy, or the best loss without accuracies.
+
+        If ``federation.stop`` is "patience", the metric is ``federation.stop_metric``.
 
         Raises:
-            UserError: there is no such file, for example in a run without validation data; and as ``model``.
+            UserError: there is no best model, for example without validation data; or as for ``model``.
         """
         if saved := model_files.read(self.folder / model_files.BEST):
             return self._loaded(saved)
         raise UserError(f"{self.folder} has no {model_files.BEST}: no round had a value on validation data.")
 
     def export(self, form: str = "onnx") -> Path:
-        """Write the model of the last round, for batches of any size, to ``model.onnx`` in the folder; return its path.
+        """Write the server model of the last round to ``model.onnx`` in the run folder; return the path of this file.
+
+        The exported model accepts batches of any size. form: the file format, always "onnx".
 
         Raises:
-            UserError: ``form`` is unknown, a package is missing, torch cannot export the model; and as ``model``.
+            UserError: ``form`` is unknown, a package is missing, torch cannot export the model; or as for ``model``.
         """
         exports.require(form)
         if not (saved := model_files.read(self.folder / model_files.LAST)):
@@ -87,11 +91,11 @@ class Result:
         return path
 
     def personal(self, client: int) -> LightningModule:
-        """Return a client's own model after the last round, as ``model`` does, if the method is ``Personal``.
+        """Return the personal model of client number ``client`` after the last round, on the CPU, in evaluation mode.
 
         Raises:
-            UserError: its checkpoint was removed or is damaged, there is no such client, or the method has no personal
-                models.
+            UserError: the method has no personal models, there is no such client, or the last checkpoint was removed or
+                is damaged.
         """
         self._require_allowed("algorithm")
         algorithm: Algorithm = part_of(self.experiment, "algorithm")
@@ -112,13 +116,13 @@ class Result:
         return end
 
     def _untrained(self) -> LightningModule:
-        """Return the module with arbitrary trained weights; its frozen weights are those of the run."""
+        """Return the run's module with its frozen weights; the trainable weights are still to be loaded."""
         if saved := model_files.read(self.folder / model_files.LAST):
             return self._loaded(saved)
         self._require_allowed("model")
         if self.may_run is None:
             return worker.build_module(self.experiment, load_data.load(self.experiment.data))
-        raise UserError(  # data that only the run folder names are not read
+        raise UserError(  # the data set's path comes from the run folder only, so it is not read
             f"{self.folder} has no {model_files.LAST}, which says what its data look like."
         )
 
@@ -148,10 +152,10 @@ class Result:
 
 
 def load(folder: str | Path, *, may_run: Collection[str] = ()) -> Result:
-    """Load a finished run from its folder: its summary, rounds and models. The data set is not needed.
+    """Load a finished run from its folder: its summary, metrics and models. The data set is not needed.
 
-    may_run: names of the user-defined components that may be executed, as the run's config writes them, such as
-    ``my_nets.py:ResNetGN``. Code that only a file of the run names is not executed.
+    may_run: names of the user-defined components that may be executed, as in the run's config.yaml, for example
+    ``my_nets.py:ResNetGN``. Other user-defined code that the run names is not executed.
 
     Raises:
         UserError: the folder holds no finished run.
@@ -172,15 +176,18 @@ def run(
 ) -> Result:
     """Run the experiment in ``folder``: an interrupted run continues, and a finished run is only read.
 
-    say: called with each message of the run; by default messages go to the logger ``fedcommons``, which prints nothing
-    by default; use ``say=print`` to see them. on_round: called after each round with its number and metrics, first with
-    round 0, the untrained model. Settings of the process (torch's precision, threads and random state, signal handlers,
-    Matplotlib's backend) do not affect the run and are restored afterwards. The function may be called in any thread,
-    also in a thread with an event loop, and within another run in the same thread.
+    Settings of the process (torch's precision, threads and random state, signal handlers, Matplotlib's backend) do not
+    affect the run and are restored afterwards. The function may be called in any thread, also in a thread with an event
+    loop, and within another run in the same thread.
+
+    Args:
+        say: called with each message of the run, for example ``print``. By default messages go to the logger
+            ``fedcommons``, which prints nothing unless it is configured.
+        on_round: called after each round with its number and metrics, first with round 0, the untrained model.
 
     Raises:
-        UserError: the experiment cannot be run, or the folder holds another experiment. It is also raised if another
-            thread of this process runs an experiment, as both would draw from the same random state.
+        UserError: the experiment cannot be run, or the folder holds another experiment. The error is also raised if
+            another thread of this process runs an experiment, as both would draw from the same random state.
         ClientError: a client failed; the traceback is in ``folder/error.txt``.
     """
     if not isinstance(experiment, Experiment):
@@ -192,16 +199,16 @@ def run(
 
 
 def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
-    """Run each experiment in its own subfolder of ``folder``; return a table with one row per run, as ``load_runs``.
+    """Run each experiment in a separate subfolder of ``folder``; return a table with one row per run (``load_runs``).
 
     Finished runs are only read, interrupted runs continue, and each generator is trained once for all runs. Ray is
-    started if it is not running, and keeps running for the next sweep. show: print the same messages as the command of
-    a sweep; if False, messages only go to the logger ``fedcommons``.
+    started if it is not running, and keeps running for the next sweep. show: print progress and messages as the
+    command-line program does; if False, messages only go to the logger ``fedcommons``.
 
     Raises:
         UserError: an experiment cannot be run, an item is no experiment, or another thread of this process runs an
-            experiment; in all these cases nothing was run.
-        ClientError: some runs failed; all other runs are finished and can be loaded.
+            experiment. In these cases no experiment has been run.
+        ClientError: some runs failed. The other runs are finished and can be loaded.
     """
     out, cells = folder_path(folder), named(listed(experiments))
     with only_thread(), Display(quiet=not show) as display:
@@ -210,7 +217,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
         with open_sweep(out, resume=True, say=lambda text: None):
             try:
                 failures = run_cells(remaining, out, display).failures
-            except BaseException:  # also for Ctrl-C: the next sweep would wait for this sweep's places
+            except BaseException:  # also Ctrl-C: the next sweep would wait for resources of this sweep
                 from fedcommons.tune import trials  # Ray takes a second to import
 
                 trials.remove_all()
@@ -221,7 +228,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
 
 
 def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Return the experiments as a list; a single experiment becomes a list of length one.
+    """Return the experiments as a list; ``experiments`` may also be a single experiment.
 
     Raises:
         UserError: an item is no experiment, or there are too many experiments.
@@ -237,7 +244,7 @@ def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
 
 
 def named(experiments: list[Experiment]) -> list[Trial]:
-    """Return a trial for each different experiment, named after the fields in which the experiments differ.
+    """Return a trial (name and experiment) per different experiment, named after the fields in which they differ.
 
     Raises:
         UserError: the list is empty.

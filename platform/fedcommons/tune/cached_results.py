@@ -1,4 +1,4 @@
-"""Cached results of a sweep other than runs: each result is a file with the facts that it was computed from."""
+"""Cache files for results that a sweep computes in addition to its runs, stored with the inputs of the computation."""
 
 import json
 from collections.abc import Mapping
@@ -11,15 +11,18 @@ from fedcommons.storage.atomic_files import write_json
 
 
 def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, Any]) -> None:
-    """Write the result (plain values) and its facts to ``file``; ``what``: the key of the result in the file."""
+    """Write a result (JSON values) to ``file``, with the inputs ``facts`` that it was computed from.
+
+    what: the key of the result in the file.
+    """
     write_json(file, {"facts": facts, what: result})
 
 
 def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | None:
-    """Return the result in ``file``; None if there is no file. A fact that the file lacks has its default value.
+    """Return the result in ``file``; None if there is no file. An input that is not stored has its default value.
 
     Raises:
-        UserError: the result was computed from other facts, or the file is damaged.
+        UserError: the result was computed from other inputs than ``facts``, or the file is damaged.
     """
     try:
         content = safe_read.json_of(file)

@@ -1,4 +1,4 @@
-"""Trials of a sweep that continue a shorter run in the sweep's folder: the same experiment, planned with fewer rounds.
+"""Let a new trial of a sweep continue a run of the same experiment with fewer rounds from the sweep's folder.
 
 A trial's name contains a hash of its fields, so a trial with more rounds has another folder. The trial begins with a
 copy of the shorter run, which is not changed.
@@ -16,16 +16,15 @@ from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, req
 
 _COPIED = ("environment.json", "config.yaml", "noise.json", "partition.json", "rounds.jsonl", "timing.jsonl",
            "clients.jsonl", "best*.safetensors", "memory/*.safetensors*", "checkpoints/*.safetensors*")  # fmt: skip
-"""Files to copy, in this order: the first two mark a run folder, and a checkpoint names files of memory. A W&B run is
-not copied."""
+"""Files to copy, in this order: the first two make the folder a run folder, and a checkpoint names files in ``memory``.
+The files of Weights & Biases are not copied."""
 
 
 def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[str, Path]:
-    """Return, by trial name, the run in ``out`` that each new trial can continue, if there is one.
+    """Return the run in ``out`` that each new trial can continue, by trial name; trials without such a run are missing.
 
-    It is the run with the most finished rounds among the runs with fewer planned rounds and otherwise the same fields.
-
-    wanted: (name of the folder, experiment) of each trial.
+    Candidates are the runs with fewer planned rounds and the same values of all other fields that decide results. The
+    candidate with the most finished rounds is returned. wanted: (trial name, experiment) of each trial.
     """
     new = [(name, config) for name, config in wanted if not is_run(out / name)]
     shorter: dict[str, list[tuple[int, int, Path]]] = {}

@@ -1,9 +1,11 @@
-"""The cost of a run on this machine: time a step of each shape, to be multiplied by the counts of ``work_counts``.
+"""Measure the seconds of each unit of work of a run on this machine; ``work_counts`` counts the units.
 
-The measurements call the same functions as a worker, with one thread. Rounds of the engine are timed with clients of a
-few batches, and with short variants of a method that counts its work (``TellsWork``). A chunk of the evaluation, epochs
-of a generator on two batches, steps of its sampler, and a sharing stage or its shorter variant are also timed. The
-first call of each is not counted, except for a stage. Files are written only to a temporary folder.
+The measurements call the same functions as a worker, with one thread. They time rounds with clients that have a few
+batches, also with small variants of a method that reports its work (``TellsWork``). They also time a chunk of the
+evaluation, epochs of a generator on two batches, steps of its sampler, and the sharing strategy or its shorter variant.
+A first call is not counted, except for the sharing strategy. Files are written only to a temporary folder.
+
+"Shape" means all fields and facts that the measured seconds depend on. B: batch size;  R: number of rounds.
 """
 
 import resource
@@ -52,36 +54,36 @@ from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.work_counts import Counts
 
 ENOUGH = 0.3
-"""Total seconds after which a measurement is not repeated again."""
+"""Total seconds of a measurement's calls after which no further call is timed."""
 
 SLOW = 2.0
-"""Seconds; a first call that takes longer is counted and not repeated: its set-up is a small part of this time."""
+"""Seconds; a first call that takes longer is used as it is, as the set-up takes a small share of its time."""
 
 SHORT = 0.05
-"""Seconds; shorter rounds are measured with ``MORE`` steps, as the time of two steps would be lost in noise."""
+"""Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary too much."""
 
 FEW, MORE = 2, 17
 """Numbers of local steps in a measured round."""
 
 RATE = 1e-6
-"""Largest learning rate in measurements: with the run's rate they could diverge, and no price depends on the rate."""
+"""Largest learning rate in measurements, so that the loss cannot diverge; no time depends on the learning rate."""
 
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size",
     "client.optimizer",
     "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
 )  # fmt: skip
-"""Fields, or prefixes of fields, on which the price of a step depends."""
+"""Fields, or prefixes of fields, on which the seconds of a local step depend."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints."""
+    """The prices of a run: seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints."""
 
     step: float  # a local step on B examples
-    half: float  # a local step on B/2 examples; steps of other sizes are interpolated linearly
-    training: float  # a client's round, without its steps
-    round: float  # a round, without its clients
+    half: float  # a local step on B/2 examples; other numbers of examples are interpolated linearly
+    training: float  # the fixed part of a client's round, without its local steps
+    round: float  # the fixed part of a round, without its clients' training
     checkpoint: float
     example: float  # evaluation of one example
     gradient: float  # the per-sample gradients of BATCH examples
@@ -89,10 +91,10 @@ class Prices:
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
     memory_bytes: int  # bytes of a client's state in a checkpoint
-    pieces: Mapping[str, float] = field(default_factory=dict)  # the method's further work, by the method's names
+    pieces: Mapping[str, float] = field(default_factory=dict)  # the method's work outside local steps, by unit
 
     def seconds(self, n: Counts, batch_size: int) -> float:
-        """Return the seconds that the work ``n`` takes; batch_size: B."""
+        """Return the seconds of a run with the numbers ``n`` of units of work; batch_size: B."""
         h = half(batch_size)
         slope = (self.step - self.half) / (batch_size - h) if batch_size > h else 0.0
         rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
@@ -104,7 +106,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class GeneratorPrices:
-    """Seconds of a generator's training and sampling, and bytes of memory and weights."""
+    """The prices of a generator: seconds of its training and sampling, and bytes of memory and weights."""
 
     start: float  # set-up of a training, before its first step
     step: float
@@ -114,15 +116,15 @@ class GeneratorPrices:
 
 
 def half(batch_size: int) -> int:
-    """Return the smaller batch size that is timed, about B/2."""
+    """Return the smaller one of the two batch sizes that are timed, about half of ``batch_size``."""
     return max(1, batch_size // 2)
 
 
 def shape_of(ready: Assembled) -> tuple:
-    """Return all that the prices of a run depend on; runs of the same shape have the same prices."""
+    """Return the run's shape as a hashable key: runs with equal keys have the same ``Prices``."""
     c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
-    if isinstance(method, TellsWork):  # its variants show which constants a price depends on
+    if isinstance(method, TellsWork):  # equal variants mean equal prices, see ``TellsWork.smaller``
         variants = tuple(smaller_of(method, FEW))
     else:
         names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
@@ -133,7 +135,7 @@ def shape_of(ready: Assembled) -> tuple:
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
-    """Return the median seconds of several calls; a first call is not counted unless it takes longer than ``SLOW``."""
+    """Return the median seconds of calls of ``do``; the first call only counts if it takes more than ``SLOW``."""
     first = _once(do)
     times = [first] if first > SLOW else [_once(do)]
     while sum(times) < ENOUGH and len(times) < 9:
@@ -150,9 +152,9 @@ def _once(do: Callable[[], Any]) -> float:
 
 
 def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
-    """Return (seconds before the first step, seconds of a step) of ``train``, called with a number of epochs.
+    """Return (seconds of the set-up before the first step, seconds of a step) of the training function ``train``.
 
-    steps: number of steps in an epoch.
+    train: called with a number of epochs. steps: number of steps in an epoch.
     """
     single = seconds_of(lambda: train(1))
     if single > SLOW:
@@ -163,7 +165,7 @@ def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
 
 @fresh_torch()
 def measure(ready: Assembled) -> Prices:
-    """Measure the prices of a run's shape."""
+    """Measure and return the seconds and bytes of each unit of the run's work."""
     c = ready.config
     reset_peak()
     ready, of_pieces = _of_pieces(ready)
@@ -192,7 +194,11 @@ def measure(ready: Assembled) -> Prices:
 
 
 def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
-    """Return the run with the least further work of its method, and the prices of this work (``TellsWork``)."""
+    """Measure the method's work outside local steps, which it reports as ``TellsWork``.
+
+    Returns:
+        The run with the method's variant that has the least such work, and the seconds of each unit by name.
+    """
     method = ready.algorithm
     if not isinstance(method, TellsWork):
         return ready, {}
@@ -206,14 +212,14 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 
 
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """Return the prices of a round and of its clients' steps, without the method's further work."""
+    """Return the ``Prices`` of rounds, clients and local steps by name, without the method's other work."""
 
     def seconds(blocks: int, steps: int, batch: int) -> float:
         small = small_round(ready, blocks * m, steps, batch, blocks)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
     b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
-    small_round(ready, 1, 1, 1).play()  # torch's set-up in a process, as a slow step is not repeated
+    small_round(ready, 1, 1, 1).play()  # a slow first step would otherwise include torch's set-up
     single, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
         k = MORE if single < SHORT else FEW
@@ -225,7 +231,7 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
 
 
 def at_once(ready: Assembled) -> int:
-    """Return the number of clients of a block that are trained together; 1 if each client is trained alone."""
+    """Return the number of clients that a worker trains together (``client.batched``); 1: one after another."""
     if not ready.config.client.batched:
         return 1
     joined = joining(ready.plan.facts.n_clients, ready.plan.participation)
@@ -238,27 +244,28 @@ def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
 
 @dataclass(frozen=True)
 class Small:
-    """A short round, and the units of the method's further work in this round."""
+    """A function that runs a short round, and the units of the method's work outside local steps in this round."""
 
     play: Callable[[], Standing]
     pieces: Mapping[str, float]
 
 
 def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: int = 1) -> Small:
-    """Return round 1 with ``joined`` clients in ``blocks`` blocks; each client makes ``steps`` steps of size ``batch``.
+    """Return round 1 with ``joined`` clients, each of which makes ``steps`` local steps on ``batch`` examples.
 
-    The number of rounds R is that of the run, as the first round of a method may depend on R.
+    blocks: number of groups of clients, each trained by one worker job. The planned number of rounds R is that of the
+    run, as a method's first round may depend on R.
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
     c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
-    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so no further clients exist
+    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so only these exist
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
     data = RunData(few, ready.data.real, {}, ready.data.pool, serves=ready.data.serves)
     loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
-    if loop.dp:  # no noise multiplier is computed for these artificial sizes
+    if loop.dp:  # so that no noise multiplier is computed for a target epsilon
         loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, straggler_rule=None)
@@ -276,14 +283,17 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
 
 
 def stand_in(need: GenerationRequest) -> Contribution:
-    """Return black images, with the number and classes of a generation request, in place of its synthetic images."""
+    """Return black images with the number and labels of the synthetic images that a request would contribute."""
     labels = need.labels[torch.from_numpy(np.arange(need.n) % len(need.labels))]
     return Contribution(Examples(need.examples.x.new_zeros((need.n, *need.examples.x.shape[1:])), labels))
 
 
 @fresh_torch()
 def contribute(ready: Prepared, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
-    """Return the clients' contributions and the seconds that they take; a long stage is timed by a shorter variant."""
+    """Return the examples that clients contribute by the sharing strategy (stage), and the seconds that this takes.
+
+    A strategy that takes long is replaced by its shorter variant. generated: images in place of synthetic images.
+    """
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
     seconds = _once(lambda: results.append(stages.contribute(stage, ready.client_data, generated)))
@@ -292,7 +302,7 @@ def contribute(ready: Prepared, generated: Sequence[Contribution]) -> tuple[Cont
 
 @fresh_torch()
 def measure_generator(need: GenerationRequest) -> GeneratorPrices:
-    """Measure the prices of a generator's shape, from trainings on two batches."""
+    """Measure the seconds and bytes of a generator's training and sampling, with trainings on two batches."""
     generator, n = need.recipe.generator, len(need.examples)
     batch = getattr(generator, "batch_size", n)
     some = need.examples[slice(0, 2 * batch)]
@@ -303,7 +313,7 @@ def measure_generator(need: GenerationRequest) -> GeneratorPrices:
         with user_code_context(generator, "fit"):
             return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    trained = train(1)  # also imports diffusers, and a private generator computes its noise multiplier
+    trained = train(1)  # the first call imports diffusers, and computes a private generator's noise multiplier
     with user_code_context(generator, "fit"):
         weights = trained[1].weights
     start, step = per_epoch(train, -(-len(some) // batch))
@@ -327,9 +337,10 @@ def measure_generator(need: GenerationRequest) -> GeneratorPrices:
 
 @lru_cache(maxsize=8)
 def overhead(wandb: str) -> tuple[float, float, int]:
-    """Return the seconds of a process's first run of one small round, of its second run, and a run's bytes on disk.
+    """Return the fixed cost of a run, apart from training: (seconds of a first run, of a second run, bytes on disk).
 
-    This is the cost apart from steps: folder, figure of the partition, W&B. ``wandb``: W&B's mode, off or offline.
+    Both runs are tiny runs in this process, which write the run folder and the partition's figure. wandb: mode of W&B,
+    off or offline.
     """
     fields = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
               "measure.every": 0, "partition.name": "iid", "tracking.wandb": wandb}  # fmt: skip
@@ -346,21 +357,21 @@ def overhead(wandb: str) -> tuple[float, float, int]:
 
 @lru_cache(maxsize=1)
 def start_up() -> float:
-    """Return the seconds until a new process can begin a run: the time of its imports."""
+    """Return the seconds that a new process needs for its imports before it can begin a run."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
     return time.perf_counter() - started
 
 
 def reset_peak() -> None:
-    """Reset the peak memory; if the system cannot, ``peak`` counts from the start of this process."""
+    """Reset the peak memory of this process; if the system cannot, ``peak`` counts from the process's start."""
     give_back_freed()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak() -> int:
-    """Return the largest memory of this process, in bytes, since ``reset_peak``."""
+    """Return the peak memory of this process since ``reset_peak``, in bytes."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

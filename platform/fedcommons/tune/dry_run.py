@@ -1,8 +1,8 @@
-"""Dry run: print the time, memory and disk that a sweep would need, for each trial and in total.
+"""Dry run: estimate the time, memory and disk space that a sweep would need, for each trial and in total.
 
-A trial's time is the sum of its counted work times the measured time of each unit of work. The total is computed as if
-all generators ran first, then all experiments, each as soon as a place is free. A real sweep mixes generators and
-experiments, which changes little. The measurements include the load that other programs put on the machine now.
+A trial's time is the sum over all kinds of work: number of units times measured seconds of a unit. The total is
+computed as if all generators were trained first, and then all experiments run, each as soon as a process is free. A
+real sweep mixes generators and experiments, which changes little. Other programs on the machine make all times longer.
 """
 
 import heapq
@@ -29,14 +29,15 @@ RAY_S = 6.0
 """Seconds that Ray and Ray Tune take to start."""
 
 LINE = 500
-"""Bytes of a round in rounds.jsonl and timing.jsonl together."""
+"""Assumed bytes per round in rounds.jsonl and timing.jsonl together."""
 
 
 @dataclass
 class Bill:
-    """The cost of the remaining work: seconds of each job, and bytes. ``prices``: prices by measured shape.
+    """The cost of a sweep's remaining work: seconds of each generator, trial (``cells``) and further job, and bytes.
 
-    times: number of trials in the sweep per trial in this bill.
+    times: number of trials in the sweep divided by the number of trials in this bill, which may be a sample.
+    prices, of_generators: measured prices by shape (see ``cost``).
     """
 
     times: float = 1.0
@@ -52,23 +53,26 @@ class Bill:
     of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
 
     def seconds(self, places: int, in_ray: bool = True) -> float:
-        """Return the total seconds with ``places`` processes at a time, or, if not ``in_ray``, in this process only."""
+        """Return the total seconds with ``places`` parallel processes of Ray; if not ``in_ray``, in this process."""
         if not in_ray:
             return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
         stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]
-        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # this process and each stage's processes
+        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # each phase starts new processes
         return starting + sum(self.span(stage, places) for stage in stages)
 
     def span(self, stage: Sequence[float], places: int) -> float:
-        """Return the seconds of a stage; if trials are extrapolated, all places are assumed busy until the end."""
+        """Return the seconds of a phase, given the seconds of its jobs, with ``places`` parallel processes.
+
+        If trials are extrapolated from a sample, all processes are assumed to be busy until the end.
+        """
         return makespan(stage, places) if self.times == 1 else self.times * sum(stage) / places
 
 
 @dataclass(frozen=True)
 class ExtraJob:
-    """A job of a sweep that is not a run. kind: the name of such jobs in the last line of a dry run.
+    """A job of a sweep that is not a run, such as central training. kind: name of such jobs in the dry run's total.
 
-    seconds: measures a step of the job, and returns the seconds of the whole job.
+    seconds: a function that measures a step of the job, and returns the seconds of the whole job.
     """
 
     name: str
@@ -77,7 +81,10 @@ class ExtraJob:
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
-    """Return when the last job ends, if jobs start in this order, each as soon as a place is free."""
+    """Return the seconds until the last job ends, if jobs start in this order, each as soon as a process is free.
+
+    seconds: duration of each job. places: number of parallel processes.
+    """
     free = [0.0] * places
     for job_seconds in seconds:
         heapq.heappush(free, heapq.heappop(free) + job_seconds)
@@ -90,8 +97,11 @@ def print_costs(
 ) -> None:  # fmt: skip
     """Print which trials would run and their cost.
 
-    on_cores: also print the time on another machine with this number of cores. total: number of trials in the sweep,
-    if ``cells`` is only a sample of them.
+    Args:
+        on_cores: also print the time on another machine with this number of cores.
+        extra: further jobs of the sweep.
+        in_ray: whether trials run as parallel processes of Ray; else in this process.
+        total: number of trials in the sweep, if ``cells`` is only a sample of them.
 
     Raises:
         UserError: a trial cannot be run.
@@ -129,7 +139,7 @@ def print_costs(
 
 
 def _cell(ready: Prepared, bill: Bill) -> str:
-    """Add a trial to the bill; return its cost as text."""
+    """Measure the trial's cost, add it to the bill, and return it as text for the user."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
     assembled, c = build.assemble_contributed(ready, contributed), ready.config
     counts, shape = count_work(assembled), cost.shape_of(assembled)
@@ -160,9 +170,9 @@ def _generator(job: Job, bill: Bill) -> None:
 
 
 def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None = None) -> float:
-    """Return the seconds that the jobs take one by one on one core; a step of each new shape is timed.
+    """Return the seconds that the generator jobs take one after another on one core.
 
-    prices: prices by shape of earlier calls; this call adds the prices of new shapes.
+    prices: prices by shape from earlier calls; this call measures new shapes, and adds their prices.
     """
     bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:

@@ -1,4 +1,4 @@
-"""``federation.gpus_per_actor auto``: measure on a GPU, before any work, which share of a GPU a process needs."""
+"""``federation.gpus_per_actor auto``: measure, before any work, which share of a GPU a training process needs."""
 
 import os
 from collections.abc import Sequence
@@ -29,17 +29,19 @@ from fedcommons.tune import cost
 def share(need: int, total: int, processes: int, gpus: int) -> float:
     """Return the share of a GPU for each of ``processes`` processes: 1/min(ceil(processes/gpus), total // need).
 
-    So the processes spread over all GPUs, and the processes on a GPU fit in its memory. The share is at least 1/10,000
-    and a multiple of 1/10,000, Ray's unit. need: bytes of a process, 0: unknown, no bound. total: bytes of a GPU.
+    So the processes spread over all GPUs, and the processes on a GPU fit in its memory. The share is rounded down to a
+    multiple of 1/10,000, Ray's unit, and is at least one unit. need: bytes of GPU memory that a process uses; 0: they
+    are unknown, so memory does not limit the number of processes. total: bytes of a GPU's memory.
     """
     room = max(1, total // need) if need else processes
     return max(1, floor(10_000 / min(-(-processes // gpus), room))) / 10_000
 
 
 def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment]:
-    """Return the experiments with a share of a GPU in place of ``auto``, if an experiment has it and Ray has GPUs.
+    """Return the experiments with ``federation.gpus_per_actor auto`` replaced by a number, if Ray has GPUs.
 
-    One experiment of each shape runs a short round on a GPU; the largest memory decides. Ray must be connected.
+    One experiment of each shape (see ``cost``) runs a short round on a GPU. The largest memory decides the common
+    share. Ray must be connected.
 
     processes: number of processes that run at the same time.
 
@@ -80,7 +82,10 @@ def _absolute(config: Experiment) -> Experiment:
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
-    """Return (bytes that the experiment uses on this task's GPU, bytes of the GPU); (0, 0) without a GPU."""
+    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
+
+    here: the folder to which the names of user-defined components are relative.
+    """
     os.environ[registry.HERE] = here
     if not has_gpu():
         return 0, 0
@@ -92,10 +97,10 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 
 @fresh_torch()
 def play(config: Experiment) -> None:
-    """Run the parts of an experiment that use the most memory.
+    """Run the steps of an experiment that use the most memory.
 
-    They are two steps of a client, a chunk of the evaluation, and a generator's training and sampling. If the clients
-    of a block are trained together, all clients of a block make two steps.
+    They are two local steps of a client (of all clients that are trained together), a chunk of the evaluation, a batch
+    of per-sample gradients, and the training and sampling of the generator with the most examples.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])

@@ -1,4 +1,4 @@
-"""Grid sweeps: the options and trials that all sweeps have in common, and the notes under their tables."""
+"""Grid sweeps: the command-line options that all sweeps share, their trials, and the notes under their tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -29,7 +29,7 @@ VARIED = {
 
 
 def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the preset and the data set, which decide the defaults of all other options."""
+    """Return the names of preset and data set in the command line; both decide the defaults of all other options."""
     preset = parse.early(argv, "preset", "small")
     return preset, parse.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
 
@@ -42,11 +42,11 @@ def parser(
     stem: str,
     fields: Mapping[str, Any] | None = None,
 ) -> parse.Parser:
-    """Return the parser with the options of a grid and every field of the grid's components.
+    """Return the parser with the options of a grid sweep and every field of the chosen components.
 
-    defaults: the defaults of ``algorithms`` and ``settings``; more: (name, type, default, help) of options of one
-    sweep; stem: the beginning of the default folder's name; fields: the fields that the sweep's presets set, if they
-    differ from ``presets``.
+    title: the title of ``--help``. defaults: the defaults of the options ``algorithms`` and ``settings``. more: (name,
+    type, default, help) of each further option of the sweep. stem: the beginning of the default folder's name.
+    fields: values of the fields in the sweep's preset; None: the values of ``presets``.
     """
     preset, dataset = preset_and_dataset(argv)
     lists = {"algorithms": "fedavg", **defaults}
@@ -70,22 +70,24 @@ def parser(
 
 
 def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
-    """Refuse fields in the user's options that an option of the sweep also sets; ``more``: further field to option."""
+    """Refuse a field that the user set although a sweep's option also sets it; ``more``: further fields -> option."""
     parse.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
 def base(options: parse.Options) -> dict[str, Any]:
-    """Return the fields of all trials, including the fields of components that only some trials use; see ``cell``."""
+    """Return the values of the fields that all trials have in common, also for components that only some trials use."""
     return sweep.tracked(parse.flat(options), Path(options.out))
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
-    """Return the trial with the values ``fields``."""
+    """Return the trial (name and experiment) whose fields have the values ``fields``."""
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
 def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all combinations of the lists; in a dry run of more than ``sweep.MAX_LISTED`` trials, only a sample.
+    """Return all combinations of values, one from each list.
+
+    A dry run with more than ``sweep.MAX_LISTED`` combinations returns a random sample of ``sweep.FEW``.
 
     Raises:
         UserError: there are more combinations than a sweep may have trials.
@@ -97,18 +99,18 @@ def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, .
 
 
 def print_count(options: parse.Options, n: int) -> bool:
-    """Check whether a dry run only counts n trials (and times a sample); if so, set ``options.total`` to n."""
+    """Check whether a dry run of n trials times only a sample of them; if so, set ``options.total`` to n, else None."""
     options.total = n if options.dry_run and n > sweep.MAX_LISTED else None
     return options.total is not None
 
 
 def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:
-    """Return each trial once: for a partition without alpha, the trials of all alphas are the same."""
+    """Return each trial once; for example, a partition without alpha gives the same trial for each alpha."""
     return list({cell.name: cell for cell in cells}.values())
 
 
 def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Return the table of the trials' finished runs, in order; unreadable runs are reported, see ``load_runs``."""
+    """Return a table with one row per finished run of the trials, in order; unreadable runs are reported to ``say``."""
     import pandas as pd
 
     folders = [out / c.name for c in cells if is_run(out / c.name) and (out / c.name / "summary.json").exists()]
@@ -117,7 +119,7 @@ def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None]
 
 
 def method_note(cells: Sequence[Experiment]) -> str:
-    """Return the clients' weighting and the methods' constants that are not null, as text under a table."""
+    """Return a table's footnote: the clients' weighting, and the methods' constants that are not null."""
     sentences = [
         f"Clients weigh {'alike' if cells[0].federation.weighting == 'uniform' else 'by their numbers of examples'}"
     ]
@@ -132,7 +134,10 @@ def method_note(cells: Sequence[Experiment]) -> str:
 
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
-    """Return the fields, without ``varied``, that decide results and differ from preset ``paper``; "" for none."""
+    """Return, as text, the fields that decide results and differ from preset ``paper``; "" if there are none.
+
+    varied: fields that the sweep varies, which are left out.
+    """
     hidden = {
         *varied,
         "measure.every",
@@ -152,7 +157,7 @@ def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
 
 
 def several(cells: Sequence[Experiment], field: str) -> str:
-    """Return the value of a field as text, or all its values if the trials differ."""
+    """Return the value of a field as text, or a list of all values if the experiments differ."""
     flats = [c.flat for c in cells]
     return ", ".join(dict.fromkeys(_plain(flat[field]) for flat in flats if field in flat))
 
@@ -166,7 +171,7 @@ def _plain(value: object) -> str:
 
 
 def work_note(cells: Sequence[Experiment]) -> str:
-    """Return the footnote under every table: the local work of the clients."""
+    """Return the footnote under every table on local training: epochs E, batch size B and model."""
     epochs, batch, model = (several(cells, name) for name in ("client.epochs", "client.batch_size", "model.name"))
     work = "E' = floor(n_i E/(n_i + n~)) local epochs with synthetic data, so that steps stay equal"
     return (
@@ -176,7 +181,7 @@ def work_note(cells: Sequence[Experiment]) -> str:
 
 
 def title(cells: Sequence[Experiment]) -> str:
-    """Return the title of a figure: data set, target, number of seeds."""
+    """Return the title of a figure, as text: data set, target, number of seeds."""
     datasets = ", ".join(dict.fromkeys(registry.label(c.data.name) for c in cells))
     seeds = len({c.seed for c in cells})
     targets = {c.target for c in cells}
@@ -186,10 +191,10 @@ def title(cells: Sequence[Experiment]) -> str:
 
 
 def is_smoke(options: parse.Options) -> bool:
-    """Check whether the runs are smoke tests, too small for conclusions, whose tables and figures are stamped."""
+    """Check whether the preset is ``smoke``, whose runs are too small for conclusions."""
     return options.preset == "smoke"
 
 
 def stamped(text: str, options: parse.Options) -> str:
-    """Return a table, with a stamp above it if its runs are smoke tests."""
+    """Return a table as text, with a warning above it if the preset is ``smoke``."""
     return f"**{presets.SMOKE}**\n\n{text}" if is_smoke(options) else text

@@ -1,4 +1,4 @@
-"""The main function of all sweeps: estimate the cost with ``--dry-run``, else run the trials and report the results."""
+"""The main function of all sweeps: run the trials and report the results, or only estimate the cost (``--dry-run``)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +27,14 @@ def run(
 ) -> int:
     """Run the unfinished trials in ``--out`` and report on all trials; return the exit code.
 
-    report: writes files into ``--out`` from all run folders, also those of earlier calls. stem: the beginning of the
-    names of these files. play: runs the unfinished trials in the open folder, and further jobs of the sweep if it has
-    any. extra: returns the further jobs of ``play``, with their cost.
+    Args:
+        stem: the beginning of the names of the result files.
+        report: writes the result files into ``--out``, from all run folders, also those of earlier calls.
+        play: runs the unfinished trials, and further jobs of the sweep, if it has any.
+        extra: returns the further jobs that ``play`` runs, for the dry run.
 
     Raises:
-        UserError: a request cannot be met; this is raised before any work.
+        UserError: an option is invalid, or a trial cannot be run. Nothing has been run in this case.
     """
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
@@ -54,7 +56,7 @@ def run(
 
 
 def write_page(out: Path, stem: str, display: Display) -> bool:
-    """Write ``report.html`` on all runs in ``out`` and return whether it was written; an error is only reported."""
+    """Write ``report.html`` about all runs in ``out``; after an error, show a warning and return False."""
     try:
         from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
 
@@ -69,7 +71,7 @@ def dry_run(
     cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
     extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None,
 ) -> None:  # fmt: skip
-    """Print which trials would run and their cost; see ``dry_run.print_costs``."""
+    """Print which trials would run, and their time, memory and disk space; arguments: see ``dry_run.print_costs``."""
     display.say("Loading torch and the data ...")
     from fedcommons.tune.dry_run import print_costs
 
@@ -77,7 +79,7 @@ def dry_run(
 
 
 def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Write the report page, print failures, durations and the location of results; return the exit code."""
+    """Write ``report.html``, and print failures, durations and the folder; return the exit code, 1 after a failure."""
     page = "report.html, " if write_page(out, stem, display) else ""
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")

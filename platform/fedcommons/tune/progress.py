@@ -1,4 +1,4 @@
-"""Show the progress of Ray Tune's trials; a separate module from ``sweep``, as Ray takes a second to import."""
+"""Show the progress of Ray Tune's trials. ``sweep`` imports this module late, as Ray takes a second to import."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from fedcommons.cli.display import Display, duration
 from fedcommons.errors import ClientError, UserError
 
 PLACE_S = 600.0
-"""Seconds for which a sweep continues without a running trial."""
+"""Seconds after which a sweep without any running trial is stopped."""
 
 
 @dataclass
 class Pile:
-    """The progress of one kind of work, in units: generators, or rounds of all runs.
+    """The progress of one kind of work in a sweep. Its unit is a generator or a round.
 
-    of: total number of units. done: number of finished units. seconds, timed: seconds that trials of this sweep took,
-    and the number of units that they finished in this time.
+    total, done: number of all units, and of finished units. timed, seconds: number of units that trials of this call
+    finished, and the seconds that the trials took for them.
     """
 
     total: int
@@ -30,18 +30,18 @@ class Pile:
 
     @property
     def remaining_s(self) -> float | None:
-        """Return the seconds of the remaining units, one trial after another; None if no unit was timed."""
+        """Return the estimated seconds of the remaining units on one process; None if no unit has been timed."""
         if self.done >= self.total:
             return 0.0
         return self.seconds / self.timed * (self.total - self.done) if self.timed else None
 
 
 class Progress(Callback):
-    """The callback that passes Tune's events on to the display; ``on_end`` is called after each run.
+    """The callback that shows Tune's events on the display.
 
-    bring: called with the name of a run, fetches its folder, which may be on another machine. rounds: number of rounds
-    of each run, by name. ready: time by ``clock`` at which the last generator was finished, 0 before. clock: returns
-    seconds from any fixed time.
+    rounds: number of rounds of each run, by trial name. on_end: called after each run. clock: returns the time in
+    seconds. fetch: called with a trial name; copies the run's folder from another machine, if it is there.
+    ready: the time at which the last generator was finished; 0 before.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Progress(Callback):
         self.display, self.on_end, self.rounds, self.clock, self.fetch = display, on_end, rounds, clock, fetch
         self.done, self.ready, self.placed = 0, 0.0, None
         self.generators, self.played = Pile(n_generators), Pile(sum(rounds.values()))
-        self.last: dict[str, tuple[float, int]] = {}  # by trial: time and round of its last report
-        self.names: dict[str, str] = {}  # names of generators, by trial
-        self.most = 1  # largest number of trials at the same time
+        self.last: dict[str, tuple[float, int]] = {}  # by trial ID: time and round of the last report
+        self.names: dict[str, str] = {}  # by trial ID: name of its generator on the display
+        self.most = 1  # largest number of parallel trials so far
 
     def __getstate__(self) -> dict:
         return {}  # Tune pickles its callbacks into its own record, which is unused; a terminal cannot be pickled
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
-        """Stop a sweep that has lost its resources in Ray, for example because nodes left or other work uses them.
+        """Stop a sweep whose trials get no resources from Ray, as nodes have left or other programs use them.
 
         Raises:
             ClientError: no trial has run for ``PLACE_S``.
@@ -97,7 +97,7 @@ class Progress(Callback):
         self._end(trial)
 
     def _play(self, trial: str, number: int) -> None:
-        """Record that a trial finished round ``number``; earlier rounds of a resumed trial count, but are not timed."""
+        """Record that a trial has finished round ``number``; rounds before the resume of a run are not timed."""
         now = self.clock()
         then, before = self.last.get(trial, (now, 0))
         self.last[trial] = now, number
@@ -125,7 +125,7 @@ class Progress(Callback):
 
     @property
     def remaining_s(self) -> float | None:
-        """Return the seconds until the sweep ends with the largest number of parallel trials so far; None: unknown."""
+        """Return the estimated seconds until the sweep ends, with ``most`` parallel trials; None if it is unknown."""
         piles = self.generators.remaining_s, self.played.remaining_s
         return None if None in piles else sum(filter(None, piles)) / self.most
 

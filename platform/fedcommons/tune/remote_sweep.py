@@ -1,4 +1,4 @@
-"""A sweep's copy in a storage: fetch runs of other machines from the storage, and send runs, tables and figures."""
+"""A sweep's copy in a remote storage: download runs of other machines, and upload runs, tables and figures."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,13 +12,13 @@ from fedcommons.tracking.remote_run import RunMirror, name_of, require_apart
 from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
-"""Names of the files in a sweep's folder that are sent to the storage, as a regular expression."""
+"""Regular expression of the names of the result files in a sweep's folder that are uploaded."""
 
 
 class SweepMirror:
-    """The connection between the sweep in ``out`` and the storage of its first trial; without a storage, a no-op.
+    """The connection between the sweep in the folder ``out`` and its storage; without a storage, it does nothing.
 
-    cells: the trials, each with a name and a config.
+    cells: the trials, each with a name and a config. Tables and figures go to the storage of the first trial.
     """
 
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
@@ -27,10 +27,10 @@ class SweepMirror:
         self._snapshots: Snapshots | None = None
 
     def begin(self, resume: bool) -> None:
-        """Connect to the storage; with ``resume``, fetch the sweep's runs and send finished runs that it lacks.
+        """Connect to the storage; with ``resume``, download the sweep's runs and upload finished local runs.
 
         Raises:
-            ClientError: another process writes such a run, or the storage does not accept the run.
+            ClientError: another process writes a run to the storage, or the storage does not accept a run.
             UserError: the storage cannot be reached or written, lies in ``out``, or holds this sweep already and
                 ``resume`` is False.
         """
@@ -55,16 +55,16 @@ class SweepMirror:
                     mirror.end()
 
     def fetch(self, name: str) -> None:
-        """Fetch the run of trial ``name`` from the storage, unless the run in ``out`` is finished.
+        """Download the run of trial ``name`` from the storage, unless the run in ``out`` is finished.
 
         Raises:
-            UserError: the storage cannot be reached, or as ``RunMirror.bring``.
+            UserError: the storage cannot be reached, or ``RunMirror.fetch`` raises this error.
         """
         if read_summary(self.out / name) is None and (mirror := self._mirror(name)):
             mirror.fetch()
 
     def upload(self, name: str) -> None:
-        """Send the run of trial ``name`` to the storage.
+        """Upload the run of trial ``name`` to the storage.
 
         Raises:
             UserError: the storage cannot be reached.
@@ -74,16 +74,16 @@ class SweepMirror:
             mirror.end()
 
     def claim(self) -> None:
-        """Reserve the sweep's name in the storage if the name is new. Raises: as ``end``."""
+        """Reserve the sweep's name in the storage if it is new there; errors: see ``end``."""
         if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 
     def end(self) -> None:
-        """Send the sweep's tables and figures to the storage.
+        """Upload the sweep's tables and figures to the storage.
 
         Raises:
-            ClientError: the files cannot be sent, or another process has sent other files in the meantime. The files
-                in ``out`` remain.
+            ClientError: the upload failed, or another process has uploaded different files since. The files in ``out``
+                remain.
         """
         try:
             if self._snapshots:

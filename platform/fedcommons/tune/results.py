@@ -1,4 +1,4 @@
-"""Results of a sweep over any fields: the mean of a configuration over seeds, ranked tables and a figure."""
+"""Results of a hyperparameter sweep: the mean of a metric over seeds, ranked tables and a figure."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -26,17 +26,17 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
-"""Columns of tune.csv after the swept fields; a column is left out if no run has it."""
+"""Columns of tune.csv after the swept fields; a column without any value is left out."""
 
 SHARING = "sharing.setting"
 """The field that every table, title and printed command states, even if it was not swept."""
 
 
 def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
-    """Return the table of the trials' runs that have rounds.
+    """Return a table with one row per run of the trials that has finished a round.
 
     Raises:
-        UserError: no run has the metric.
+        UserError: no run has the column ``metric``.
     """
     import pandas as pd
 
@@ -49,7 +49,7 @@ def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], N
 
 
 def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
-    """Return the mean of the metric over the seeds of a configuration; None if a run is unfinished or lacks it."""
+    """Return the mean of a metric over trials that differ in the seed; None if a trial is unfinished or lacks it."""
     runs = frame(cells, out, metric, lambda text: None)
     if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
         return None
@@ -58,7 +58,7 @@ def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
 
 
 def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the figure and the summary, and print the table; fields: the swept fields."""
+    """Write tune.md, tune.csv, tune.png and summary.json into ``out``, and print the table; fields: swept fields."""
     import pandas as pd
 
     runs, metric = frame(cells, out, options.metric, display.say), options.metric
@@ -87,10 +87,10 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
 
 
 def line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
-    """Return the options by which ``run.py`` runs this experiment.
+    """Return the command-line options with which ``run.py`` runs this experiment.
 
-    These are the sharing, the fields that differ from the preset, and the fields in ``stated``. A field that the user
-    set or swept belongs in ``stated``, because preset ``authors`` sets other values for each cell of its table.
+    These are the sharing strategy, the fields that differ from the preset, and the fields ``stated``. Fields that the
+    user set or swept belong in ``stated``, as preset ``authors`` has different values for each configuration.
     """
     named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
     usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))

@@ -1,4 +1,4 @@
-"""The order of a sweep's trials (each run after its generators), and the values that a sweep shares with its trials."""
+"""The order of a sweep's trials (each run after its generators), and values that the driver passes to the trials."""
 
 import json
 import time
@@ -22,15 +22,15 @@ from fedcommons.runtime.gpu_memory import is_lost
 from fedcommons.storage.artifact_store import Store, key_of
 
 EVERY = 5.0
-"""Seconds between two progress reports of a generator's training, which waits until Tune accepts a report."""
+"""Seconds between two progress reports of a generator's training; each report pauses the training for a moment."""
 
 
 @dataclass(frozen=True)
 class MissingArtifact:
-    """A missing artifact of the store: a client's generator, synthetic images of this generator, or both.
+    """Synthetic images of a client's generator that the artifact store lacks; the generator may be missing too.
 
-    images: the keys of the images. cells: the names of all runs that need some of the images. told_by: names of some of
-    these runs, so that each image is needed by one of them: their configs describe all the images.
+    images: the keys of the images in the store. cells: names of all runs that need some of the images. told_by: names
+    of a subset of these runs, whose configs together describe all the images.
     """
 
     client: int
@@ -40,9 +40,9 @@ class MissingArtifact:
 
 
 def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
-    """Train the generator of the images ``images``, sample the images, and store generator and images.
+    """Train a generator unless it is stored, sample the images with the keys ``images``, and store the results.
 
-    cells: runs that need the images, each with its ``config`` and, as ``data``, the hash of its data set at the driver.
+    cells: runs that need the images, each with its ``config`` and, as ``data``, the hash of the driver's data set.
 
     An error is reported to Tune and not raised, as a second attempt would fail again. If this process has lost its GPU,
     the error is also raised, so that Tune starts a new process.
@@ -75,25 +75,25 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 
 
 class InOrder(Searcher):
-    """The search algorithm that gives Ray Tune its trials in order: the first remaining run, or a generator it needs.
+    """The search algorithm that gives Ray Tune its trials: the first remaining run, or a generator that the run needs.
 
-    A trial for a later run comes earlier only if a core would otherwise wait for the first run's generators.
+    Trials of later runs start earlier only if a core would otherwise wait for the first run's generators.
 
-    cells: number of cores of each run, by name; a generator takes one core.  lacking: missing artifacts of all runs.
+    cells: number of cores of each run, by name; a generator takes one core. missing: the missing artifacts of all runs.
     """
 
     def __init__(self, cells: Mapping[str, int], missing: Collection[MissingArtifact]) -> None:
         super().__init__()
         self.cells, self.missing = dict(cells), dict(enumerate(missing))
-        self.running: dict[str, int | None] = {}  # by trial: number of its generator; None: the trial is a run
-        self.cores: dict[str, int] = {}  # by trial: its number of cores
-        self.failed: dict[str, str] = {}  # by run: why the training of one of its generators failed
+        self.running: dict[str, int | None] = {}  # by trial ID: number of its generator; None: a run
+        self.cores: dict[str, int] = {}  # by trial ID: number of cores
+        self.failed: dict[str, str] = {}  # by run: why one of its generators failed
         self.traces: list[str] = []  # tracebacks of failed generators
-        self.unsent = ""  # why the storage lacks some generators
+        self.unsent = ""  # why the upload of a generator failed
         self.n_trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the parameters of the next trial; None: later. Tune calls this while no trial is pending."""
+        """Return the parameters of the next trial; None: no trial can start now; FINISHED: all trials have started."""
         for name in list(self.cells):
             needed = [number for number, generator in self.missing.items() if name in generator.cells]
             if name in self.failed:
@@ -110,7 +110,7 @@ class InOrder(Searcher):
         return None if self.cells else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Record that a trial ended; if its generator failed, mark all runs that need this generator as failed."""
+        """Record that a trial ended; after a failed generator, mark all runs that need the generator as failed."""
         self.cores.pop(trial_id, None)
         number = self.running.pop(trial_id, None)
         if number is None:
@@ -129,22 +129,22 @@ class InOrder(Searcher):
         return {}  # Tune pickles the search algorithm into its own record, which is unused
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
-        """Do nothing: a sweep resumes from its runs' folders."""
+        """Save nothing, as a sweep resumes from the folders of its runs."""
 
 
 NAMESPACE = "fedcommons"
-"""Namespace of the shared values in Ray's key-value store."""
+"""Namespace of the values in Ray's key-value store."""
 
 DRIVER = ""
-"""The name of the driver's ``hosts.facts`` among the shared values; no run has this name."""
+"""The name under which the driver shares its ``hosts.facts``, such as code hashes; no run has this name."""
 
 
 @contextmanager
 def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
-    """Share plain values with the trials of this driver by Ray's key-value store, while the context is open.
+    """Share JSON values with the trials of this driver through Ray's key-value store, while the context is open.
 
-    They are not parameters of trials, as Tune records these, and ``tune.with_parameters`` stores values until its
-    driver ends.
+    The values are not passed as parameters of trials, as Tune would record them, nor by ``tune.with_parameters``, which
+    stores values until the driver ends.
     """
     from ray.experimental import internal_kv
 
@@ -159,7 +159,7 @@ def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def shared_value(name: str) -> Any:
-    """Return the value that the driver shares under the name ``name``."""
+    """Return the value that the driver of this trial shares under ``name`` (see ``shared_values``)."""
     from ray.experimental import internal_kv
 
     return json.loads(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))

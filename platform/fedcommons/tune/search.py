@@ -1,10 +1,11 @@
-"""Adaptive hyperparameter search through Ray Tune: ASHA, which stops runs early, and Optuna, which proposes points.
+"""Adaptive hyperparameter search: ASHA stops runs early, and Optuna proposes points (values of the swept fields).
 
-Optuna proposes points from the results so far, in batches of a fixed size. Its random draws are keyed, and proposals
-and results follow a fixed order, so the same results give the same points. A resumed sweep repeats the search from the
-beginning: finished runs return their results at once, and the search continues after them.
+Optuna proposes points from the results so far, in batches of a fixed size. Its random draws are keyed by the seed, and
+proposals and results follow a fixed order. So equal results give equal proposals. A resumed sweep repeats the search
+from the beginning: finished runs return their results at once, and the search continues after them.
 
-``space``: the fields that ``--space`` and ``--seeds`` vary.
+"Environment" means the fields that describe the problem, such as data and partition. Only points of the same
+environment are compared.
 """
 
 import warnings
@@ -20,11 +21,11 @@ from fedcommons.seeding import seed_for
 from fedcommons.tune.sweep import Trial
 
 BATCH = 4
-"""Number of points that are proposed before the result of any of them; a constant, as it decides which points run."""
+"""Number of points that are proposed at a time. It is a constant, as it affects which points are proposed."""
 
 
 def asha(cells: Sequence[Trial]) -> Any:
-    """Return a scheduler for the trials: asynchronous successive halving on the validation accuracy of each round."""
+    """Return Ray Tune's scheduler of asynchronous successive halving, by the validation accuracy after each round."""
     from ray.tune.schedulers import ASHAScheduler
 
     rounds = max(c.config.federation.rounds for c in cells)
@@ -47,7 +48,7 @@ def require_optuna() -> None:
 class Optuna:
     """A search over a space, with points proposed by Optuna's tree-structured Parzen estimator.
 
-    way: ``min`` or ``max``, the better direction of the value. Random draws are keyed by seed and environment.
+    way: ``min`` or ``max``, the better direction of a point's value. Random draws are keyed by seed and environment.
 
     Reference: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
@@ -66,14 +67,14 @@ class Optuna:
             self._search = OptunaSearch(ray_space, metric="value", mode=way, seed=keyed)
 
     def ask(self, number: int) -> dict[str, Any]:
-        """Return the point with number ``number``, counted from 0."""
+        """Return the proposed values of the swept fields, by field; ``number``: number of the point, from 0 on."""
         point = self._search.suggest(str(number))
         assert point is not None
         return point
 
     def tell(self, number: int, value: float | None) -> None:
-        """Report the value of point ``number``; None, for example after a failed run, is worse than every value."""
-        # Without a result the trial counts as pruned, and Optuna learns from it; Optuna would ignore a failed trial.
+        """Report the value of point ``number`` to Optuna; None, for example after a failed run, is the worst value."""
+        # A trial without a value counts as pruned, which Optuna takes into account; it would ignore a failed trial.
         self._search.on_trial_complete(str(number), None if value is None else {"value": value})
 
 
@@ -83,10 +84,10 @@ def proposed(
     make: Callable[[Mapping[str, Any]], Sequence[Trial]],
     value: Callable[[Sequence[Trial]], float | None],
 ) -> Iterator[list[Trial]]:
-    """Yield batches of trials, with ``samples`` points per environment; the caller runs a batch before the next one.
+    """Yield batches of trials, for ``samples`` points per environment; the caller must run a batch before the next one.
 
-    searches: (fields of an environment, its search). make: returns the trials of a point. value: returns the value of
-    these trials, None if there is no value.
+    searches: (fields of an environment, search in this environment). make: returns the trials of a point, one per seed.
+    value: returns a point's value from its trials; None if there is no value.
     """
     for first in range(0, samples, BATCH):
         batch = [
@@ -100,7 +101,7 @@ def proposed(
 
 
 def space(options: parse.Options) -> dict[str, Any]:
-    """Return the swept fields and their values, including the seeds.
+    """Return the fields that ``--space`` and ``--seeds`` sweep, with their values or distributions.
 
     Raises:
         UserError: a field cannot be swept.
@@ -122,5 +123,5 @@ def space(options: parse.Options) -> dict[str, Any]:
 
 
 def around(space: search_space.SearchSpace) -> dict[str, Any]:
-    """Return the swept fields of the environment, including the seeds; only points of one environment are compared."""
+    """Return the swept fields that belong to the environment, including the seed, with their values."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}

@@ -1,4 +1,4 @@
-"""Sweeps: run many experiments, and train each generator that they need once, as trials of Ray Tune."""
+"""Sweeps: run many experiments as trials of Ray Tune, and train each generator that they need once."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the common outcome of several batches of a sweep that ran one after another."""
+    """Return the sum of the outcomes of several batches of a sweep, which ran one after another."""
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.seconds)
     return Outcome(
         {name: sum(outcome.seconds.get(name, 0) for outcome in outcomes) for name in names},
@@ -78,7 +78,10 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
-    """Return a trial named after some fields (name to label) and a hash of all fields that decide its result."""
+    """Return the trial of an experiment, named after some fields and a hash of all fields that decide the result.
+
+    varied: field -> short label in the trial's name.
+    """
     fields = config.flat
     chosen = [registry.label(config.algorithm), registry.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]
@@ -90,7 +93,7 @@ def _short(value: object) -> str:
 
 
 def is_done(cell: Trial, out: Path) -> bool:
-    """Check whether the trial's folder holds its finished run, or its run stopped by a scheduler."""
+    """Check whether the trial's folder holds a run of its experiment that is finished or was stopped by a scheduler."""
     folder = out / cell.name
     ended = read_summary(folder) is not None or (is_run(folder) and (folder / STOPPED).exists())
     return ended and not dotted.same_results(read_config(folder), cell.config)
@@ -98,7 +101,7 @@ def is_done(cell: Trial, out: Path) -> bool:
 
 @dataclass(frozen=True)
 class Todo:
-    """The remaining work of a sweep: its unfinished trials, and the artifacts that the stores lack."""
+    """The remaining work of a sweep: the unfinished trials, and the generators and images that the stores lack."""
 
     n_cells: int  # number of trials of the whole sweep
     trials: Sequence[Trial]  # the unfinished trials
@@ -108,10 +111,10 @@ class Todo:
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
-    """Prepare the trials and return the remaining work.
+    """Check every unfinished trial, load its data, and return the remaining work of the sweep.
 
     Raises:
-        UserError: a trial cannot be run; this is raised before any work and before any file is written.
+        UserError: a trial cannot be run. Nothing has been run or written in this case.
     """
     display.say("Loading torch and the data ...")
     from fedcommons.generators.image_cache import missing
@@ -137,7 +140,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for note in notes:
         display.say(note)
-    for c in cells:  # also finished trials, as all runs of a table must use the same data
+    for c in cells:  # all runs of a table must use the same data, also finished runs
         if digest := digests.get((c.config.data, c.config.source.get("data"))):
             require_same_data(out / c.name, c.config.data.name, digest)
     users: dict[str, list[str]] = {}
@@ -161,11 +164,11 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
 
 @contextmanager
 def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Create and lock the sweep's folder while the context is open; ``say`` gets a note if there is no run to resume.
+    """Create the sweep's folder and lock it while the context is open; say if there is no run to resume.
 
     Raises:
         UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
-            It is also raised if the folder holds a sweep and ``resume`` is False.
+            The error is also raised if the folder holds a sweep and ``resume`` is False.
     """
     with open_folder(out):
         if holds_runs(out) and not resume:
@@ -178,11 +181,11 @@ def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> I
 def run_cells(
     todo: Todo, out: Path, display: Display, *, scheduler: Any = None, on_end: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Run every unfinished trial in ``out/NAME``; after a failed trial the sweep continues.
+    """Run every unfinished trial in the folder ``out/NAME``; after a failed trial the sweep continues.
 
-    Trials start in their order, each after its generators are trained. ``out`` must be open (``open_sweep``).
-    ``scheduler``: a Ray Tune scheduler with its metric, which gets the metrics of every round. ``on_end`` is called
-    after each trial.
+    Trials start in their order, each after its generators are trained. The caller must have opened ``out`` by
+    ``open_sweep``. scheduler: a Ray Tune scheduler, which gets the metrics of every round and may stop trials; None: no
+    trial is stopped. on_end: called after each trial.
     """
     if len(todo.trials) < todo.n_cells:
         display.say(f"{todo.n_cells - len(todo.trials)} of {todo.n_cells} cells are done already.")
@@ -236,7 +239,7 @@ def run_cells(
 
 
 def _sharing_gpus(remaining: Todo) -> Todo:
-    """Return the trials with a share of a GPU instead of ``auto``, with one process per core of Ray."""
+    """Return the work with ``gpus_per_actor auto`` replaced by a share of a GPU, for one process per core of Ray."""
     import ray
 
     from fedcommons.tune.gpu_share import with_share
@@ -248,7 +251,7 @@ def _sharing_gpus(remaining: Todo) -> Todo:
 
 
 def with_absolute_paths(config: Experiment) -> Experiment:
-    """Return the config with absolute paths, as Ray Tune gives each trial its own working folder."""
+    """Return the config with absolute paths, as Ray Tune gives each trial a separate working folder."""
     from fedcommons.data.datasets import data_folder
 
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
@@ -257,11 +260,11 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(
         absolute, source=config.source
-    )  # the trial's name contains this hash, even if a file has changed since
+    )  # the trial's name contains a hash of these code hashes, even if a file has changed
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Return the fields with the sweep's name as W&B group, unless a group is set; W&B is offline without a login."""
+    """Return the fields with W&B options for a sweep: the sweep's name as default group, offline without a login."""
     from fedcommons.tracking.wandb_tracker import logged_in
 
     mode = fields["tracking.wandb"]

@@ -1,4 +1,4 @@
-"""The folder of a sweep: locked by one process at a time, without foreign files, and shared by all hosts."""
+"""Checks and lock of a sweep's folder: one process at a time, no foreign files, the same folder on all hosts."""
 
 import os
 import time
@@ -13,12 +13,12 @@ from fedcommons.storage import file_lock, object_store
 from fedcommons.tracking.run_folder import is_run, read_summary
 
 LATE_S = 60.0
-"""Seconds for which a sweep waits for the files of its last runs: a network file system may show them late."""
+"""Seconds for which a sweep waits for the files of its last runs, as a network file system may show them late."""
 
 
 @contextmanager
 def open_folder(out: Path) -> Iterator[None]:
-    """Create the folder that ``--out`` names, and lock it while the context is open, so that no other process writes.
+    """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it.
 
     Raises:
         UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
@@ -28,12 +28,15 @@ def open_folder(out: Path) -> Iterator[None]:
 
 
 def holds_runs(out: Path) -> bool:
-    """Check whether ``out`` is the folder of a sweep that contains runs."""
+    """Check whether ``out`` has at least one subfolder with a run."""
     return any(is_run(path.parent) for path in out.glob("*/config.yaml"))
 
 
 def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
-    """Wait until the files of a run that ended on some host appear in ``folder``; return False at the deadline."""
+    """Wait until the files of an ended run, perhaps of another host, appear in ``folder``; False at the deadline.
+
+    may_be_stopped: a scheduler may have stopped the run, so that it has no summary. deadline: by ``time.monotonic``.
+    """
     while not (read_summary(folder) is not None or (may_be_stopped and is_run(folder))):
         if time.monotonic() >= deadline:
             return False
@@ -44,8 +47,10 @@ def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
 def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bool) -> None:
     """Check that all hosts that may run the experiments have the same source files and share the result folders.
 
+    makes_artifacts: the sweep will store generators and images, so each artifact folder is created and checked.
+
     Raises:
-        UserError: as ``hosts.require_alike``.
+        UserError: a host has different source files, does not share a folder, or does not answer.
     """
     alone = [config for config in configs if config.storage is None]
     shared = [("--out", out)] if alone else []
@@ -61,7 +66,7 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
 
 
 def _stranger(out: Path) -> str | None:
-    """Return the name of a foreign file in ``out``; None if ``out`` is new or a sweep's folder (lock file or runs)."""
+    """Return the name of a file in ``out`` that is not of a sweep; None if ``out`` is new or a sweep's folder."""
     if is_run(out):
         return "config.yaml, of a run"
     names = file_lock.strangers(out)

@@ -29,7 +29,7 @@ from fedcommons.tune.progress import Progress
 from fedcommons.tune.scheduler import DRIVER, InOrder, MissingArtifact, make, shared_value, shared_values
 
 REMOVAL_S = 10.0
-"""Seconds within which Ray must remove the trials of an interrupted sweep."""
+"""Seconds to wait until Ray has removed the trials of an interrupted sweep."""
 
 
 def run(
@@ -43,15 +43,15 @@ def run(
     """Run the experiments as Tune trials; return the error of each failed trial, and the number of trained generators.
 
     Args:
-        cells: experiments by the names of their folders in ``out``, with absolute paths.
-        data: the hashes of the experiments' data sets, by the same names.
-        lacking: the generators that the experiments need and the store of artifacts lacks.
+        cells: experiments with absolute paths, by trial name, which is the name of the folder in ``out``.
+        data: hashes of the experiments' data sets, by trial name.
+        lacking: the generators and images that the experiments need and the artifact store lacks.
         progress: the callback that Tune calls with its events.
-        scheduler: a Ray Tune scheduler with its metric, or None.
+        scheduler: a Ray Tune scheduler that may stop trials, or None.
 
     Raises:
         UserError: Ray has no resources for any trial.
-        ClientError: all trials lost their resources, and got no new ones for a long time.
+        ClientError: no trial could run for a long time, as Ray had no resources for it.
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # the caller of this function handles Ctrl-C
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -59,7 +59,7 @@ def run(
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a failed trial may have no metrics
     # One pending trial per core: with a single one, Tune drops its starting actor whenever another actor is free.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the error of a trial is reported below, in one line
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are reported below, in one line each
 
     Reservation.places.clear()
     federations = {name: config.federation for name, config in cells.items()}
@@ -75,8 +75,8 @@ def run(
     # An idle actor keeps its resources, so actors are reused only if all trials need the same resources.
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
-    # Tune's own record is not used, as a sweep resumes from its trials' folders; it must not share a full disk with
-    # these folders.
+    # Tune's record is not used, as a sweep resumes from its trials' folders. It is in a temporary folder, so that it
+    # does not fill the disk of these folders.
     with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # Tune imports W&B
         tuner = tune.Tuner(
             trainable,
@@ -95,11 +95,11 @@ def run(
         )
         try:
             results = tuner.fit()
-        except tune.TuneError as error:  # only has the text of the error that stopped Tune, such as a closed pipe
+        except tune.TuneError as error:  # the cause, such as a closed pipe, is in the context
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    for trace in dict.fromkeys(order.traces):  # a failed run's traceback is in its folder; a generator has no folder
+    for trace in dict.fromkeys(order.traces):  # of generators, as a run's traceback is in its folder
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
@@ -107,7 +107,7 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # The file also names the traceback. If the run was refused, the file may be from an earlier call.
+        # The file's text names the file of the traceback. If the run was refused, the file may be of an earlier call.
         error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
@@ -117,7 +117,10 @@ def run(
 
 
 class Reservation(tune.PlacementGroupFactory):
-    """The placement group of a trial in Ray. ``places``: those of the last sweep, as Tune removes none on Ctrl-C."""
+    """A factory of a trial's placement group in Ray, which records the group: Tune removes no group on Ctrl-C.
+
+    places: all placement groups of the last sweep in this process.
+    """
 
     places: ClassVar[list[PlacementGroup]] = []
 
@@ -128,9 +131,9 @@ class Reservation(tune.PlacementGroupFactory):
 
 
 def remove_all() -> None:
-    """Remove the placement groups of all trials of this process, which also ends the trials.
+    """Remove the placement groups of all trials that this process started, which also ends the trials.
 
-    The function returns after ``REMOVAL_S`` at the latest, as a signal may also have ended Ray's processes.
+    The function returns after ``REMOVAL_S`` at the latest, as Ray's processes may have been ended by the same signal.
     """
 
     def remove() -> None:
@@ -143,15 +146,18 @@ def remove_all() -> None:
 
 
 def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
-    """Return the resources of a trial: those of its experiment, or of the first experiment that needs its generator."""
+    """Return a trial's resources; those of a generator follow from the first experiment that needs the generator."""
     names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
     return resources(federations[names[0]], pin, params)
 
 
 def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    """Return the resources of one trial, for itself or for its client actors, on nodes with the labels ``pin``."""
+    """Return the resources that a trial reserves, for its process or for its actors, which train the clients.
+
+    f: the experiment's fields ``federation``. pin: labels that the nodes must have. params: the trial's parameters.
+    """
     share = ray_cluster.bundle(f.gpus_per_actor)
-    # A trial with actors only waits for them: it reserves no core of its own.
+    # A trial with actors only waits for the actors, so no core is reserved for its process.
     alone = f.executor == "serial" or "generator" in params
     bundles = [share] if alone else [{}] + [share] * f.actors
     selectors = [dict(pin) for bundle in bundles if bundle]
@@ -159,7 +165,10 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
 
 
 def trial(params: Mapping[str, Any]) -> None:
-    """Run the experiment, or train the generator, that ``params`` name (names only, as Tune records ``params``)."""
+    """Run the experiment or train the generator that ``params`` names, in a process of Ray.
+
+    The configs are shared by ``shared_values``, as Tune records ``params``.
+    """
     try:
         cpu_kind.require_this_kind()
         hosts.require_same(shared_value(DRIVER))
@@ -169,7 +178,7 @@ def trial(params: Mapping[str, Any]) -> None:
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     os.environ[registry.HERE] = cells[0]["here"]
-    if kind := cells[0]["cpu"]:  # a node's processes do not have their driver's variables
+    if kind := cells[0]["cpu"]:  # Ray's processes do not get the driver's environment variables
         os.environ[cpu_kind.CHOICE] = kind
     if generator:
         make(cells, generator["images"])
@@ -180,7 +189,7 @@ def trial(params: Mapping[str, Any]) -> None:
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal last
-        last = {**last, "round": number, **metrics}  # in rounds without evaluation, a scheduler gets the latest metrics
+        last = {**last, "round": number, **metrics}  # without an evaluation, a scheduler gets the latest metrics
         if number < c.federation.rounds:
             tune.report(last)
 
@@ -191,18 +200,18 @@ def trial(params: Mapping[str, Any]) -> None:
     try:
         if c.federation.executor == "serial" and ray.get_gpu_ids():
             limit_memory(ray_cluster.gpu_share(c.federation.gpus_per_actor))
-        if lines := read_rounds(folder):  # a trial without remaining rounds also reports to Tune
+        if lines := read_rounds(folder):  # so that a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
-        # A trial of an experiment never trains a generator: it would block its cores with work for other trials.
+        # A trial of an experiment never trains a generator, as other trials of the sweep need the generator earlier.
         name = name_of(folder.parent, folder)
         experiment.run(
             c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,
             data=cells[0]["data"],
         )  # fmt: skip
     except (ClientError, UserError, LookupError) as error:
-        if is_lost():  # the next trial needs a new process, which Tune starts after an error
+        if is_lost():  # after an error Tune starts a new process, which has the GPU again
             raise
-        # Not raised, as Tune would try again, and the same would happen again.
+        # The error is reported, not raised, as Tune would run the trial again and the error would repeat.
         last = {**last, "failed": sentence(error)}
     if last:
-        tune.report(last)  # after the summary is written, as a scheduler may stop a trial at its last report
+        tune.report(last)  # last of all, as a scheduler may stop a trial when it reports

@@ -1,8 +1,8 @@
-"""Count the work of a run before it runs, in numbers of steps, examples and images, not in seconds.
+"""Count the work of a run before it runs: numbers of local steps, evaluated examples and sampled images.
 
-B: batch size;  R: rounds;  n: examples of a client;  E': epochs by the rule of equal work. In a round a client makes
-E' floor(n/B) steps of B examples. If B does not divide n, it also makes E' steps of n mod B examples, without
-``client.drop_last`` or if n < B.
+B: batch size;  n: number of a client's training examples;  E': epochs by the rule of equal work. In a round a client
+makes E' floor(n/B) steps of B examples. If B does not divide n, the client also makes E' steps of n mod B examples,
+unless ``client.drop_last`` is set and n > B.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ from fedcommons.runs.evaluate import due
 from fedcommons.runs.worker import local_loop
 
 PRODUCTS = 40
-"""Assumed number of Hessian-vector products of Lanczos' iteration, which stops after 100 at the latest."""
+"""Assumed number of Hessian-vector products per smoothness estimate by Lanczos' iteration, which makes at most 100."""
 
 MOST_ROUNDS = 1000
-"""Largest number of rounds whose participants are sampled; further rounds are assumed to have their mean number."""
+"""Largest number of rounds for which participants are sampled; the work of longer runs is extrapolated."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of a run. With over ``MOST_ROUNDS`` rounds, steps and trainings are scaled up and may be fractions."""
+    """The work of a run. With more than ``MOST_ROUNDS`` rounds it is extrapolated, so numbers may be fractions."""
 
     rounds: int
     trainings: float = 0  # local trainings: one per client and round
@@ -41,15 +41,16 @@ class Counts:
     rest_examples: float = 0  # examples in the steps of fewer than B examples
     evaluated: int = 0  # examples that models are evaluated on
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
-    products: int = 0  # batches of a Hessian-vector product
+    products: int = 0  # Hessian-vector products of BATCH examples
     checkpoints: int = 0
-    pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's further work, by its names
+    pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's work outside local steps, by name
 
 
 def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
-    """Return a client's (steps of B examples, steps of fewer examples) in a round; DP-SGD steps have B on average.
+    """Return a client's (local steps of B examples, local steps of fewer examples) in a round.
 
-    n: number of the client's training examples; n_own: number of its own examples.
+    Under DP-SGD batches are sampled, with B examples on average. n: number of training examples; n_own: number of those
+    that the client did not receive from others.
     """
     epochs, b = loop.epochs_for(n, n_own), loop.batch_size
     if loop.dp:
@@ -63,8 +64,8 @@ def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
 def count_work(ready: Assembled) -> Counts:
     """Return the work of a run from its first round to its last round.
 
-    A method that chooses its clients is assumed to choose as in the state before round 1. A method that ``waits_for``
-    replies is assumed to have them after the first round with replies.
+    A method that chooses its clients is assumed to choose as in the state before round 1. If a method's first rounds
+    wait for replies (``waits_for``), its state is assumed to be complete after the first round with replies.
     """
     c, data = ready.config, ready.data
     last = c.federation.rounds
@@ -78,7 +79,7 @@ def count_work(ready: Assembled) -> Counts:
     for number in range(1, played + 1):
         joined, replying = rounds.answering(method, plan, state, number)
         joins.update(replying)
-        if replying or not joined:  # a round without any reply changes nothing
+        if replying or not joined:  # a round without any reply causes no further work
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
         if replying and (awaited := getattr(method, "waits_for", None)):
@@ -112,7 +113,10 @@ def count_work(ready: Assembled) -> Counts:
 
 
 def _measuring(ready: Assembled) -> tuple[int, int]:
-    """Return the batches of per-sample gradients, and of Hessian-vector products, in a measurement (``Laboratory``)."""
+    """Return the numbers of batches for per-sample gradients, and for Hessian-vector products, in a measurement.
+
+    A measurement estimates the convergence parameters at one model (``Laboratory``).
+    """
     data, samples = ready.data, ready.config.measure.samples
     populations = [
         data.real,
@@ -127,7 +131,10 @@ def _measuring(ready: Assembled) -> tuple[int, int]:
 
 
 def _parts(m: int, n: int) -> list[int]:
-    """Return the sizes of the ``PARTS`` parts of m of n examples; all n if m is too small (``estimators.Part``)."""
+    """Return the numbers of examples in the ``PARTS`` disjoint samples of a measurement (``estimators.Part``).
+
+    m of n examples are divided among the samples; if m is too small for this, each sample has all n examples.
+    """
     if m < 2 * PARTS:
         return [n] * PARTS
     return [m * (k + 1) // PARTS - m * k // PARTS for k in range(PARTS)]
@@ -142,7 +149,7 @@ def _batches(sizes: Iterable[int]) -> int:
 
 
 def generator_work(job: Job) -> tuple[int, int]:
-    """Return (training steps, images times steps of the sampler) of a generator job; see ``image_cache.make``."""
+    """Return (training steps, sampling steps summed over images) of a job that trains or samples a generator."""
     first = job.requests[0]
     n, generator = len(first.examples), first.recipe.generator
     steps = max(job.epochs, default=0) * -(-n // getattr(generator, "batch_size", n))
