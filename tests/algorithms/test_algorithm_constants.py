@@ -216,7 +216,7 @@ class _Normalised(_Outputs):
     ("algorithm", "module", "is_float", "said"),
     [
         (FedAvg(), _Outputs(11), False, None),
-        (DENSE(), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) in the place of \(2, 10\)"),
+        (DENSE(), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) instead of \(2, 10\)"),
         (FedCVAE(), _Outputs(10), True, r"FedCVAE makes images .* torch.float32 of shape \(1, 8, 8\)"),
         (FedCVAE(), _Outputs(10), False, None),  # its images are uint8 throughout
         (DENSE(), _Normalised(10), False, None),

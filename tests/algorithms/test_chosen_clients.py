@@ -102,5 +102,5 @@ def test_a_client_is_replayed_though_only_the_state_names_it_and_only_clients_th
     again = replay(tmp_path / "whole", 3, 2, lambda _: None, [BY_STATE])
     assert again.rejected is None
     assert again.up_bytes > 0
-    with pytest.raises(UserError, match=r"client 0 .* not drawn; those that do: 1, 2"):
+    with pytest.raises(UserError, match=r"client 0 .* not sampled; these do: 1, 2"):
         replay(tmp_path / "whole", 3, 0, lambda _: None, [BY_STATE])

@@ -97,7 +97,7 @@ def losses(folder: Path, values: Mapping[str, object]) -> list[float]:
 def test_a_module_that_changes_its_batch_is_refused() -> None:
     """In an evaluation the batch is a part of the test set, so that each would see other examples than the last."""
     config = choose({**SHORT, "data.name": "lab.py:table", "model.name": "lab.py:InPlace"})
-    with pytest.raises(UserError, match="must leave a batch as it is, and changes it in place"):
+    with pytest.raises(UserError, match="must not change a batch in place"):
         build.prepare(config)
 
 

@@ -284,7 +284,7 @@ def test_what_does_not_go_together_is_refused_before_any_work(values: dict[str, 
     ("values", "words"),
     [
         ({"algorithm": "fedprox", "federation.blocks": 2}, None),
-        ({"algorithm": "moon", "federation.blocks": 2}, "loss, rate or gradient of its own"),
+        ({"algorithm": "moon", "federation.blocks": 2}, "changes the loss, learning rate or gradient"),
         ({}, "4 clients of a round are in a block each"),  # preset smoke
         ({"federation.blocks": 1, "federation.participation": 0.25}, "a round has one client"),
         ({"client.batched": False, "client.graphs": True}, "client.graphs changes nothing"),

@@ -94,7 +94,7 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
 @pytest.mark.parametrize(
     ("data", "fields", "words"),
     [
-        ("reals", {"partition.name": "dirichlet_niid"}, "dirichlet_niid deals classes"),
+        ("reals", {"partition.name": "dirichlet_niid"}, "dirichlet_niid divides classes"),
         ("reals", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
         ("reals", {"algorithm": "feddm"}, "feddm works by class"),
         ("nothing", {}, "model.name linear needs labels"),

@@ -190,10 +190,13 @@ def test_a_client_that_does_not_train_and_a_bad_request_are_refused(tmp_path: Pa
     joined = rounds.participants(30, 0.5, 0, 1)
     late = Independent(0.2)(joined, Facts(30, [1] * 30, 1), 1, 0)
     present = [i for i in joined if i not in late]
-    those = f"those that do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more"
+    those = f"these do: {', '.join(map(str, present[:10]))} and {len(present) - 10} more"
     away = min(set(range(30)) - set(joined))
     for argv, part in (
-        (f"--replay {{}} --round 1 --client {away}", f"^client {away} does not train in round 1: .*not drawn.*{those}"),
+        (
+            f"--replay {{}} --round 1 --client {away}",
+            f"^client {away} does not train in round 1: .*not sampled.*{those}",
+        ),
         (f"--replay {{}} --round 1 --client {min(late)}", f"does not arrive.*{those}"),
         ("--replay {}/.. --round 1 --client 0", "no config.yaml"),
         ("--replay {} --round 2 --client 0", r"--round must lie in \[1, 1\] .* got 2"),

@@ -134,7 +134,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
         _saved(_less("body.bias", "last.weight", "last.bias")),
         r"lacks (\S+, ){2}network.last.bias(?! and)",
     ),
-    "others.safetensors": (_saved(OTHERS), "lacks network.body.bias, .*has network.head.bias besides"),
+    "others.safetensors": (_saved(OTHERS), "lacks network.body.bias, .*also has network.head.bias"),
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),
     "nan.safetensors": (_saved({**state(), "last.bias": NAN}), "network.last.bias .*not finite"),

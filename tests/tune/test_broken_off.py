@@ -179,5 +179,5 @@ def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:
         now[0] += 0.9 * progress.PLACE_S
         watching.on_step_end(1, trials)
     now[0] += progress.PLACE_S
-    with pytest.raises(ClientError, match="no run has found a place"):
+    with pytest.raises(ClientError, match="no run has got resources"):
         watching.on_step_end(1, [waiting])

@@ -27,7 +27,7 @@ from fedcommons.errors import UserError, before_any_work, user_code_context
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.seeding import set_default_generator
 
-COMPILED = "it is compiled by torch.compile, which rounds otherwise: give the module as it is"
+COMPILED = "it is compiled by torch.compile, which rounds differently: give the module without torch.compile"
 
 
 def try_module(
@@ -78,18 +78,18 @@ def try_module(
             with work.logged as logged, catch_warnings(action="ignore"):  # on a class without an example
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
                 if names := {"n", "round"} & {*numbers, *logged.values()}:
-                    raise ValueError(f"it logs {min(names)}, which clients.jsonl has already: take another name")
+                    raise ValueError(f"it logs {min(names)}, a name that clients.jsonl uses: take another name")
                 metrics.require_all(module, others)
             names = _no_means(work, dataset, what) if largest > chunk else []
             module.train()
             if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
-                raise ValueError("it must leave a batch as it is, and changes it in place: x = x - a, not x -= a")
+                raise ValueError("it must not change a batch in place: write x = x - a instead of x -= a")
     if not names:
         return []
     any_name, most = names[0], f"{largest:,}"
     return [
-        f"{label} logs {', '.join(names)} as numbers that are no means over examples (as F1, AUC or a root): on sets "
-        f"of up to {most} examples each becomes a mean over chunks of {chunk:,}, which is another number; log a "
+        f"{label} logs {', '.join(names)} as numbers that are no means over examples (such as F1, AUC or a root): on "
+        f"sets of up to {most} examples, the mean over chunks of {chunk:,} examples is a different number; log a "
         f"torchmetrics object (self.log('{any_name}', self.{any_name})) or set evaluate.chunk to {largest}."
     ]
 
@@ -130,7 +130,7 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
     except AttributeError as error:
         if not (advice and error.obj is module):
             raise
-        raise ValueError(f"it reads self.{error.name}, which estimators do without: {advice}") from error
+        raise ValueError(f"it reads self.{error.name}, which is not set in measurements: {advice}") from error
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
         raise ValueError("training_step must return the loss, one number with a gradient")
 
@@ -189,7 +189,7 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
     """
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
-        raise ValueError(f"{type(optimizer).__name__} needs a closure, and a step here is that of one gradient")
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, and a local step computes one gradient only")
 
 
 def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD, model: str) -> None:
@@ -246,7 +246,7 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (2, dataset.n_classes):
         raise UserError(
-            f"{name} distils logits, and for two examples the model's forward gives {shape} in the place of "
+            f"{name} distils logits, and for two examples the model's forward returns {shape} instead of "
             f"{(2, dataset.n_classes)}."
         )
     if getattr(algorithm, "trains_images", False) and not logits.is_meta:
@@ -270,8 +270,8 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
         module.train()
     if not torch.allclose(logits, expected, rtol=0, atol=0.01 * float(expected.abs().max())):
         raise UserError(
-            f"{name} trains images through the model, which gives other logits for floating pixels in 0..255 than for "
-            "the same uint8 ones: give the module normalise(x), which maps such pixels to what its network sees."
+            f"{name} trains images through the model, whose logits differ between floating pixels in 0..255 and equal "
+            "uint8 pixels: define normalise(x) in the module, which maps floating pixels to its network's input."
         )
 
 
@@ -282,7 +282,7 @@ def require_precision(precision: str, module: nn.Module) -> None:
         UserError: the model is in float64, and the precision is not fp32.
     """
     if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
-        raise UserError(f"client.precision must be fp32 for a model in float64, which {precision} leaves as it is.")
+        raise UserError(f"client.precision must be fp32 for a float64 model, on which {precision} has no effect.")
 
 
 def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> None:

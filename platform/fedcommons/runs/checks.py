@@ -54,14 +54,14 @@ def check(config: Experiment) -> None:
         if name not in flat:
             if name in registry.OPTIONAL:
                 continue
-            raise UserError(f"{name} is missing: the part it belongs to has got it since this experiment was written.")
+            raise UserError(f"{name} is missing: its component got this field after the experiment was written.")
         if type(flat[name]) not in field.kinds and Any not in field.kinds:
             kinds = " or ".join(kind.__name__ for kind in field.kinds)
             raise UserError(f"{name} takes {kinds}, got {quote(flat[name])}.")
         field.check(name, flat[name])
     for name in flat:
         if name not in known_fields and not name.startswith("source."):
-            raise UserError(f"{name} is no field of the parts that are chosen.")
+            raise UserError(f"{name} is not a field of the chosen components.")
     require_sources(config)
     stop_of(c)
     if c.tracking.tracker in ("tensorboard", "mlflow", "trackio") and find_spec(c.tracking.tracker) is None:
@@ -69,9 +69,9 @@ def check(config: Experiment) -> None:
             f"tracking.tracker {c.tracking.tracker} needs a package: pip install 'fedcommons[{c.tracking.tracker}]'."
         )
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
-        raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness: 0 is never.")
+        raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness (0 is never).")
     if not c.measure.every and c.measure.measure:
-        raise UserError("measure.every must be at least 1 with measure.measure: 0 is never.")
+        raise UserError("measure.every must be at least 1 with measure.measure (0 is never).")
     if c.partition.shift == "none" and c.partition.shift_size is not None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if "n_clients" in parameters_of(
@@ -81,7 +81,7 @@ def check(config: Experiment) -> None:
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
             f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
-            "an actor more would have no block to work on."
+            "a further actor would have no block to train."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
     method: Any = registry.find("algorithm", c.algorithm)
@@ -91,22 +91,22 @@ def check(config: Experiment) -> None:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError(
-            "measure.clients must be false with evaluate.clients true: clients.jsonl is of one of them, and "
-            "measure.clients takes training images."
+            "measure.clients must be false with evaluate.clients true: clients.jsonl records only one of the two, "
+            "and measure.clients evaluates on training examples."
         )
     if c.dp.target_epsilon is not None and not c.dp.local:
-        raise UserError("dp.target_epsilon is of local training by DP-SGD: it needs dp.local true.")
+        raise UserError("dp.target_epsilon is for local training by DP-SGD: it needs dp.local true.")
     if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:
-        raise UserError("give either dp.target_epsilon or dp.noise_multiplier, not both.")
+        raise UserError("set either dp.target_epsilon or dp.noise_multiplier, not both.")
     if c.dp.local and c.client.precision == "fp16-mixed":
         raise UserError(
             "client.precision must be fp32, tf32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
-            "overflows, and that shows the data."
+            "overflows, which reveals information about the data."
         )
     if c.dp.local and c.client.accumulate > 1:
         raise UserError(
-            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: gradients are those of one example "
-            "at a time anyway; use a larger client.batch_size."
+            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: DP-SGD computes the gradient of "
+            "one example at a time anyway; use a larger client.batch_size."
         )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
@@ -177,8 +177,8 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
     """
     if needs_pool(algorithm) and not serves_pool(stage):
         raise UserError(
-            f"the server of {type(algorithm).__name__} trains on a pool, and sharing stage {type(stage).__name__} "
-            "gives it none: use sharing.setting server_synthetic."
+            f"the server of {type(algorithm).__name__} trains on a pool of images, and sharing stage "
+            f"{type(stage).__name__} gives the server no pool: use sharing.setting server_synthetic."
         )
 
 
@@ -213,7 +213,7 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.
     if (file := config.model.weights) and weights_file.digest(file) != config.source.get("weights"):
         raise UserError(f"model.weights {quote(file)} is not the file it was when this experiment was written.")
     if conflict := registry.clash(names.values()):
-        raise UserError(f"{conflict}: one process has only one of that name, so rename one.")
+        raise UserError(f"{conflict}: a process can import only one module of this name, so rename one.")
 
 
 def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int]) -> None:
@@ -228,7 +228,7 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
         return
     if not trains_locally(algorithm):
         raise UserError(
-            f"dp.target_epsilon is of local training, and clients of {type(algorithm).__name__} make no local steps; "
+            f"dp.target_epsilon is for local training, and clients of {type(algorithm).__name__} make no local steps; "
             "use dp.noise_multiplier."
         )
     if getattr(algorithm, "trains_twice", False):
@@ -257,7 +257,7 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
     if facts.arrival is not None and (expected := facts.rounds * sum(facts.arrival)) < 1e-6:
         values = ", ".join(f"{name} {value}" for name, value in constants.items())
         raise UserError(
-            f"straggler.rule {rule} ({values}) lets nobody reply in time: "
+            f"straggler.rule {rule} ({values}) lets no client reply in time: "
             f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
         )
 
@@ -272,6 +272,6 @@ def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
     """
     if lacking:
         raise UserError(
-            f"algorithm {algorithm} has no server model, as each client has a model of its own: "
+            f"algorithm {algorithm} has no server model, as each client has a personal model: "
             f"it needs {' and '.join(lacking)}."
         )

@@ -43,7 +43,7 @@ def require_same_rounds(prepared: Prepared, folder: Path) -> None:
     if reason := dependence(prepared, planned.federation.rounds, len(read_rounds(folder)) - 1):
         raise UserError(
             f"{folder} holds a run of {planned.federation.rounds} rounds, and {reason} on federation.rounds: with "
-            f"{prepared.config.federation.rounds} the rounds so far would have been others; choose another --out."
+            f"{prepared.config.federation.rounds} the rounds so far would have had other results; choose another --out."
         )
 
 

@@ -98,7 +98,7 @@ def run(
         mirror = RunMirror(config.storage, mirrored_as or name_of(folder), folder, say)
         mirror.fetch(resume, patience)
     if resume and (finished := read_finished(folder, config, data)):
-        say(f"{folder} holds this run, finished: nothing is left to do.")
+        say(f"{folder} holds this run, which is finished: there is nothing to do.")
         if mirror:
             mirror.end()
         return finished
@@ -117,7 +117,7 @@ def run(
         ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     begins = not is_run(folder)
     if resume and has_other_code(folder):
-        say(Warned(f"{folder} was begun by other source files than these; its rounds so far stay as they are."))
+        say(Warned(f"{folder} was begun with other source files than the present ones; its finished rounds are kept."))
     with open_run(folder, config, resume, say, patience, data) as record:
         try:
             summary = _run(prepared, store, jobs, record, mirror, resume, say, on_round, on_step)
@@ -165,7 +165,7 @@ def _run(
             ready.audited.write(folder)
             say(ready.audited.text)
         elif config.sharing.is_audited:
-            say(f"audit: with sharing.setting {config.sharing.setting} no generator makes images, so there is none.")
+            say(f"no audit: with sharing.setting {config.sharing.setting} no generator makes images.")
         if config.client.batched:
             work = Work(build_module(config, ready.facts), torch.device("cpu"), local_loop(config, ready.facts.augment))
             state, rows = ready.start(ClientMemory()).state, ready.data.clients[0]
@@ -305,12 +305,10 @@ def _federate(
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
-                message = (
-                    f"round {now.round}: {rejection_summary(records(now.rejected))}; what is rejected later is counted"
-                )
+                message = f"round {now.round}: {rejection_summary(records(now.rejected))}; later ones are only counted"
                 say(Warned(message))
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
-                message = f"round {now.round}: not finite, and null in the record: {', '.join(sorted(new))}; diverged?"
+                message = f"round {now.round}: not finite, so recorded as null: {', '.join(sorted(new))}; diverged?"
                 say(Warned(message))
                 lost |= new
             if on_round:
@@ -380,11 +378,11 @@ def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, ro
     """
     joined = joining_of(algorithm, plan.facts.n_clients, plan.participation)
     if joined is not None and joined <= plan.blocks:
-        fewer = f"{joined} clients of a round are in a block each; federation.blocks below {joined} would have more"
+        fewer = f"{joined} clients of a round are in a block each; lower federation.blocks below {joined}"
         return fewer if joined > 1 else "a round has one client"
     work.begin(1, rows)
 
     def play() -> None:
         algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, seed)
 
-    return "the method trains with a loss, rate or gradient of its own" if request_training(work, play) is None else ""
+    return "the method changes the loss, learning rate or gradient" if request_training(work, play) is None else ""

@@ -59,8 +59,8 @@ def require_same(dataset: Dataset, digest: str | None) -> None:
     if digest not in (None, dataset.digest):
         raise UserError(
             f"host {socket.gethostname()} has other data: the examples of data.name {dataset.name} are not those of "
-            "the host that started the sweep; copy the same files to all hosts, and let a data set of your own draw "
-            "from `seed` alone."
+            "the host that started the sweep; copy the same files to all hosts, and let a user-defined data set draw "
+            "random numbers from `seed` only."
         )
 
 
@@ -98,10 +98,10 @@ def partition_rows(
             f"partition.n_clients must be at most the number of training images, {n}, got {recipe.n_clients}."
         )
     if "n_classes" in requested and n_classes is None:
-        raise UserError(f"partition {name} deals classes, and the labels are none: use iid, quantity or by_group.")
+        raise UserError(f"partition {name} divides classes, and labels are not classes: use iid, quantity or by_group.")
     for what, how, has in (("groups", "(x, y, groups)", groups is not None), ("factors", _FACTORS, bool(factors))):
         if what in requested and not has:
-            raise UserError(f"partition {name} needs {what}, and the data set has none: let it return {how}.")
+            raise UserError(f"partition {name} needs {what}, and the data set has none: let the data set return {how}.")
 
     def rows(times: int = 1) -> Sequence[Any]:
         """Call the partition on the examples repeated ``times`` times; return the rows of each client."""
@@ -144,10 +144,10 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
         largest = -1
     if largest < n_before:
         raise UserError(
-            f"partition.name {quote_value(name)} deals the same rows however many there are, as if by a file of its "
-            "own, and "
-            f"of the {n_before:,} rows of that {n:,} are left to train on, with other numbers: let it ask for "
-            "`rows`, where each stood, and look up column[rows]."
+            f"partition.name {quote_value(name)} deals the same rows for any number of examples, as if it read them "
+            "from a file, but "
+            f"of the {n_before:,} rows in the data set {n:,} remain for training, with other numbers: give it a "
+            "parameter `rows`, the original row of each example, and look up column[rows]."
         )
 
 

@@ -183,7 +183,7 @@ def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
         tensors = {NETWORK_PREFIX + key: tensor for key, tensor in tensors.items()}
     missing, extra = [n for n in state if n not in tensors], sorted(n for n in tensors if n not in state)
     if missing or extra:
-        differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it has {_some(extra)} besides"] * bool(extra)
+        differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it also has {_some(extra)}"] * bool(extra)
         raise UserError(f"model.weights {quote(name)} has other names than the model: {', and '.join(differences)}.")
     for key, tensor in state.items():
         loaded = tensors[key]

@@ -87,11 +87,11 @@ class PoolAudit:
         p = next(iter(records.values()))
         verdict = [name for name, of_space in records.items() if of_space["memorised"]]
         return (
-            f"audit: {100 * p['closer']:.1f} % of {p['images']:,} made images are closer to an image that their "
-            f"generator saw than to a held-out one (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
+            f"audit: {100 * p['closer']:.1f} % of {p['images']:,} synthetic images are closer to an image that "
+            f"their generator saw than to a held-out image (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
             f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
             f"would be), {sum(self.withheld.values())} withheld"
-            + (f"; by {' and '.join(verdict)} more than chance explains." if verdict else ".")
+            + (f"; in {' and '.join(verdict)} these are more than chance explains." if verdict else ".")
             + "".join(f" {power(name, of_space)}" for name, of_space in records.items() if not of_space["memorised"])
         )
 
@@ -107,9 +107,9 @@ def power(space: str, findings: Mapping[str, Any]) -> str:
     findings: the record of this space, with the power ``finds`` (see ``copies.Audit.record``).
     """
     if findings["finds"] is None:
-        return f"The look at {space} would not have found copies, however many: images are too few, or too much alike."
+        return f"In {space} the audit would not have found copies in any number: images are too few, or too similar."
     return (
-        f"The look at {space} would have found {findings['finds_images']:,} copies among them "
+        f"In {space} the audit would have found {findings['finds_images']:,} copies among these images "
         f"({100 * findings['finds']:.2g} %; exact, moved by a pixel or mirrored) with probability 0.9."
     )
 

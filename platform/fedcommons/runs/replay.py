@@ -88,7 +88,7 @@ def replay(
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
-        raise UserError(f"--replay: what the run trained on is not there; {error}.") from error
+        raise UserError(f"--replay: training data of the run are missing; {error}.") from error
     ready = assemble(prepared, images)
     if not isinstance(ready.algorithm, ChoosesClients):  # checked before any round runs again
         _require_training(ready, {}, number, client)
@@ -100,7 +100,7 @@ def replay(
     called = rounds.call(ready.algorithm, ready.plan, before, number)
     alone = next(block for block in called.blocks if client in block.clients).alone(client)
     (share,) = alone.shares
-    partly = "" if share == 1 else f", late, with {100 * share:.3g} % of its local work"
+    partly = "" if share == 1 else f", a straggler with {100 * share:.3g} % of its local work"
     say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
     (result,) = executor.map(train_block, called.task, [alone])
     labels = ready.data.clients[client].y
@@ -125,9 +125,9 @@ def _config(folder: Path) -> Experiment:
 def _require_named(config: Experiment, named: Collection[str]) -> None:
     """Check that ``named`` has the run's user-defined components, and its data folder unless it is the default."""
     if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
-        raise UserError(f"--replay: the run names a folder of data; to have it read, add {' '.join(options)}.")
+        raise UserError(f"--replay: the run names a data folder; to have it read, add {' '.join(options)}.")
     if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:
-        raise UserError(f"--replay: the run has parts of its own; to have them executed, add {' '.join(options)}.")
+        raise UserError(f"--replay: the run has user-defined components; to execute them, add {' '.join(options)}.")
 
 
 def _require_within(option: str, value: int, low: int, high: int) -> None:
@@ -139,9 +139,9 @@ def _require_training(ready: Assembled, state: State, number: int, client: int) 
     joined, present = rounds.answering(ready.algorithm, ready.plan, state, number)
     rule = ready.config.straggler.rule
     if client not in present:
-        reason = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it is not drawn"
+        reason = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it was not sampled"
         some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")
-        raise UserError(f"client {client} does not train in round {number}: {reason}; those that do: {some or 'none'}.")
+        raise UserError(f"client {client} does not train in round {number}: {reason}; these do: {some or 'none'}.")
 
 
 def _standing_before(
@@ -153,7 +153,7 @@ def _standing_before(
     start = checkpoint.load_latest(checkpoints, memory, before=number, say=say) or ready.start(memory)
     missing = number - 1 - start.round
     if missing:
-        say(f"There is no checkpoint after round {start.round}, so {missing} round(s) are played again first.")
+        say(f"There is no checkpoint after round {start.round}, so {missing} round(s) are run again first.")
     now = start
     for standing, _ in islice(rounds.run(ready.algorithm, executor, ready.plan, start), missing):
         now = standing

@@ -48,13 +48,13 @@ def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
     name, generators = _salt_names(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # an interrupted run may lack this file
         if safe_read.json_of(folder / PARTITION)["noise"] != name:
-            raise UserError(f"{folder / FILE} names the secret salt of another run; bring its own back or start anew.")
+            raise UserError(f"{folder / FILE} names the secret salt of another run; restore it or start a new run.")
     salt = salts.of_run(name, folder)
     if generators != list(shared):
         raise UserError(
-            f"the noise of what {folder} shares before round 1 is secret, and its salts are lost: with new ones it "
-            "would release twice, so start anew (or FEDCOMMONS_STATE names the wrong folder, or another version of "
-            "fedcommons began the run, whose sums or noise were others)."
+            f"the noise of the data that {folder} shares before round 1 is secret, and its salts are lost: with new "
+            "salts the run would release twice, so start a new run (or FEDCOMMONS_STATE names the wrong folder, or "
+            "another version of fedcommons, with other sums or noise, began the run)."
         )
     return salt
 
@@ -66,4 +66,4 @@ def _salt_names(path: Path) -> tuple[str, Any]:
         name, generators = record["salt"], record["generators"]
         if re.fullmatch("[0-9a-f]{24}", name):
             return name, generators
-    raise UserError(f"{path}, which names its secret salt, is lost or damaged; start anew.")
+    raise UserError(f"{path}, which names the run's secret salt, is lost or damaged; start a new run.")

@@ -65,5 +65,5 @@ def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, floa
     with user_code_context(registry.component_label("measure", task.name), "", f"round {task.at.round}"):
         numbers = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
         if not isinstance(numbers, Mapping):
-            raise ValueError(f"it must give numbers by name, got {type(numbers).__name__}")
+            raise ValueError(f"it must return numbers by name, got {type(numbers).__name__}")
         return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in numbers.items()}

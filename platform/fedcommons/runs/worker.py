@@ -59,7 +59,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         "optimizer": c.optimizer,
     }
     part, is_own = registry.find("model", m.name), registry.is_user_defined(m.name)
-    without = f"needs labels, and {dataset.name} has none: name a LightningModule with a loss of its own"
+    without = f"needs labels, and {dataset.name} has none: name a LightningModule that computes its loss itself"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {m.name} {without}.")
     with torch.device(device):
@@ -71,7 +71,7 @@ def build_module(config: Experiment, dataset: Dataset, device: str = "cpu") -> L
         if hasattr(
             model, "_orig_mod"
         ):  # a compiled module would be wrapped like a plain network, and trained with another loss
-            raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module as it is.")
+            raise UserError(f"model.name {m.name} is compiled by torch.compile: give the module without torch.compile.")
         if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {m.name} classifies, and the labels of {dataset.name} are no classes.")
         if isinstance(model, LightningModule):

@@ -123,7 +123,7 @@ class Result:
         if self.may_run is None:
             return worker.build_module(self.experiment, load_data.load(self.experiment.data))
         raise UserError(  # the data set's path comes from the run folder only, so it is not read
-            f"{self.folder} has no {model_files.LAST}, which says what its data look like."
+            f"{self.folder} has no {model_files.LAST}, which describes its data."
         )
 
     def _loaded(self, saved: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
@@ -144,7 +144,7 @@ class Result:
             return
         if name not in self.may_run:
             raise UserError(
-                f"{self.folder} has a {kind} of its own, {quote(name)}; to have it executed, name it: "
+                f"{self.folder} has a user-defined {kind}, {quote(name)}; to have it executed, name it: "
                 f"load(folder, may_run=[{quote(name)}])."
             )
         if registry.source(name) != self.experiment.source.get(kind):

@@ -57,7 +57,7 @@ def parser(
         ("seeds", str, "0", "seeds, separated by commas"),
         ("algorithms", str, lists["algorithms"], "algorithms, separated by commas"),
         ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
-        ("settings", str, lists["settings"], "data settings, separated by commas"),
+        ("settings", str, lists["settings"], "sharing strategies (settings), separated by commas"),
         *more,
         ("out", str, f"runs/{stem}-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):

@@ -69,8 +69,8 @@ class Progress(Callback):
             self.placed = now
         elif now - self.placed >= PLACE_S:
             raise ClientError(
-                f"no run has found a place in Ray for {duration(PLACE_S)}: its nodes have gone, or other work holds "
-                "them; what is finished stays, and --resume goes on."
+                f"no run has got resources from Ray for {duration(PLACE_S)}: nodes have left, or other programs use "
+                "them; finished runs are kept, and --resume continues the sweep."
             )
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

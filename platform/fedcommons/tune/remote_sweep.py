@@ -90,8 +90,8 @@ class SweepMirror:
                 self._snapshots.upload(self.out)
         except StorageError as error:
             raise ClientError(
-                f"the storage does not take the tables of {self.out}, which has them all: {error}; the same command "
-                "with --resume sends them."
+                f"the storage does not take the tables of {self.out}: {error}; the folder has all tables, and the same "
+                "command with --resume uploads them."
             ) from None
 
     def _mirror(self, name: str) -> RunMirror | None:

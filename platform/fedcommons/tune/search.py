@@ -118,7 +118,7 @@ def space(options: parse.Options) -> dict[str, Any]:
     sampled = [n for n, values in around(swept).items() if not isinstance(values, list)]
     if sampled and (options.search == "optuna" or options.scheduler == "asha"):
         way = "--search optuna" if options.search == "optuna" else "--scheduler asha"
-        raise UserError(f"--space {sampled[0]} needs a list of values with {way}, which compares like with like.")
+        raise UserError(f"--space {sampled[0]} needs a list of values with {way}, not a distribution.")
     return swept
 
 

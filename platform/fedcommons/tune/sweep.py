@@ -44,7 +44,7 @@ def require_few(n: int) -> None:
         UserError: there are more than ``MOST`` trials.
     """
     if n > MOST:
-        raise UserError(f"a sweep has at most {MOST:,} cells, and these lists make {n:,}: give fewer values.")
+        raise UserError(f"a sweep has at most {MOST:,} cells, and these values make {n:,}: give fewer values.")
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     if others := [c.name for c in cells if has_other_code(out / c.name)]:
         listed = ", ".join(others[:FEW_NAMES]) + (" ..." if len(others) > FEW_NAMES else "")
         message = (
-            f"{len(others)} of {len(cells)} runs in {out} were made, at least in part, by other source files than these"
+            f"{len(others)} of {len(cells)} runs in {out} were computed, at least in part, with other source files"
         )
-        display.say(Warned(f"{message}, and their numbers stand in one table: {listed}."))
+        display.say(Warned(f"{message} than the present ones, and all runs are in one table: {listed}."))
     shorter = predecessors(out, [(c.name, c.config) for c in remaining])
     wanted, digests, data, notes = [], {}, {}, {}
     for c in remaining:
@@ -190,7 +190,7 @@ def run_cells(
     if len(todo.trials) < todo.n_cells:
         display.say(f"{todo.n_cells - len(todo.trials)} of {todo.n_cells} cells are done already.")
     for name, run in todo.shorter.items():
-        display.say(f"{name} goes on from a copy of {run.name}, which has fewer rounds.")
+        display.say(f"{name} continues a copy of {run.name}, which has fewer rounds.")
         copy(run, out / name)
     started = time.perf_counter()
     failures: dict[str, str] = {}
@@ -207,7 +207,7 @@ def run_cells(
         display.say(f"{len(todo.trials)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
         if todo.missing:
             settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in todo.trials if c.config.generator))
-            display.say(f"{len(todo.missing)} generators are trained first, for setting {settings}; real needs none.")
+            display.say(f"{len(todo.missing)} generators are trained first, for sharing.setting {settings}.")
         if not todo.missing and any(c.config.generator for c in todo.trials):
             display.say("All generators are in the store: none had to be trained.")
         from fedcommons.tune import trials
@@ -224,7 +224,7 @@ def run_cells(
             mirror.fetch(c.name)
             if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
                 raise ClientError(
-                    f"another host finished this run, and its results are not in {out}: do all hosts share --out?"
+                    f"another host finished this run, and its results are not in {out}: let all hosts share --out."
                 )
             if scheduler is not None and c.name not in failures and read_summary(out / c.name) is None:
                 (out / c.name / STOPPED).touch()
