@@ -221,7 +221,7 @@ def prepare(config: Experiment) -> Prepared:
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)  # the trial step may have assigned hooks
+        check_module.require_hooks(prepared.algorithm, module, loop, label)  # checked again, as a step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):

@@ -61,7 +61,7 @@ def try_module(
         with user_code_context(what, "", "configure_optimizers"):
             work = Work(module, torch.device("cpu"))
             require_plain(work.optimizer)
-            hooks.require_called(module)  # configure_optimizers may have assigned hooks
+            hooks.require_called(module)  # checked again, as configure_optimizers may assign hooks
         is_hooked = bool(hooks.overridden(module, hooks.CALLED))
         with user_code_context(what, "", "training_step"), _uncompiled():
             if measured or not is_hooked:
@@ -271,7 +271,7 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
     if not torch.allclose(logits, expected, rtol=0, atol=0.01 * float(expected.abs().max())):
         raise UserError(
             f"{name} trains images through the model, whose logits differ between floating pixels in 0..255 and equal "
-            "uint8 pixels: define normalise(x) in the module, which maps floating pixels to its network's input."
+            "uint8 pixels: give the module normalise(x), which maps floating pixels to its network's input."
         )
 
 

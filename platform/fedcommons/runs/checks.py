@@ -76,7 +76,7 @@ def check(config: Experiment) -> None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if "n_clients" in parameters_of(
         registry.find("partition", c.partition.name)
-    ):  # for other partitions, N is known only after partitioning
+    ):  # other partitions decide the number of clients
         require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
@@ -141,9 +141,9 @@ def depends_on_rounds(name: str) -> bool:
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
-    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` of the rounds if R is larger.
+    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` rounds if there are more.
 
-    Arguments: see ``schedule_of``.
+    name, constants, rounds: as in ``schedule_of``.
 
     Raises:
         UserError: the schedule fails in one of the rounds.
@@ -183,9 +183,9 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
 
 
 def refuse(part: Any, check: str, *facts: Any) -> None:
-    """Call a check of a component with the arguments ``facts``, if the component has this check.
+    """Call the check function of a component with the arguments ``facts``, if the component has such a function.
 
-    part: the component. check: the name of the function, such as ``check_data``.
+    part: the component. check: the name of the check function, such as "check_data".
 
     Raises:
         UserError: the check refuses the arguments.

@@ -54,7 +54,7 @@ class Stop:
             target.require_logged("federation.stop_metric", self.watched, round, logged)
 
     def reason_to_stop(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return why the run ends after the last line; None if it continues, or if all R rounds are done.
+        """Return why the run ends after the last line; None if it continues, or if all planned rounds are done.
 
         lines: the lines of rounds.jsonl so far.
         """

@@ -82,7 +82,8 @@ def partition_rows(
 ) -> Partitioned:
     """Partition the n training examples among clients by the component that ``recipe`` names.
 
-    labels, groups: (n,). factors: (n,) each, by name. origin: the examples' positions in the data set before the split.
+    labels, groups: label and group number of each example, (n,). factors: further values of each example, (n,) by name.
+    origin: the examples' positions in the data set before it was split.
 
     Raises:
         UserError: there is no such partition, the data set lacks an argument of the partition, there are more clients

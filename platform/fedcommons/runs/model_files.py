@@ -34,8 +34,8 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_bytes
 
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
-"""``BEFORE`` exists if the last round is the best and was evaluated only because it was the last: the best model before
-it. A run that continues with more rounds restores this model."""
+"""``BEFORE``: the best model before the last round, kept if the last round is better but was only evaluated as the
+last one. A run that continues with more rounds restores this model."""
 
 Build = Callable[[], LightningModule]
 
@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """Replace a best model of a round after ``last`` by the model in ``BEFORE``; remove it if there is none."""
+        """If the best model's file is of a round after ``last``, replace it by the file ``BEFORE``, or delete it."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():

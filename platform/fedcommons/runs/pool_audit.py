@@ -87,10 +87,10 @@ class PoolAudit:
         p = next(iter(records.values()))
         verdict = [name for name, of_space in records.items() if of_space["memorised"]]
         return (
-            f"audit: {100 * p['closer']:.1f} % of {p['images']:,} synthetic images are closer to an image that "
-            f"their generator saw than to a held-out image (50 % if nothing was memorised; 95 % interval {100 * p['low']:.0f} "
-            f"to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies ({p['expected']:.1f} of fresh images "
-            f"would be), {sum(self.withheld.values())} withheld"
+            f"audit: {100 * p['closer']:.1f} % of {p['images']:,} synthetic images are closer to an image that their "
+            "generator saw than to a held-out image (50 % if nothing was memorised; 95 % interval "
+            f"{100 * p['low']:.0f} to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies "
+            f"({p['expected']:.1f} of fresh images would be), {sum(self.withheld.values())} withheld"
             + (f"; in {' and '.join(verdict)} these are more than chance explains." if verdict else ".")
             + "".join(f" {power(name, of_space)}" for name, of_space in records.items() if not of_space["memorised"])
         )

@@ -1,4 +1,4 @@
-"""User-defined measures, which compute numbers from the server model in the rounds of ``measure.every``."""
+"""User-defined measures, which compute numbers from the server model every ``measure.every`` rounds."""
 
 from collections.abc import Mapping
 from copy import deepcopy

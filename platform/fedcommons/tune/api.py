@@ -130,7 +130,9 @@ class Result:
         self._require_allowed("model")
         tensors, _, data = saved
         e = self.experiment
-        module = worker.build_module(replace(e, model=replace(e.model, weights=None)), data)  # the file has all weights
+        module = worker.build_module(
+            replace(e, model=replace(e.model, weights=None)), data
+        )  # no initial weights are needed
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:

@@ -37,5 +37,5 @@ def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | No
     for name in (*plain, *other):
         if (name in other, other.get(name)) != (name in plain, plain.get(name)):
             was, now = (quote(source[name]) if name in source else "its default" for source in (other, plain))
-            raise UserError(f"--resume: {file} was computed with {name} = {was}, not {now}; name another --out.")
+            raise UserError(f"--resume: {file} has {name} = {was}, and now it is {now}; name another --out.")
     return result

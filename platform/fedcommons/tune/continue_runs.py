@@ -49,13 +49,13 @@ def _key(config: Experiment) -> str:
 
 
 def copy(run: Path, to: Path) -> None:
-    """Copy a run into a new folder, where ``experiment.run`` continues it.
+    """Copy a run from the folder ``run`` into the new folder ``to``, where ``experiment.run`` continues the copy.
 
-    If this process is killed during the copy, the run continues from the copied files: a round with incomplete lines
+    If this process is killed during the copy, the run continues from the copied files. A round with incomplete lines
     or checkpoint runs again.
 
     Raises:
-        UserError: a file of the run is a link to another place.
+        UserError: a file of the run is a symbolic link, a pipe or a folder.
     """
     require_plain(run)
     for pattern in _COPIED:

@@ -78,15 +78,15 @@ SHAPE = (
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of a run: seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints."""
+    """Seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints. B: batch size."""
 
     step: float  # a local step on B examples
     half: float  # a local step on B/2 examples; other numbers of examples are interpolated linearly
-    training: float  # the fixed part of a client's round, without its local steps
-    round: float  # the fixed part of a round, without its clients' training
+    training: float  # a client's round without its local steps
+    round: float  # a round without its clients' training
     checkpoint: float
     example: float  # evaluation of one example
-    gradient: float  # the per-sample gradients of BATCH examples
+    gradient: float  # the per-sample gradients of ``BATCH`` examples
     product: float  # a Hessian-vector product of BATCH examples
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
@@ -94,7 +94,7 @@ class Prices:
     pieces: Mapping[str, float] = field(default_factory=dict)  # the method's work outside local steps, by unit
 
     def seconds(self, n: Counts, batch_size: int) -> float:
-        """Return the seconds of a run with the numbers ``n`` of units of work; batch_size: B."""
+        """Return the seconds of a run. n: numbers of units of work. batch_size: B, the examples of a local step."""
         h = half(batch_size)
         slope = (self.step - self.half) / (batch_size - h) if batch_size > h else 0.0
         rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
@@ -106,11 +106,11 @@ class Prices:
 
 @dataclass(frozen=True)
 class GeneratorPrices:
-    """The prices of a generator: seconds of its training and sampling, and bytes of memory and weights."""
+    """The prices of a generator: seconds of a unit of training and sampling, and bytes of memory and weights."""
 
-    start: float  # set-up of a training, before its first step
+    start: float  # seconds of the set-up before the first training step
     step: float
-    image: float  # one image in one step of the sampler
+    image: float  # seconds of a sampling step for one image
     memory: int
     weights: int
 
@@ -135,7 +135,7 @@ def shape_of(ready: Assembled) -> tuple:
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
-    """Return the median seconds of calls of ``do``; the first call only counts if it takes more than ``SLOW``."""
+    """Return the median seconds of calls of ``do``; the first call is ignored unless it takes over ``SLOW``."""
     first = _once(do)
     times = [first] if first > SLOW else [_once(do)]
     while sum(times) < ENOUGH and len(times) < 9:

@@ -37,7 +37,7 @@ class Bill:
     """The cost of a sweep's remaining work: seconds of each generator, trial (``cells``) and further job, and bytes.
 
     times: number of trials in the sweep divided by the number of trials in this bill, which may be a sample.
-    prices, of_generators: measured prices by shape (see ``cost``).
+    prices, of_generators: measured prices, by the fields on which they depend.
     """
 
     times: float = 1.0
@@ -172,7 +172,7 @@ def _generator(job: Job, bill: Bill) -> None:
 def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None = None) -> float:
     """Return the seconds that the generator jobs take one after another on one core.
 
-    prices: prices by shape from earlier calls; this call measures new shapes, and adds their prices.
+    prices: measured prices of earlier calls, by kind of generator. This call measures new kinds and adds their prices.
     """
     bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:

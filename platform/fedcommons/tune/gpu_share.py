@@ -40,7 +40,7 @@ def share(need: int, total: int, processes: int, gpus: int) -> float:
 def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment]:
     """Return the experiments with ``federation.gpus_per_actor auto`` replaced by a number, if Ray has GPUs.
 
-    One experiment of each shape (see ``cost``) runs a short round on a GPU. The largest memory decides the common
+    Of the experiments with equal memory needs, one runs a short round on a GPU. The largest memory decides the common
     share. Ray must be connected.
 
     processes: number of processes that run at the same time.

@@ -25,7 +25,7 @@ BATCH = 4
 
 
 def asha(cells: Sequence[Trial]) -> Any:
-    """Return Ray Tune's scheduler of asynchronous successive halving, by the validation accuracy after each round."""
+    """Return Ray Tune's scheduler ASHA, which early stops the trials with the lowest validation accuracies."""
     from ray.tune.schedulers import ASHAScheduler
 
     rounds = max(c.config.federation.rounds for c in cells)

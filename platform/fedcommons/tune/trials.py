@@ -99,7 +99,7 @@ def run(
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    for trace in dict.fromkeys(order.traces):  # of generators, as a run's traceback is in its folder
+    for trace in dict.fromkeys(order.traces):  # a generator has no folder for its traceback
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
@@ -117,7 +117,7 @@ def run(
 
 
 class Reservation(tune.PlacementGroupFactory):
-    """A factory of a trial's placement group in Ray, which records the group: Tune removes no group on Ctrl-C.
+    """A factory that creates and records the placement group of a trial, as Tune removes no groups on Ctrl-C.
 
     places: all placement groups of the last sweep in this process.
     """
@@ -146,7 +146,7 @@ def remove_all() -> None:
 
 
 def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
-    """Return a trial's resources; those of a generator follow from the first experiment that needs the generator."""
+    """Return a trial's resources; the trial of a generator gets those of the first experiment that needs it."""
     names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
     return resources(federations[names[0]], pin, params)
 
@@ -167,7 +167,7 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
 def trial(params: Mapping[str, Any]) -> None:
     """Run the experiment or train the generator that ``params`` names, in a process of Ray.
 
-    The configs are shared by ``shared_values``, as Tune records ``params``.
+    ``params`` has only names, as Tune records it. The configs come from ``shared_value``.
     """
     try:
         cpu_kind.require_this_kind()

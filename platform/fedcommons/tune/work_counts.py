@@ -32,14 +32,14 @@ MOST_ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of a run. With more than ``MOST_ROUNDS`` rounds it is extrapolated, so numbers may be fractions."""
+    """The work of a run. B: batch size. With over ``MOST_ROUNDS`` rounds, numbers are extrapolated to fractions."""
 
     rounds: int
     trainings: float = 0  # local trainings: one per client and round
     full: float = 0  # local steps of B examples
     rest: float = 0  # local steps of fewer than B examples
     rest_examples: float = 0  # examples in the steps of fewer than B examples
-    evaluated: int = 0  # examples that models are evaluated on
+    evaluated: int = 0  # evaluated examples, summed over models and evaluations
     gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
     products: int = 0  # Hessian-vector products of BATCH examples
     checkpoints: int = 0
@@ -49,8 +49,8 @@ class Counts:
 def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
     """Return a client's (local steps of B examples, local steps of fewer examples) in a round.
 
-    Under DP-SGD batches are sampled, with B examples on average. n: number of training examples; n_own: number of those
-    that the client did not receive from others.
+    B: batch size; under DP-SGD it is the mean size of sampled batches. n: number of the client's training examples.
+    n_own: number of these examples that the client did not receive from others.
     """
     epochs, b = loop.epochs_for(n, n_own), loop.batch_size
     if loop.dp:
