@@ -85,7 +85,7 @@ def check(config: Experiment) -> None:
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
     method: Any = registry.find("algorithm", c.algorithm)
-    if not (trains_locally(method) or needs_pool(method)):  # a server trains on its pool by the same local steps
+    if not (trains_locally(method) or needs_pool(method)):  # a server trains on a pool by local steps
         for name in OF_STEPS:
             if name in flat and flat[name] != known_fields[name].default:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
@@ -190,7 +190,7 @@ def refuse(part: Any, check: str, *facts: Any) -> None:
     Raises:
         UserError: the check refuses the arguments.
     """
-    with user_code_context(part, check):  # the attribute may be a property that fails
+    with user_code_context(part, check):  # reading the attribute may raise an error
         if function := getattr(part, check, None):
             function(*facts)
 

@@ -91,7 +91,7 @@ def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
 
 
 def same(a: Payload, b: Payload) -> bool:
-    """Check whether two states have the same names, layouts and bits."""
+    """Check whether two server states have equal names, shapes, types and bits."""
     return a.keys() == b.keys() and all(
         getattr(a[name], "layout", None) == getattr(b[name], "layout", None)
         and data(a[name]).dtype == data(b[name]).dtype

@@ -1,7 +1,7 @@
 """Early stopping: a run ends before its last round if it reaches its target, or if validation shows no progress.
 
-The decision follows from the record alone, so a resumed run, or a run planned with another number of rounds, ends in
-the same round. Round 0, the untrained model, does not count.
+The decision only depends on the metrics in rounds.jsonl, so a resumed run, or a run planned with another number of
+rounds, ends in the same round. Round 0, the untrained model, does not count.
 """
 
 import re

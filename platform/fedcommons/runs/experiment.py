@@ -292,7 +292,7 @@ def _federate(
                 stop.rule != "never"
                 and stop.reason_to_stop([*record.rounds(), line_of(now.round, metrics)]) is not None
             )
-            if is_over:  # in the last round more metrics are computed
+            if is_over:  # the last round also has the metrics that are not due in every round
                 metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
             if clients:
                 record.log_clients(now.round, clients)
@@ -364,7 +364,7 @@ def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None
     }
     if len(partition.rows) <= 10_000:
         write_json(folder / "partition.json", facts)
-    else:  # with one number per line, json takes seconds for 10^5 clients
+    else:  # indented JSON takes seconds for 10^5 clients
         write_text(folder / "partition.json", json.dumps(facts))
 
 

@@ -91,7 +91,7 @@ class Best:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
         self.standing: Standing | None = None
-        self.before: Standing | None = None  # the best state before an extra round
+        self.before: Standing | None = None  # the best state before a round with ``is_extra``
         self.is_extra = False
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
         if chosen and (number := best_round(lines, *chosen)):

@@ -90,11 +90,11 @@ def replay(
     except LookupError as error:
         raise UserError(f"--replay: training data of the run are missing; {error}.") from error
     ready = assemble(prepared, images)
-    if not isinstance(ready.algorithm, ChoosesClients):  # checked before any round runs again
+    if not isinstance(ready.algorithm, ChoosesClients):  # checked early, before any round runs again
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
     run = run_name(noise_key(config), prepared.dataset.digest, salt)
-    memory = ClientMemory(folder=folder / "memory", run=run)  # without a limit on RAM, so nothing is written
+    memory = ClientMemory(folder=folder / "memory", run=run)  # all states stay in RAM: no file is written
     before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)

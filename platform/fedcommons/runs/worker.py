@@ -101,7 +101,7 @@ def standardises(model: str, module: LightningModule) -> bool:
 
 
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
-    """Return the local training loop that ``config`` describes."""
+    """Return the settings of the clients' local training; augment: flip and crop the training images."""
     c = config.client
     d, rounds = config.dp, config.federation.rounds
     target = Target(d.target_epsilon, d.delta, rounds) if d.target_epsilon is not None else None

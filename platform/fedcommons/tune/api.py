@@ -60,7 +60,7 @@ class Result:
         if (saved := model_files.read(self.folder / model_files.LAST)) and saved[1] == self.summary["rounds"]:
             return self._loaded(saved)
         end = self._end()
-        model = end.model  # raises for a method without a server model
+        model = end.model  # an error for a method without a server model
         return module_with(self._untrained(), model, end.buffers).eval()
 
     @property
@@ -256,6 +256,6 @@ def named(experiments: list[Experiment]) -> list[Trial]:
     flat = [experiment.flat for experiment in experiments]
     names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
     labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
-    for name in ("algorithm", "sharing.setting"):  # the name of every trial begins with both fields
+    for name in ("algorithm", "sharing.setting"):  # every trial's name begins with both values
         labels.pop(name, None)
     return list({c.name: c for c in (cell(experiment, labels) for experiment in experiments)}.values())

@@ -32,7 +32,7 @@ def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[st
         try:
             config, done = read_config(path), len(read_rounds(path)) - 1
         except UserError:
-            continue  # the run is damaged, or of another version
+            continue  # the run is damaged, or another version wrote it
         if done > 0:
             shorter.setdefault(_key(config), []).append((done, config.federation.rounds, path))
     result: dict[str, Path] = {}

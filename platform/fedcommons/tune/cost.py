@@ -63,7 +63,7 @@ SHORT = 0.05
 """Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary too much."""
 
 FEW, MORE = 2, 17
-"""Numbers of local steps in a measured round."""
+"""Numbers of local steps that a client makes in a timed round."""
 
 RATE = 1e-6
 """Largest learning rate in measurements, so that the loss cannot diverge; no time depends on the learning rate."""
@@ -87,7 +87,7 @@ class Prices:
     checkpoint: float
     example: float  # evaluation of one example
     gradient: float  # the per-sample gradients of ``BATCH`` examples
-    product: float  # a Hessian-vector product of BATCH examples
+    product: float  # a Hessian-vector product on ``BATCH`` examples
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
     memory_bytes: int  # bytes of a client's state in a checkpoint

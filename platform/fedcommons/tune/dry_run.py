@@ -46,7 +46,7 @@ class Bill:
     cells: list[float] = field(default_factory=list)
     extra: dict[str, list[float]] = field(default_factory=dict)
     first: float = 0.0  # additional seconds of the first run in a process
-    memory: int = 0  # bytes of the process with the largest memory
+    memory: int = 0  # bytes: the largest memory of a process
     runs: int = 0  # bytes of run folders on disk
     artifacts: int = 0  # bytes of artifacts on disk
     prices: dict[tuple, Prices] = field(default_factory=dict)

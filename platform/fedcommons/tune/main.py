@@ -61,7 +61,7 @@ def write_page(out: Path, stem: str, display: Display) -> bool:
         from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
 
         report(out, out=out / "report.html", title=f"fedcommons report: {stem}", say=lambda text: None)
-    except Exception as error:  # any error: hours of runs must not fail because of a report
+    except Exception as error:  # no error of the report may make hours of runs fail
         display.say(Warned(f"report.html was not written: {sentence(error)}"))
         return False
     return True

@@ -56,7 +56,7 @@ class Progress(Callback):
         self.most = 1  # largest number of parallel trials so far
 
     def __getstate__(self) -> dict:
-        return {}  # Tune pickles its callbacks into its own record, which is unused; a terminal cannot be pickled
+        return {}  # Tune pickles its callbacks into a record that is not used; a display cannot be pickled
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         """Stop a sweep whose trials get no resources from Ray, as nodes have left or other programs use them.

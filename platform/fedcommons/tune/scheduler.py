@@ -126,7 +126,7 @@ class InOrder(Searcher):
             self.unsent = result.get("unsent") or self.unsent
 
     def __getstate__(self) -> dict:
-        return {}  # Tune pickles the search algorithm into its own record, which is unused
+        return {}  # Tune pickles the search algorithm into a record that is not used
 
     def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
         """Save nothing, as a sweep resumes from the folders of its runs."""

@@ -106,8 +106,8 @@ class Todo:
     n_cells: int  # number of trials of the whole sweep
     trials: Sequence[Trial]  # the unfinished trials
     missing: "Sequence[MissingArtifact]"
-    shorter: Mapping[str, Path] = field(default_factory=dict)  # by name of a new trial: the run that it continues
-    data: Mapping[str, str] = field(default_factory=dict)  # by name of a trial: the hash of its data set
+    shorter: Mapping[str, Path] = field(default_factory=dict)  # new trial -> folder of the run that it continues
+    data: Mapping[str, str] = field(default_factory=dict)  # trial name -> hash of the trial's data set
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:

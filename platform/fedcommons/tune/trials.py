@@ -55,9 +55,9 @@ def run(
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # the caller of this function handles Ctrl-C
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run folders are the record
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # results are in the run folders
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a failed trial may have no metrics
-    # One pending trial per core: with a single one, Tune drops its starting actor whenever another actor is free.
+    # With a single pending trial, Tune would drop the trial's starting actor whenever another actor is free.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are reported below, in one line each
 
@@ -77,7 +77,7 @@ def run(
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's record is not used, as a sweep resumes from its trials' folders. It is in a temporary folder, so that it
     # does not fill the disk of these folders.
-    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # Tune imports W&B
+    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # W&B, which Tune imports, writes files
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(

@@ -38,9 +38,9 @@ class Counts:
     trainings: float = 0  # local trainings: one per client and round
     full: float = 0  # local steps of B examples
     rest: float = 0  # local steps of fewer than B examples
-    rest_examples: float = 0  # examples in the steps of fewer than B examples
+    rest_examples: float = 0  # examples in the steps counted in ``rest``
     evaluated: int = 0  # evaluated examples, summed over models and evaluations
-    gradients: int = 0  # batches of BATCH examples whose per-sample gradients are measured
+    gradients: int = 0  # batches of ``BATCH`` examples whose per-sample gradients are computed
     products: int = 0  # Hessian-vector products of BATCH examples
     checkpoints: int = 0
     pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's work outside local steps, by name
@@ -72,7 +72,7 @@ def count_work(ready: Assembled) -> Counts:
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
-    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # called in every round
+    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # needed in every round
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
     state: State = start.state
