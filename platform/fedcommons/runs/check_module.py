@@ -75,7 +75,7 @@ def try_module(
             work.clock.require_unset()
             work.load(work.initial)
             module.eval()
-            with work.logged as logged, catch_warnings(action="ignore"):  # on a class without an example
+            with work.logged as logged, catch_warnings(action="ignore"):  # metrics warn of absent classes
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
                 if names := {"n", "round"} & {*numbers, *logged.values()}:
                     raise ValueError(f"it logs {min(names)}, a name that clients.jsonl uses: take another name")

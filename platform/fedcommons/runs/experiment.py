@@ -348,7 +348,7 @@ def _observed(
 
 
 def _late(now: Standing) -> dict[str, list[int]]:
-    """Return the round's stragglers, and the stragglers whose partial work arrived, by the names of the record."""
+    """Return, for the record of the round, ``late``: the stragglers; ``partial``: those whose partial work arrived."""
     return {"late": list(now.stragglers), "partial": [i for i, share in now.stragglers.items() if share]}
 
 

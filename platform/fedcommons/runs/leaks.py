@@ -44,7 +44,7 @@ def leaks_of(
 
 
 def computed_by_all(computed: Sequence[str], n_clients: int) -> list[Release]:
-    """Return an entry of the privacy ledger per client and value computed from all clients' examples."""
+    """Return ledger entries for values computed from all clients' examples, one entry per client and value."""
     return [Release(what=(what,), commons=True) for what in computed] * n_clients
 
 

@@ -141,5 +141,5 @@ def _is_synthetic(client_data: ClientDatasets, contributed: Contributions) -> np
 
 
 def uncovered(shared: Shared) -> Shared:
-    """Mark all releases as having no privacy guarantee, as the choice of withheld images depends on real images."""
+    """Mark all ledger entries as having no privacy guarantee, as real images decide which images are withheld."""
     return replace(shared, releases=[replace(r, mechanism=None, reason=WHY) for r in shared.releases])

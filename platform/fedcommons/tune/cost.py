@@ -121,7 +121,7 @@ def half(batch_size: int) -> int:
 
 
 def shape_of(ready: Assembled) -> tuple:
-    """Return the run's shape as a hashable key: runs with equal keys have the same ``Prices``."""
+    """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
     c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
     if isinstance(method, TellsWork):  # equal variants mean equal prices, see ``TellsWork.smaller``
@@ -258,7 +258,7 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
     c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
-    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so only these exist
+    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so no others exist
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
