@@ -108,10 +108,7 @@ class Prepared:
 
     @property
     def salts(self) -> list[str]:
-        """Return the names (hashes) of the secret salts before round 1, and the keys of the synthetic images.
-
-        The salts are those of the generators and of a sharing strategy that adds noise. Seeded noise has no salts.
-        """
+        """Return the names (hashes) of the salts of secret noise before round 1, and the synthetic images' keys."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
@@ -127,10 +124,7 @@ class Prepared:
 
     @property
     def requests(self) -> Sequence[GenerationRequest]:
-        """Return a generation request per client: the generator to train, and the synthetic images to sample.
-
-        The list is empty if the sharing strategy uses no generators.
-        """
+        """Return a generation request (generator and images) per client; empty if the strategy uses no generators."""
         stage = self.stage
         if not isinstance(stage, Generating):
             return ()
@@ -144,13 +138,9 @@ def recipe(config: Experiment) -> GeneratorRecipe:
     assert config.generator is not None
     name, digest = config.generator.name, config.source.get("generator")
     return GeneratorRecipe(
-        name,
-        part_of(config, "generator"),
-        config.generator.rho,
-        digest,
-        config.generator.label_noise,
+        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise,
         config.dp.noise == SECRET,
-    )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
@@ -235,14 +225,10 @@ def prepare(config: Experiment) -> Prepared:
     check_module.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
-        raise UserError(
-            f"algorithm {config.algorithm} works by class, and the labels of {dataset.name} are no classes."
-        )
+        raise UserError(f"algorithm {config.algorithm} works by class, and labels of {dataset.name} are no classes.")
     check_module.require_distillable(prepared.algorithm, module, dataset)
-    with (
-        before_any_work(),
-        user_code_context(registry.component_label("model", config.model.name)),
-    ):  # attributes of a user-defined module may raise an error
+    # Attributes of a user-defined module may raise an error.
+    with before_any_work(), user_code_context(registry.component_label("model", config.model.name)):
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
             "batch_norm": batch_norm_parameters(module),
@@ -299,10 +285,7 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
-    """Generate the synthetic images that the artifact store lacks, and return each client's synthetic images.
-
-    jobs: the trainings and samplings that create the missing images. on_step: the progress callback.
-    """
+    """Generate the images that the artifact store lacks by ``jobs``, and return each client's synthetic images."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -359,9 +342,7 @@ class Assembled:
         return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
     def executor(self, salt: bytes = b"") -> Executor:
-        """Return the executor that ``config.federation.executor`` names; it runs the clients' training.
-
-        salt: the run's salt, which keys secret noise; empty if the noise is seeded.
+        """Return the executor that trains the clients; ``salt``: the run's salt, which keys secret noise, if any.
 
         Raises:
             ValueError: ``dp.noise`` is secret and the salt is empty.
@@ -377,10 +358,7 @@ class Assembled:
         return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
 
     def start(self, memory: ClientMemory) -> Standing:
-        """Return the federation's state before round 1, with the untrained model.
-
-        memory: the store of the states that clients keep between rounds; it is empty before round 1.
-        """
+        """Return the federation's state before round 1; ``memory``: the clients' stored states, which are empty."""
         module = build_module(self.config, self.facts)
         state = begin(self.algorithm, flatten(trainable_parameters(module)), self.plan.facts, self.config.seed)
         buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
